@@ -1,0 +1,9 @@
+"""deepnet_fairseq: very deep Transformers for machine translation, as a fairseq plug-in (`--user-dir`)."""
+
+__version__ = "0.1.0"
+
+from . import compat
+
+compat.apply()
+
+from . import model as _registration  # noqa: E402, F401

@@ -1,0 +1,16 @@
+"""What fairseq needs on current Python and torch. Nothing else in the package patches anything.
+
+The user-dir is imported before arguments are parsed and before any checkpoint is opened (train, generate, interactive,
+validate) or before training starts (hydra-train), so what is put in place here holds for the whole run.
+"""
+
+from . import arithmetic, checkpoints, command_line, noise
+
+
+def apply() -> None:
+    """Idempotent: a process that imports the package twice under two names patches once."""
+    noise.silence()
+    arithmetic.flush_denormals()
+    checkpoints.allow_plain_data()
+    checkpoints.explain_unreadable_files()
+    command_line.explain_mistakes()

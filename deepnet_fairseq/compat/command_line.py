@@ -1,0 +1,112 @@
+"""fairseq's command line: flags that fail today, and one line instead of a page for a mistake."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import options
+from fairseq.models.transformer import TransformerConfig
+
+from .. import archs, config
+from ..errors import UserError, user_error_line
+
+
+def explain_mistakes() -> None:
+    """Wraps fairseq's argument parser; in fairseq's own programs also the printing of an uncaught UserError."""
+    if not hasattr(options.parse_args_and_arch, "__wrapped__"):
+        options.parse_args_and_arch = _careful(options.parse_args_and_arch)
+    program = Path(sys.argv[0])
+    if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
+        sys.excepthook = _print_one_line
+
+
+def _print_one_line(kind, error, traceback) -> None:
+    line = user_error_line(error)
+    if line is None:
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
+
+
+def _careful(parse):
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, *args, **kwargs):
+        parser.error = functools.partial(_error, parser)
+        result = parse(parser, *args, **kwargs)
+        namespace = result[0] if isinstance(result, tuple) else result
+        try:
+            _undo_tpu(namespace)
+            _check(namespace)
+        except UserError as error:
+            parser.error(str(error))
+        return result
+
+    return parse_args_and_arch
+
+
+def _undo_tpu(args: argparse.Namespace) -> None:
+    """fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike."""
+    if getattr(args, "tpu", False) and importlib.util.find_spec("torch_xla") is None:
+        args.tpu = False
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Everything that can be known to fail before a file or folder is made."""
+    if not hasattr(args, "arch"):  # generation, interactive, validation: the checkpoint holds the config
+        return
+    if getattr(args, "fp16", False) and (args.cpu or not torch.cuda.is_available()):
+        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
+    if args.restore_file != "checkpoint_last.pt" and not os.path.exists(args.restore_file):
+        raise UserError(f"--restore-file {args.restore_file}: no such file")
+    if args.arch in archs.PRESETS:
+        model = argparse.Namespace(**(_defaults() | vars(args)))
+        archs.fill(model)
+        config.check(model)
+
+
+def _defaults() -> dict:
+    return {name: field.default for name, field in config.DeepTransformerConfig.__dataclass_fields__.items()}
+
+
+def _error(parser: argparse.ArgumentParser, message: str) -> None:
+    """In place of argparse's: without the usage of three hundred flags, with the way out where one is known."""
+    program = Path(sys.argv[0]).name
+    if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
+        message = _unknown_arch(match.group(1))
+    elif match := re.match(r"unrecognized arguments: (.*)", message):
+        message = _unknown_flags(match.group(1).split())
+    parser.exit(2, f"{program}: error: {message}\n")
+
+
+def _unknown_arch(name: str) -> str:
+    near = difflib.get_close_matches(name, archs.PRESETS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return (
+        f"--arch {name}: no such architecture; {hint}`deepnet archs` lists them, and any depth is "
+        "--arch deepnet_transformer --encoder-layers N --decoder-layers M"
+    )
+
+
+def _unknown_flags(words: list[str]) -> str:
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    known = _transformer_flags()
+    unsupported = [flag for flag in flags if flag in known]
+    if unsupported:
+        return f"{', '.join(unsupported)}: fairseq's `transformer` has it, deepnet_transformer does not; drop it"
+    return f"unknown: {' '.join(words)}; --help lists the flags"
+
+
+def _transformer_flags() -> set[str]:
+    from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+    parser = argparse.ArgumentParser(add_help=False)
+    gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+    return {flag for action in parser._actions for flag in action.option_strings}

@@ -1,0 +1,1 @@
+"""Text in, binarised data out: the embedded corpus, and preparation of any parallel text."""

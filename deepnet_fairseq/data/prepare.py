@@ -1,0 +1,96 @@
+"""Any parallel text -> SentencePiece joint BPE -> fairseq's binarised data."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import sentencepiece
+
+from ..errors import UserError
+from .parallel import ParallelText, read_parallel
+
+MIN_TRAIN_PAIRS = 100
+SPLITS = ("train", "valid", "test")
+
+
+def prepare_text(
+    langs: tuple[str, str], prefixes: dict[str, str], dest: Path, vocab: int = 10_000, drop_empty: bool = False
+) -> None:
+    """Reads and checks everything, then writes `dest` in one move.
+
+    langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
+    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
+    data, spm.model, and the segmented text under text/.
+    """
+    if dest.exists() and any(dest.iterdir() if dest.is_dir() else [dest]):
+        raise UserError(f"{dest}: exists already; remove it or name another folder")
+    texts = {}
+    for split in SPLITS:
+        for number, prefix in enumerate(prefixes[split].split(",")):
+            texts[f"{split}{number or ''}"] = read_parallel(prefix, *langs, drop_empty)
+    for name, text in texts.items():
+        print(f"| {name}: {len(text):,} sentence pairs")
+    model = train_bpe(texts["train"], vocab)
+
+    partial = dest.with_name(dest.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "text").mkdir(parents=True)
+    (partial / "spm.model").write_bytes(model)
+    print(f"| segmenting into {vocab:,} pieces")
+    segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, partial / "text")
+    binarise(langs, list(texts), partial / "text", partial)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    if dest.exists():
+        dest.rmdir()
+    partial.rename(dest)
+    print(f"| wrote {dest}")
+
+
+def train_bpe(text: ParallelText, vocab: int) -> bytes:
+    """A SentencePiece BPE model over both sides; UserError if the text is too small for `vocab` pieces."""
+    if len(text) < MIN_TRAIN_PAIRS:
+        raise UserError(f"{len(text)} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+    print(f"| training a joint BPE of {vocab:,} pieces on {2 * len(text):,} sentences")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text.source + text.target),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab,
+            character_coverage=1.0,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if limit := re.search(r"<= (\d+)", str(error)):
+            raise UserError(f"--vocab {vocab}: this text supports at most {limit.group(1)} pieces") from None
+        if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise UserError(f"--vocab {vocab}: below this text's {limit.group(1)} characters; raise it") from None
+        raise UserError(f"--vocab {vocab}: SentencePiece cannot train on this text ({error})") from error
+    return model.getvalue()
+
+
+def segment(processor, texts: dict[str, ParallelText], langs: tuple[str, str], folder: Path) -> None:
+    """Writes folder/NAME.LANG, pieces separated by blanks."""
+    for name, text in texts.items():
+        for lang, lines in zip(langs, (text.source, text.target), strict=True):
+            pieces = processor.encode(lines, out_type=str)
+            (folder / f"{name}.{lang}").write_text("".join(" ".join(p) + "\n" for p in pieces), encoding="utf-8")
+
+
+def binarise(langs: tuple[str, str], names: list[str], folder: Path, dest: Path, workers: int = 2) -> None:
+    """fairseq-preprocess with a joined dictionary over folder/NAME.LANG."""
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--workers", str(workers)]
+    command += ["--source-lang", langs[0], "--target-lang", langs[1], "--destdir", str(dest)]
+    for split in SPLITS:
+        prefixes = [str(folder / name) for name in names if name.rstrip("0123456789") == split]
+        command += [f"--{split}pref", ",".join(prefixes)]
+    print("| binarising")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"fairseq-preprocess failed:\n{done.stderr[-2000:]}")

@@ -1,0 +1,106 @@
+"""The decoder: fairseq's incremental contract outside, own layers and cache inside."""
+
+from __future__ import annotations
+
+import torch
+from fairseq.models import FairseqIncrementalDecoder
+from torch import Tensor, nn
+
+from .cache import DecoderCache
+from .layer import DecoderLayer
+from .linear import Linear
+from .methods import Method
+from .shape import StackShape
+from .stack import Stack
+
+
+class Decoder(Stack, FairseqIncrementalDecoder):
+    """M DecoderLayers over target tokens and the projection to the vocabulary."""
+
+    def __init__(self, cfg, method: Method, dictionary, embed_tokens):
+        FairseqIncrementalDecoder.__init__(self, dictionary)
+        shape = StackShape.from_config(cfg, "decoder")
+        self.build(cfg, shape, method, embed_tokens, DecoderLayer)
+        self.need_attn = True
+        self.output_projection = Linear(shape.dim, len(dictionary), bias=False)
+        if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
+            self.output_projection.weight = embed_tokens.weight
+
+    def forward(self, prev_output_tokens, encoder_out, incremental_state=None, features_only=False, **options):
+        """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)) and what extract_features returns."""
+        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, **options)
+        return (x if features_only else self.output_layer(x)), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict,
+        incremental_state: dict | None = None,
+        return_all_hiddens: bool = False,
+        alignment_layer: int | None = None,
+        **_,
+    ) -> tuple[Tensor, dict]:
+        """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
+
+        The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
+        averaged over heads, or [None] in training and where generation does not ask for alignments; and inner_states,
+        [(T, B, C) before and after every layer] if return_all_hiddens.
+        """
+        cache = DecoderCache.of(incremental_state, len(self.layers))
+        positions = self.positions(prev_output_tokens, incremental_state)
+        tokens = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
+        if cache is not None and positions is not None:
+            positions = positions[:, -1:]
+        x, _embedding = self.embed(tokens, positions)
+        self_mask = None if cache is not None else self._left_padding_mask(prev_output_tokens)
+        memory = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
+        memory_mask = self._memory_mask(encoder_out)
+        aligned = (len(self.layers) - 1 if alignment_layer is None else alignment_layer) if self._wants_attn() else -1
+        attn, states = None, [x]
+        for index, layer in enumerate(self.layers):
+            layer_cache = None if cache is None else cache.layers[index]
+            x, weights = self.run(layer, x, memory, memory_mask, self_mask, layer_cache, index == aligned)
+            attn = weights if index == aligned else attn
+            if return_all_hiddens:
+                states.append(x)
+        inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
+        return self.finish(x), {"attn": [attn], "inner_states": inner_states}
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """(B, T, C) -> scores over the vocabulary (B, T, V)."""
+        return self.output_projection(features)
+
+    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Beam search's call after each step; new_order (B',)."""
+        DecoderCache.reorder(incremental_state, new_order)
+
+    def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
+        """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
+        self.need_attn = need_attn
+
+    def _wants_attn(self) -> bool:
+        return self.need_attn and not self.training
+
+    def _left_padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.
+
+        Padding on the right needs no mask: it lies in the future of every token. A padding query sees itself only, for
+        a softmax over nothing is not a number.
+        """
+        padding = tokens.eq(self.padding_idx)
+        if not padding[:, 0].any():
+            return None
+        length = tokens.size(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=tokens.device)
+        return (causal & ~padding[:, None, None]) | itself
+
+    @staticmethod
+    def _memory_mask(encoder_out: dict) -> Tensor | None:
+        """(B, 1, 1, S), True at source tokens; None where no source is padded."""
+        padding = encoder_out["encoder_padding_mask"]
+        if len(padding) == 0 or not padding[0].any():
+            return None
+        return ~padding[0][:, None, None]
+
+    max_positions = Stack.max_positions

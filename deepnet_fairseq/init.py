@@ -1,0 +1,70 @@
+"""One visit of every parameter; one that nobody claims raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
+from torch import nn
+
+from .init_profiles import PROFILES
+from .layer import Layer
+from .methods import Method
+from .site import Site
+
+NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed
+
+
+def branch_weights(model: nn.Module) -> Iterator[tuple[Site, str, nn.Linear]]:
+    """Every weight matrix inside a residual branch, in forward order of each stack."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            yield from module.weights()
+
+
+def weight_std(method: Method, profile: str, site: Site, role: str, linear: nn.Linear) -> float:
+    """The std that `profile` and the method's gain give to one weight matrix."""
+    return PROFILES[profile].weight_std(role, linear) * method.gain(site, role)
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, method: Method, profile: str) -> None:
+    """Draws all values of a freshly built model, from torch's global generator.
+
+    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), norms 1 and 0, branches by profile and
+    method; modules in a method's slots keep the values they were constructed with.
+    """
+    visited: set[nn.Parameter] = set()
+    for site, role, linear in branch_weights(model):
+        drawn = PROFILES[profile]
+        drawn.draw(linear.weight, weight_std(method, profile, site, role, linear))
+        drawn.draw(linear.bias, drawn.bias_std(role, linear))
+        visited |= {linear.weight, linear.bias}
+    for module in model.modules():
+        if isinstance(module, Layer):
+            visited |= {p for slot in module.slots() for p in slot.parameters()}
+    for module in model.modules():
+        if isinstance(module, NORMS) and module.weight not in visited:
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+            visited |= {module.weight, module.bias}
+        elif isinstance(module, nn.Embedding | LearnedPositionalEmbedding):
+            _embedding(module, visited)
+    _output_projection(model.decoder.output_projection, visited)
+    unknown = [name for name, parameter in model.named_parameters() if parameter not in visited]
+    if unknown:
+        raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
+
+
+def _embedding(module: nn.Embedding, visited: set) -> None:
+    if module.weight not in visited:  # shared matrices are drawn once
+        nn.init.normal_(module.weight, 0.0, module.embedding_dim**-0.5)
+        nn.init.zeros_(module.weight[module.padding_idx])
+        visited.add(module.weight)
+
+
+def _output_projection(linear: nn.Linear, visited: set) -> None:
+    if linear.weight not in visited:
+        nn.init.normal_(linear.weight, 0.0, linear.in_features**-0.5)
+        visited.add(linear.weight)

@@ -1,0 +1,141 @@
+"""The one equation, in an encoder and a decoder layer:
+
+    y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
+
+The method fills the slots when the layer is built (methods/base.py); nothing here knows which method it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.utils import get_activation_fn
+from torch import Tensor, nn
+
+from .attention import Attention
+from .cache import LayerCache
+from .linear import Linear
+from .methods import Method
+from .shape import StackShape
+from .site import NORM_NAMES, SUBLAYERS, Site
+
+
+class Slots(nn.ModuleDict):
+    """One slot of a layer: sublayer -> module, without those the method leaves empty."""
+
+    def __init__(self, modules: dict[str, nn.Module | None]):
+        super().__init__({name: module for name, module in modules.items() if module is not None})
+
+    def forward(self, sublayer: str, x: Tensor) -> Tensor:
+        return self[sublayer](x) if sublayer in self else x
+
+
+class Add(nn.Module):
+    """x + f, as a module so that hooks find every branch's merge at the same place."""
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        return x + f
+
+
+class Layer(nn.Module):
+    """Slots and feed-forward branch, shared by the layers of both stacks."""
+
+    def __init__(self, shape: StackShape, method: Method, index: int):
+        super().__init__()
+        self.sites = {s: Site(shape.stack, index, s, shape.dim) for s in SUBLAYERS[shape.stack]}
+        self.norm_place = method.norm
+        if method.norm != "none":
+            for sublayer in self.sites:
+                setattr(self, NORM_NAMES[sublayer], LayerNorm(shape.dim))
+        self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
+        self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
+        self.residual = Slots({name: method.residual(site) or Add() for name, site in self.sites.items()})
+        self.self_attn = self._attention("self_attn", shape, method, shape.dim)
+        self.fc1 = Linear(shape.dim, shape.ffn_dim)
+        self.fc2 = Linear(shape.ffn_dim, shape.dim)
+        self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
+        self.activation_fn = get_activation_fn(shape.activation_fn)
+        self.activation_dropout = FairseqDropout(shape.activation_dropout, module_name="Layer")
+        self.dropout = FairseqDropout(shape.dropout, module_name="Layer")
+
+    def weights(self) -> Iterator[tuple[Site, str, nn.Linear]]:
+        """Every weight matrix of the layer with the branch it belongs to and its role there."""
+        for sublayer, site in self.sites.items():
+            matrices = {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
+            for role, linear in matrices.items():
+                yield site, role, linear
+
+    def slots(self) -> Iterator[nn.Module]:
+        """The modules that came from the method."""
+        yield from (self.before, self.outer, self.residual)
+        inner = [getattr(self, name).inner for name in self.sites if name != "ffn"] + [self.inner]
+        yield from (module for module in inner if module is not None)
+
+    def _attention(self, sublayer: str, shape: StackShape, method: Method, source_dim: int) -> Attention:
+        inner = method.inner(self.sites[sublayer], shape.dim)
+        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner)
+
+    def enter(self, sublayer: str, x: Tensor) -> Tensor:
+        """Shortcut x -> input of the branch."""
+        if self.norm_place == "pre":
+            x = getattr(self, NORM_NAMES[sublayer])(x)
+        return self.before(sublayer, x)
+
+    def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
+        """Shortcut x and output f of the branch -> output of the sublayer."""
+        f = self.dropout(self.outer(sublayer, f))
+        x = self.residual[sublayer](x, f)
+        return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place == "post" else x
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        h = self.activation_dropout(self.activation_fn(self.fc1(self.enter("ffn", x))))
+        if self.inner is not None:
+            h = self.inner(h)
+        return self.leave("ffn", x, self.fc2(h))
+
+
+class EncoderLayer(Layer):
+    """Self-attention and feed-forward."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, S, C) -> same; mask (B, 1, 1, S), True at tokens, None without padding."""
+        h = self.enter("self_attn", x)
+        f, _ = self.self_attn(h, *self.self_attn.keys_values(h), mask=mask)
+        return self.feed_forward(self.leave("self_attn", x, f))
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, attention to the encoder's output, feed-forward."""
+
+    def __init__(self, shape: StackShape, method: Method, index: int):
+        super().__init__(shape, method, index)
+        self.encoder_attn = self._attention("encoder_attn", shape, method, shape.memory_dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        self_mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (B, T, C), memory (B, S, C') -> output (B, T, C) and, if asked, cross-attention (B, T, S).
+
+        With a cache x is the newest token alone (T = 1) and sees all before it. Without one, self_mask (B, 1, T, T)
+        replaces the plain causal mask where a batch is padded on the left.
+        """
+        h = self.enter("self_attn", x)
+        keys, values = self.self_attn.keys_values(h)
+        if cache is not None:
+            keys, values = cache.append(keys, values)
+        f, _ = self.self_attn(h, keys, values, mask=self_mask, causal=cache is None and self_mask is None)
+        x = self.leave("self_attn", x, f)
+
+        h = self.enter("encoder_attn", x)
+        project = self.encoder_attn.keys_values
+        keys, values = project(memory) if cache is None else cache.remember(lambda: project(memory))
+        f, weights = self.encoder_attn(h, keys, values, mask=memory_mask, need_weights=need_weights)
+        x = self.leave("encoder_attn", x, f)
+        return self.feed_forward(x), weights

@@ -1,0 +1,63 @@
+"""Does this checkpoint fit this model? If not: which flag is it."""
+
+from __future__ import annotations
+
+import re
+
+from torch import Tensor
+
+from .errors import UserError
+
+StateDict = dict[str, Tensor]
+
+# fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
+FOREIGN_KEY = re.compile(
+    r"(encoder|decoder)\.version$|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$"
+    r"|(encoder|decoder)\.embed_positions\._float_tensor$"
+)
+
+
+def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
+    """`state` less the entries that fairseq's `transformer` writes and nothing reads."""
+    return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
+
+
+def check_fit(state: StateDict, own: StateDict) -> None:
+    """UserError naming depth, method, width or vocabulary, whichever differs first."""
+    for stack in ("encoder", "decoder"):
+        held, built = depth(state, stack), depth(own, stack)
+        if held != built:
+            raise UserError(f"holds {held} {stack} layers, this model has {built}; give --{stack}-layers {held}")
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise UserError(
+            "was trained with another --method or other embedding flags: "
+            f"{_some('it lacks', missing)}{' and ' if missing and extra else ''}{_some('it also has', extra)}; "
+            "train with the flags of its own run"
+        )
+    for key, value in own.items():
+        if state[key].shape != value.shape:
+            raise UserError(
+                f"{key} has shape {tuple(state[key].shape)}, this model's {tuple(value.shape)}: "
+                "other widths or another vocabulary; give the flags and data of its own run"
+            )
+    _check_constants(state, own)
+
+
+def depth(state: StateDict, stack: str) -> int:
+    """Number of layers of `stack` in a state dict."""
+    layers = (re.match(rf"{stack}\.layers\.(\d+)\.", key) for key in state)
+    return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
+
+
+def _check_constants(state: StateDict, own: StateDict) -> None:
+    for key, value in own.items():
+        if key.count(".") == 1 and value.dim() == 0:  # Method.constants; half precision rounds them
+            if abs(float(state[key]) - float(value)) > 0.01 * abs(float(value)):
+                raise UserError(
+                    f"{key} is {float(state[key]):.4g}, this model's {float(value):.4g}: trained at other depths"
+                )
+
+
+def _some(verb: str, keys: list[str]) -> str:
+    return f"{verb} {keys[0]}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "") if keys else ""

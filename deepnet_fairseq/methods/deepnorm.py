@@ -1,0 +1,66 @@
+"""DeepNorm: y = LN(alpha * x + dropout(f(x))), Xavier-normal init with gain beta on v, out, fc1, fc2 and 1 on q, k.
+
+Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Figure 2. For N encoder and M decoder layers
+    encoder  alpha = 0.81 (N^4 M)^(1/16)   beta = 0.87 (N^4 M)^(-1/16)
+    decoder  alpha = (3M)^(1/4)            beta = (12M)^(-1/4)
+All biases start at 0; embeddings, positions and the output projection keep fairseq's init.
+torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
+default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .base import Method, register
+
+BETA_ROLES = ("v", "out", "fc1", "fc2")
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    alpha: float
+    beta: float
+
+
+def coefficients(stack: str, N: int, M: int) -> Coefficients:
+    """alpha and beta of one stack of an N-layer encoder, M-layer decoder model, with the paper's rounded constants."""
+    if stack == "encoder":
+        depth = (N**4 * M) ** (1 / 16)
+        return Coefficients(alpha=0.81 * depth, beta=0.87 / depth)
+    return Coefficients(alpha=(3 * M) ** 0.25, beta=(12 * M) ** -0.25)
+
+
+class ScaledResidual(nn.Module):
+    """alpha * x + f as one operation."""
+
+    def __init__(self, alpha: float):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        return torch.add(f, x, alpha=self.alpha)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:.6g}"
+
+
+@register("deepnorm")
+class DeepNorm(Method):
+    equation = "LN(alpha x + f(x))"
+    paper = "Wang et al. 2022"
+    norm = "post"
+    init_profiles = ("xavier_normal", "xavier_uniform")
+
+    def residual(self, site):
+        return ScaledResidual(self.coefficients(site.stack).alpha)
+
+    def gain(self, site, role):
+        return self.coefficients(site.stack).beta if role in BETA_ROLES else 1.0
+
+    def constants(self, stack):
+        return {"alpha": self.coefficients(stack).alpha}
+
+    def coefficients(self, stack: str) -> Coefficients:
+        return coefficients(stack, self.num_encoder_layers, self.num_decoder_layers)

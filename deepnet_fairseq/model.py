@@ -1,0 +1,64 @@
+"""The encoder-decoder model that fairseq knows as `deepnet_transformer`."""
+
+from __future__ import annotations
+
+from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
+from torch import nn
+
+from . import archs, config, loading
+from .config import DeepTransformerConfig
+from .decoder import Decoder
+from .encoder import Encoder
+from .errors import UserError
+from .init import initialize
+from .methods import get_method
+
+
+@register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
+class DeepTransformer(FairseqEncoderDecoderModel):
+    """A Transformer of any depth under any registered method."""
+
+    @classmethod
+    def build_model(cls, cfg, task) -> DeepTransformer:
+        """The model for a config (filled in place where the architecture leaves values open) and a translation task.
+
+        Raises UserError, naming the flag, for a config no model can be built from.
+        """
+        archs.fill(cfg)
+        config.check(cfg)
+        method = get_method(cfg.method)(cfg.encoder_layers, cfg.decoder_layers)
+        source, target = embeddings(cfg, task.source_dictionary, task.target_dictionary)
+        model = cls(
+            Encoder(cfg, method, task.source_dictionary, source), Decoder(cfg, method, task.target_dictionary, target)
+        )
+        initialize(model, method, cfg.init_profile or method.init_profiles[0])
+        return model
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Copies a checkpoint of this model or of fairseq's `transformer`; UserError if it is another model's."""
+        state_dict = loading.without_foreign_keys(state_dict, self.state_dict())
+        if strict:
+            loading.check_fit(state_dict, self.state_dict())
+        return nn.Module.load_state_dict(self, state_dict, strict)
+
+    def max_decoder_positions(self) -> int:
+        return self.decoder.max_positions()
+
+
+def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding, nn.Embedding]:
+    """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings."""
+
+    def embedding(dictionary, dim):
+        return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+
+    source = embedding(source_dictionary, cfg.encoder_embed_dim)
+    if not cfg.share_all_embeddings:
+        return source, embedding(target_dictionary, cfg.decoder_embed_dim)
+    if source_dictionary != target_dictionary:
+        raise UserError("--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary")
+    return source, source
+
+
+for _arch in archs.PRESETS:
+    if _arch != archs.MODEL_NAME:  # that one is registered with the model
+        register_model_architecture(archs.MODEL_NAME, _arch)(archs.fill)

@@ -1,0 +1,66 @@
+"""What encoder and decoder share: embeddings, the run through the layers, the last LayerNorm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from fairseq.modules import FairseqDropout, LayerNorm, PositionalEmbedding
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .layer import Layer
+from .methods import Method
+from .shape import StackShape
+
+
+class Stack(nn.Module):
+    """Mixin for fairseq's encoder and decoder shells: `build` after their __init__."""
+
+    def build(self, cfg, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]):
+        """Makes the modules under fairseq's names and the method's constants as buffers."""
+        side = "source" if shape.stack == "encoder" else "target"
+        self.padding_idx = embed_tokens.padding_idx
+        self.max_tokens = getattr(cfg, f"max_{side}_positions")
+        self.checkpoint_activations = cfg.checkpoint_activations
+        self.embed_tokens = embed_tokens
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
+        self.embed_positions = None
+        if not cfg.no_token_positional_embeddings:
+            learned = getattr(cfg, f"{shape.stack}_learned_pos")
+            self.embed_positions = PositionalEmbedding(self.max_tokens, shape.dim, self.padding_idx, learned)
+        self.layernorm_embedding = LayerNorm(shape.dim) if cfg.layernorm_embedding else None
+        self.dropout = FairseqDropout(shape.dropout, module_name=type(self).__name__)
+        self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
+        self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
+        for name, value in method.constants(shape.stack).items():
+            self.register_buffer(name, torch.tensor(value))
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tokens (B, T), positions (B, T, C) -> input of the first layer and bare token embedding, each (B, T, C)."""
+        embedding = self.embed_scale * self.embed_tokens(tokens)
+        x = embedding if positions is None else embedding + positions
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout(x), embedding
+
+    def positions(self, tokens: Tensor, incremental_state: dict | None = None) -> Tensor | None:
+        """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one in incremental decoding."""
+        if self.embed_positions is None:
+            return None
+        return self.embed_positions(tokens, incremental_state=incremental_state)
+
+    def run(self, layer: Layer, *inputs):
+        """One layer, recomputed in the backward pass under --checkpoint-activations."""
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return checkpoint(layer, *inputs, use_reentrant=False)
+        return layer(*inputs)
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+    def max_positions(self) -> int:
+        """Longest sentence in tokens."""
+        if self.embed_positions is None:
+            return self.max_tokens
+        return min(self.max_tokens, self.embed_positions.max_positions)
