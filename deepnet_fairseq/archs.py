@@ -45,6 +45,15 @@ PRESETS = _presets()  # architecture name -> config fields it sets
 FOLLOWERS = {f"decoder_{field}": f"encoder_{field}" for field in ("embed_dim", "ffn_embed_dim", "attention_heads")}
 
 
+def same_width(arch: str, other: str) -> bool:
+    """Do two architectures differ in depth only?"""
+
+    def widths(name):
+        return {field: value for field, value in PRESETS[name].items() if not field.endswith("_layers")}
+
+    return widths(arch) == widths(other)
+
+
 def fill(cfg) -> None:
     """Gives every field the user left open the value of the architecture `cfg` names, in place.
 

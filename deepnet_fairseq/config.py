@@ -5,6 +5,7 @@ flags say. Depth and widths default to None: archs.fill gives them the architect
 command line, preset and YAML.
 """
 
+import argparse
 from dataclasses import dataclass, field
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
 
@@ -12,6 +13,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
+from . import archs
 from .errors import UserError
 from .init_profiles import PROFILES
 from .methods import METHODS, get_method
@@ -24,7 +26,9 @@ def _flag(default, help: str):
 @dataclass
 class DeepTransformerConfig(FairseqDataclass):
     method: str = _flag("deepnorm", f"stabilisation method: {', '.join(sorted(METHODS))}")
-    init_profile: Optional[str] = _flag(None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}")
+    init_profile: Optional[str] = _flag(
+        None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}"
+    )
     activation_fn: ChoiceEnum(get_available_activation_fns()) = _flag("relu", "activation of the feed-forward branch")
     dropout: float = _flag(0.1, "dropout on embeddings and on the output of each branch")
     attention_dropout: float = _flag(0.0, "dropout on attention weights")
@@ -52,6 +56,16 @@ class DeepTransformerConfig(FairseqDataclass):
     checkpoint_activations: bool = _flag(False, "recompute each layer in the backward pass to save memory")
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
+
+
+def namespace(arch: str, **fields) -> argparse.Namespace:
+    """A filled and checked config of architecture `arch`, as fairseq's command line would make it."""
+    defaults = {name: field.default for name, field in DeepTransformerConfig.__dataclass_fields__.items()}
+    positions = {"max_source_positions": 1024, "max_target_positions": 1024}
+    cfg = argparse.Namespace(**(defaults | positions | fields | {"arch": arch}))
+    archs.fill(cfg)
+    check(cfg)
+    return cfg
 
 
 def check(cfg) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from fairseq.models import FairseqIncrementalDecoder
-from torch import Tensor, nn
+from torch import Tensor
 
 from .cache import DecoderCache
 from .layer import DecoderLayer

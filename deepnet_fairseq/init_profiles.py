@@ -66,10 +66,6 @@ PROFILES = {
         lambda role, linear: _attention_gain(role, linear) * xavier_std(linear),
         lambda role, linear: 0.0,
     ),
-    "xavier_normal": InitProfile(
-        draw_normal, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0
-    ),
-    "xavier_uniform": InitProfile(
-        draw_uniform, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0
-    ),
+    "xavier_normal": InitProfile(draw_normal, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0),
+    "xavier_uniform": InitProfile(draw_uniform, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0),
 }

@@ -1,4 +1,4 @@
-"""A Linear layer that waits for init.py: torch's own draws every weight once more, for nothing, at thousands of layers."""
+"""A Linear layer that waits for init.py: torch's own draws each weight in vain."""
 
 from torch import nn
 

@@ -52,11 +52,11 @@ def depth(state: StateDict, stack: str) -> int:
 
 def _check_constants(state: StateDict, own: StateDict) -> None:
     for key, value in own.items():
-        if key.count(".") == 1 and value.dim() == 0:  # Method.constants; half precision rounds them
-            if abs(float(state[key]) - float(value)) > 0.01 * abs(float(value)):
-                raise UserError(
-                    f"{key} is {float(state[key]):.4g}, this model's {float(value):.4g}: trained at other depths"
-                )
+        if key.count(".") > 1 or value.dim() > 0:  # not one of Method.constants
+            continue
+        held, built = float(state[key]), float(value)
+        if abs(held - built) > 0.01 * abs(built):  # half precision rounds them
+            raise UserError(f"{key} is {held:.4g}, this model's {built:.4g}: trained at other depths")
 
 
 def _some(verb: str, keys: list[str]) -> str:

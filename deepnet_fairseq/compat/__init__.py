@@ -4,12 +4,15 @@ The user-dir is imported before arguments are parsed and before any checkpoint i
 validate) or before training starts (hydra-train), so what is put in place here holds for the whole run.
 """
 
-from . import arithmetic, checkpoints, command_line, noise
-
 
 def apply() -> None:
     """Idempotent: a process that imports the package twice under two names patches once."""
-    noise.silence()
+    from . import noise
+
+    noise.silence()  # before fairseq is imported
+    from . import arithmetic, checkpoints, command_line
+
+    noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
     checkpoints.allow_plain_data()
     checkpoints.explain_unreadable_files()

@@ -79,7 +79,9 @@ def _explained(load):
 
 
 def _refusal(path: str, message: str) -> str:
-    name = re.search(r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL|Unsupported class) (\S+)", message)
+    name = re.search(
+        r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL|Unsupported class) (\S+)", message
+    )
     if name is None:
         return f"{path}: truncated, damaged or not a checkpoint; take another one of the same folder"
     return f"{path}: refused, it asks to load {name.group(1)}, which is not plain data; nothing of it was run"

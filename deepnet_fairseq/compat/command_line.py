@@ -67,13 +67,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.restore_file != "checkpoint_last.pt" and not os.path.exists(args.restore_file):
         raise UserError(f"--restore-file {args.restore_file}: no such file")
     if args.arch in archs.PRESETS:
-        model = argparse.Namespace(**(_defaults() | vars(args)))
-        archs.fill(model)
-        config.check(model)
-
-
-def _defaults() -> dict:
-    return {name: field.default for name, field in config.DeepTransformerConfig.__dataclass_fields__.items()}
+        config.namespace(**vars(args))
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> None:

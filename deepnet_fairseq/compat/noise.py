@@ -4,6 +4,7 @@ import logging
 import os
 import warnings
 
+FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MESSAGES = (
     # hydra 1.3 under fairseq's calls for hydra 1.0
     r"\n?The version_base parameter is not specified",
@@ -20,8 +21,16 @@ MESSAGES = (
 
 
 def silence() -> None:
-    """Warning filters, and the root logger at INFO: a fairseq module sets it to DEBUG when it is imported."""
+    """Warning filters, and one logger that asks for tensorboardX whenever fairseq is imported."""
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)
-    if "LOGLEVEL" not in os.environ and logging.getLogger().level == logging.DEBUG:
-        logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+
+def calm_root_logger() -> None:
+    """Back to INFO and fairseq's own format: importing fairseq sets the root logger to DEBUG."""
+    root = logging.getLogger()
+    if "LOGLEVEL" not in os.environ and root.level == logging.DEBUG:
+        root.setLevel(logging.INFO)
+        for handler in root.handlers:
+            handler.setFormatter(logging.Formatter(FORMAT, "%Y-%m-%d %H:%M:%S"))

@@ -1,0 +1,1 @@
+"""Logs -> rows -> tables and figures."""

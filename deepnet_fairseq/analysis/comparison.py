@@ -1,0 +1,28 @@
+"""Runs side by side: one row a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..table import render
+from .curves import plot_losses
+from .logs import read_log
+from .scoring import bleu
+
+
+def compare(runs: list[Path], reference: Path, plot: Path) -> str:
+    """A table of final training loss, sacreBLEU and training time; the curves go to `plot`.
+
+    A run is a folder with train.log (fairseq-train, JSON) and generated.txt (fairseq-generate); the folder's name is
+    the run's.
+    """
+    logs = {run.name: read_log(run / "train.log") for run in runs}
+    rows = [["method", "updates", "final loss", "BLEU", "train time"]]
+    signature = ""
+    for run in runs:
+        log = logs[run.name]
+        score, signature = bleu(run / "generated.txt", reference)
+        loss = f"{log.final_loss():.2f}" + (" (diverged)" if log.diverged else "")
+        rows.append([run.name, str(log.updates[-1]), loss, f"{score:.2f}", f"{log.seconds:.0f} s"])
+    plot_losses(logs, plot)
+    return f"{render(rows)}\n\nloss: bits per token, label-smoothed, mean of the last intervals; {signature}"

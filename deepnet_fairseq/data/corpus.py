@@ -1,0 +1,46 @@
+"""The embedded corpus: sentences of the artificial language pair, split without overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from ..errors import UserError
+from .language import LANGS, qaa, qab
+from .language.lexicon import build_lexicon
+from .language.meaning import Speaker
+from .parallel import ParallelText
+
+SIZES = {"train": 20_000, "valid": 500, "test": 500}
+
+
+def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str]]:
+    """Endless distinct pairs: neither a source nor a target sentence comes twice."""
+    speaker = Speaker(build_lexicon(seed, nouns, verbs), Random(f"sentences {seed}"))
+    seen: set[str] = set()
+    while True:
+        sentence = speaker.sentence()
+        source, target = qaa.say(sentence), qab.say(sentence)
+        if source not in seen and target not in seen:
+            seen |= {source, target}
+            yield source, target
+
+
+def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, ParallelText]:
+    """split -> text; the same numbers always give the same corpus, and a longer train split extends a shorter one."""
+    if min(sizes.values()) < 1 or nouns < 1 or verbs < 10:
+        raise UserError("the corpus needs at least 1 sentence a split, 1 noun and 10 verbs")
+    pairs = sentence_pairs(seed, nouns, verbs)
+    held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}
+    splits = {"train": list(islice(pairs, sizes["train"]))} | held_out
+    return {split: ParallelText(*map(list, zip(*rows, strict=True))) for split, rows in splits.items()}
+
+
+def write_corpus(corpus: dict[str, ParallelText], dest: Path) -> None:
+    """DEST/SPLIT.qaa and DEST/SPLIT.qab."""
+    dest.mkdir(parents=True, exist_ok=True)
+    for split, text in corpus.items():
+        for lang, lines in zip(LANGS, (text.source, text.target), strict=True):
+            (dest / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")

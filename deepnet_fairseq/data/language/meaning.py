@@ -1,0 +1,122 @@
+"""What a sentence says, before any language: clauses of a verb and its noun phrases, and how they are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from .lexicon import Lexicon, Noun, Preposition, Verb, Word, coin_word
+
+TENSES = ("present", "past", "perfect")
+
+
+@dataclass(frozen=True)
+class NounPhrase:
+    """A thing; count > 1 is spelled out as a numeral, plural without count is not."""
+
+    noun: Noun
+    definite: bool
+    plural: bool
+    count: int = 1
+    adjectives: tuple[Word, ...] = ()
+    compound: Noun | None = None  # the first part of a compound whose head is `noun`
+    relative: Clause | None = None  # its subject is this phrase
+
+
+@dataclass(frozen=True)
+class Name:
+    """Somebody; plural, animate and masculine where a language asks."""
+
+    word: str
+    plural = False
+
+
+@dataclass(frozen=True)
+class Pronoun:
+    """Takes up a thing said before."""
+
+    referent: NounPhrase
+
+    @property
+    def plural(self) -> bool:
+        return self.referent.plural
+
+
+@dataclass(frozen=True)
+class Clause:
+    subject: NounPhrase | Name | Pronoun | None  # None: the relative pronoun
+    verb: Verb
+    tense: str
+    negated: bool = False
+    direct: NounPhrase | Name | None = None
+    indirect: NounPhrase | Name | None = None
+    adverb: Word | None = None
+    place: tuple[Preposition, NounPhrase] | None = None
+    topic: str = "subject"  # what comes first in a main clause of qaa
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A main clause; each further clause follows "and" (conjunction None) or a subordinating conjunction."""
+
+    main: Clause
+    rest: tuple[tuple[Word | None, Clause], ...] = ()
+
+
+class Speaker:
+    """Draws sentences of the lengths of talks: mean about 15 words, a long tail up to about 60."""
+
+    def __init__(self, lexicon: Lexicon, random: Random):
+        self.lexicon, self.random = lexicon, random
+
+    def sentence(self) -> Sentence:
+        main = self._clause()
+        rest, before = [], main
+        while len(rest) < 4 and self._chance(0.4):
+            conjunction = self.random.choice(self.lexicon.conjunctions) if self._chance(0.6) else None
+            taken_up = before.subject if isinstance(before.subject, NounPhrase) and self._chance(0.5) else None
+            before = self._clause(Pronoun(taken_up) if taken_up else None)
+            rest.append((conjunction, before))
+        return Sentence(main, tuple(rest))
+
+    def _clause(self, subject: Pronoun | None = None) -> Clause:
+        verb = self.random.choice(self.lexicon.verbs)
+        parts = {
+            "subject": subject or self._participant(relative=0.12),
+            "direct": self._participant(relative=0.08) if verb.objects else None,
+            "indirect": self._participant() if verb.objects == 2 else None,
+            "adverb": self.random.choice(self.lexicon.adverbs) if self._chance(0.35) else None,
+            "place": self._place() if self._chance(0.3) else None,
+        }
+        topic = self.random.choice([name for name, part in parts.items() if part]) if self._chance(0.4) else "subject"
+        return Clause(**parts, verb=verb, tense=self.random.choice(TENSES), negated=self._chance(0.12), topic=topic)
+
+    def _place(self) -> tuple[Preposition, NounPhrase]:
+        return self.random.choice(self.lexicon.prepositions), self._thing()
+
+    def _participant(self, relative: float = 0.0) -> NounPhrase | Name:
+        if self._chance(0.12):
+            return Name(coin_word(self.random, "qaa", self.random.choice((2, 2, 3))).capitalize())
+        return self._thing(relative)
+
+    def _thing(self, relative: float = 0.0) -> NounPhrase:
+        choice = self.random.choice
+        count = self.random.randint(2, 99) if self._chance(0.1) else 1
+        return NounPhrase(
+            noun=choice(self.lexicon.nouns),
+            definite=self._chance(0.6),
+            plural=count > 1 or self._chance(0.25),
+            count=count,
+            adjectives=tuple(
+                choice(self.lexicon.adjectives) for _ in range(self.random.choices((0, 1, 2), (6, 3, 1))[0])
+            ),
+            compound=choice(self.lexicon.nouns) if self._chance(0.1) else None,
+            relative=self._relative() if self._chance(relative) else None,
+        )
+
+    def _relative(self) -> Clause:
+        verb = self.random.choice([verb for verb in self.lexicon.verbs if verb.objects < 2])
+        return Clause(None, verb, self.random.choice(TENSES), direct=self._thing() if verb.objects else None)
+
+    def _chance(self, probability: float) -> bool:
+        return self.random.random() < probability

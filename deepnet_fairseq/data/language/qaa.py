@@ -1,0 +1,99 @@
+"""The source language: verb second or last, separable verbs, gender and case."""
+
+from __future__ import annotations
+
+from .lexicon import Verb
+from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence
+
+ENDINGS = {  # of determiners and adjectives
+    "nom": {"m": "ok", "f": "a", "n": "em", "pl": "i"},
+    "acc": {"m": "on", "f": "a", "n": "em", "pl": "i"},
+    "dat": {"m": "ul", "f": "ur", "n": "ul", "pl": "im"},
+}
+AGREEMENT = {"present": ("et", "on"), "past": ("ite", "iton")}  # singular, plural
+UNITS = ("", "ein", "dva", "tri", "fir", "pem", "sek", "sib", "okt", "nen")
+MIDDLE_FIELD = ("subject", "indirect", "direct", "adverb", "place")
+
+
+def say(sentence: Sentence) -> str:
+    """The sentence in qaa, tokenised."""
+    words = main_clause(sentence.main)
+    for conjunction, clause in sentence.rest:
+        if conjunction is None:
+            words += [",", "und"] + main_clause(clause)
+        else:
+            words += [",", conjunction.qaa] + subordinate_clause(clause)
+    return " ".join([words[0][0].upper() + words[0][1:]] + words[1:] + ["."])
+
+
+def main_clause(clause: Clause) -> list[str]:
+    """Topic, finite verb, the rest, negation, then what the verb left behind."""
+    parts = _parts(clause)
+    finite, remainder = _finite_and_remainder(clause.verb, clause.tense, clause.subject.plural)
+    words = parts.pop(clause.topic) + [finite]
+    words += [word for name in MIDDLE_FIELD for word in parts.get(name, ())]
+    return words + ["nit"] * clause.negated + remainder
+
+
+def subordinate_clause(clause: Clause, plural: bool | None = None) -> list[str]:
+    """All parts, negation, the whole verb at the end. plural: of the head, in a relative clause."""
+    parts = _parts(clause)
+    finite, remainder = _finite_and_remainder(
+        clause.verb, clause.tense, clause.subject.plural if plural is None else plural
+    )
+    words = [word for name in MIDDLE_FIELD for word in parts.get(name, ())] + ["nit"] * clause.negated
+    if clause.tense == "perfect":
+        return words + remainder + [finite]
+    return words + ["".join(remainder) + finite]  # a separable prefix rejoins its verb
+
+
+def _parts(clause: Clause) -> dict[str, list[str]]:
+    parts = {}
+    if clause.subject is not None:
+        parts["subject"] = phrase(clause.subject, "nom")
+    if clause.direct is not None:
+        parts["direct"] = phrase(clause.direct, "acc")
+    if clause.indirect is not None:
+        parts["indirect"] = phrase(clause.indirect, "dat")
+    if clause.adverb is not None:
+        parts["adverb"] = [clause.adverb.qaa]
+    if clause.place is not None:
+        preposition, thing = clause.place
+        parts["place"] = [preposition.qaa] + phrase(thing, preposition.case)
+    return parts
+
+
+def _finite_and_remainder(verb: Verb, tense: str, plural: bool) -> tuple[str, list[str]]:
+    if tense == "perfect":
+        return "hav" + AGREEMENT["present"][plural], [f"{verb.prefix}bi{verb.qaa}t"]
+    return verb.qaa + AGREEMENT[tense][plural], [verb.prefix] if verb.prefix else []
+
+
+def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
+    """A noun phrase, name or pronoun in nom, acc or dat."""
+    if isinstance(thing, Name):
+        return [thing.word]
+    if isinstance(thing, Pronoun):
+        return ["es" + _ending(thing.referent, case)]
+    ending = _ending(thing, case)
+    words = ["z" + ending] if thing.definite else [] if thing.plural else ["un" + ending]
+    if thing.count > 1:
+        words.append(numeral(thing.count))
+    words += [adjective.qaa + ending for adjective in thing.adjectives]
+    noun = (thing.compound.qaa + "s" if thing.compound else "") + thing.noun.qaa
+    words.append(noun.capitalize() + (thing.noun.plural if thing.plural else ""))
+    if thing.relative is not None:
+        words += [",", "z" + _ending(thing, "nom")] + subordinate_clause(thing.relative, thing.plural) + [","]
+    return words
+
+
+def _ending(thing: NounPhrase, case: str) -> str:
+    return ENDINGS[case]["pl" if thing.plural else thing.noun.gender]
+
+
+def numeral(number: int) -> str:
+    """One word, units before tens: 23 is triundvadzig."""
+    tens, units = divmod(number, 10)
+    if not tens:
+        return UNITS[units]
+    return (UNITS[units] + "und" if units else "") + UNITS[tens] + "zig"

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# The main job on the embedded corpus: the same deep model trained twice, with DeepNorm and as vanilla Post-LN, on the
+# same data with the same seed, budget and hyper-parameters; then translated, scored with sacreBLEU and compared.
+#
+#   scripts/quickstart.sh [--methods deepnorm,post_ln] [--depth 18] [--updates N] [--seed 1] [--out quickstart]
+#
+# Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips what is done and resumes what is not.
+# Ends with a table and OUT/loss.png.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+methods=deepnorm,post_ln depth=18 updates=1200 seed=1 out=quickstart
+usage() { sed -n '2,8s/^# \{0,1\}//p' scripts/quickstart.sh; }
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --methods | --depth | --updates | --seed | --out)
+            [ $# -ge 2 ] || { echo "quickstart: $1 needs a value" >&2; exit 2; }
+            printf -v "${1#--}" %s "$2"
+            shift 2 ;;
+        -h | --help) usage; exit ;;
+        *) echo "quickstart: unknown option $1; --help lists them" >&2; exit 2 ;;
+    esac
+done
+
+source scripts/setup.sh
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
+data="$out/data" runs=()
+mkdir -p "$out"
+
+step() { echo; echo "== $*"; }
+
+if [ ! -f "$data/dict.qaa.txt" ]; then
+    step "corpus: 20,000 sentence pairs of an artificial language"
+    deepnet corpus "$out/text" --nouns 60 --verbs 30
+    deepnet prepare-text qaa qab "$out/text/train" "$out/text/valid" "$out/text/test" "$data" --vocab 1000
+fi
+
+train() {  # train METHOD RUN: resumes from RUN/checkpoint_last.pt if there is one
+    local method="$1" run="$2"
+    fairseq-train "$data" --user-dir deepnet_fairseq \
+        --arch "deepnet_transformer_tiny" --encoder-layers "$depth" --decoder-layers "$depth" \
+        --method "$method" --share-all-embeddings --dropout 0.0 \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --optimizer adam --adam-betas '(0.9, 0.98)' \
+        --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 300 --warmup-init-lr 1e-7 \
+        --max-tokens 1000 --max-update "$updates" --seed "$seed" \
+        --save-dir "$run" --no-epoch-checkpoints --save-interval-updates 200 --keep-interval-updates 1 \
+        --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 | tee -a "$run/train.log" |
+        grep --line-buffered -oE 'num_updates": "[0-9]*00"|loss": "[0-9.]*", "nll|error: .*|Error: .*' |
+        progress
+}
+
+progress() {  # one line a hundred updates
+    local line loss=
+    while IFS= read -r line; do
+        case "$line" in
+            loss*) loss="${line#*: \"}"; loss="${loss%%\"*}" ;;
+            num_updates*) line="${line%\"}"; echo "   update ${line##*\"} of $updates, loss $loss" ;;
+            *) echo "   $line" ;;
+        esac
+    done
+}
+
+for method in ${methods//,/ }; do
+    run="$out/$method-$depth-seed$seed"
+    runs+=("$run")
+    mkdir -p "$run"
+    if [ "$(cat "$run/trained" 2>/dev/null)" != "$updates" ]; then
+        step "training $depth-$depth $method, $updates updates"
+        rm -f "$run/generated.txt"
+        if ! train "$method" "$run"; then
+            grep -q FloatingPointError "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
+            echo "   diverged"  # a result: what was saved last is translated and scored
+        fi
+        echo "$updates" >"$run/trained"
+    fi
+    if [ ! -f "$run/generated.txt" ]; then
+        step "translating the test set with $method"
+        fairseq-generate "$data" --user-dir deepnet_fairseq --path "$run/checkpoint_last.pt" \
+            --beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece \
+            --max-tokens 6000 --cpu >"$run/generated.part" 2>"$run/generate.log" ||
+            { tail -n 5 "$run/generate.log" >&2; exit 1; }
+        mv "$run/generated.part" "$run/generated.txt"
+    fi
+done
+
+step "result ($depth-$depth, seed $seed)"
+deepnet compare "${runs[@]}" --reference "$out/text/test.qab" --plot "$out/loss.png" | tee "$out/result.txt"
+echo "loss curves: $out/loss.png"

@@ -1,0 +1,42 @@
+"""Packaging of deepnet_fairseq; `pip install .[dev]` in an environment that has torch (README, "Install by hand")."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "deepnet_fairseq" / "__init__.py").read_text()).group(1)
+
+setup(
+    name="deepnet_fairseq",
+    version=VERSION,
+    description="Very deep Transformers for machine translation: DeepNorm and its rivals as a fairseq plug-in",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11",
+    packages=find_packages(include=["deepnet_fairseq", "deepnet_fairseq.*"]),
+    install_requires=[
+        "fairseq-fixed>=0.12.3.1",  # the module `fairseq` for Python 3.11 and later
+        "torch>=2.6",  # the first whose torch.load refuses code by default
+        "sacrebleu>=2.4",
+        "sentencepiece>=0.2",
+        "numpy>=2",
+        "matplotlib>=3.8",
+    ],
+    extras_require={
+        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6"],
+        "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8"],
+        "serve": ["ctranslate2>=4"],
+        "bench": ["torchscale==0.3.0"],
+    },
+    entry_points={"console_scripts": ["deepnet = deepnet_fairseq.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
