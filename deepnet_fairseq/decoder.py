@@ -26,7 +26,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight
 
-    def forward(self, prev_output_tokens, encoder_out, incremental_state=None, features_only=False, **options):
+    def forward(self, prev_output_tokens, encoder_out=None, incremental_state=None, features_only=False, **options):
         """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)) and what extract_features returns."""
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, **options)
         return (x if features_only else self.output_layer(x)), extra
@@ -38,7 +38,6 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         incremental_state: dict | None = None,
         return_all_hiddens: bool = False,
         alignment_layer: int | None = None,
-        **_,
     ) -> tuple[Tensor, dict]:
         """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
 

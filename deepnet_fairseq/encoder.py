@@ -22,7 +22,7 @@ class Encoder(Stack, FairseqEncoder):
         FairseqEncoder.__init__(self, dictionary)
         self.build(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
 
-    def forward(self, src_tokens: Tensor, src_lengths=None, return_all_hiddens: bool = False, **_) -> dict:
+    def forward(self, src_tokens: Tensor, src_lengths=None, return_all_hiddens: bool = False) -> dict:
         """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],

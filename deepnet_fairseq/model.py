@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
-from torch import nn
+from torch import Tensor, nn
 
 from . import archs, config, loading
 from .config import DeepTransformerConfig
@@ -33,6 +33,26 @@ class DeepTransformer(FairseqEncoderDecoderModel):
         )
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         return model
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = False,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+    ):
+        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns. Hidden states on request only:
+        fairseq's `transformer` keeps those of every layer alive in each training step."""
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        return self.decoder(
+            prev_output_tokens,
+            memory,
+            features_only=features_only,
+            return_all_hiddens=return_all_hiddens,
+            alignment_layer=alignment_layer,
+        )
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Copies a checkpoint of this model or of fairseq's `transformer`; UserError if it is another model's."""

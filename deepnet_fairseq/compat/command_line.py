@@ -54,7 +54,7 @@ def _careful(parse):
 
 def _undo_tpu(args: argparse.Namespace) -> None:
     """fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike."""
-    if getattr(args, "tpu", False) and importlib.util.find_spec("torch_xla") is None:
+    if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
         args.tpu = False
 
 

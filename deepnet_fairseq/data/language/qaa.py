@@ -92,7 +92,7 @@ def _ending(thing: NounPhrase, case: str) -> str:
 
 
 def numeral(number: int) -> str:
-    """One word, units before tens: 23 is triundvadzig."""
+    """One word, units before tens: 23 is triunddvazig."""
     tens, units = divmod(number, 10)
     if not tens:
         return UNITS[units]

@@ -1,0 +1,37 @@
+"""Fixtures: binarised data of the embedded corpus, one trained model for the command-line tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepnet_fairseq.data.corpus import make_corpus, write_corpus
+from deepnet_fairseq.data.prepare import prepare_text
+
+from .helpers import USER_DIR, run
+
+SPLITS = ("train", "valid", "test")
+TRAIN_FLAGS = (
+    "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt",
+    "--warmup-updates", "10", "--warmup-init-lr", "1e-7", "--criterion", "label_smoothed_cross_entropy",
+    "--label-smoothing", "0.1", "--max-tokens", "600", "--num-workers", "0", "--log-format", "json",
+    "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder of binarised qaa-qab data; the plain text lies beside it in text/."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(make_corpus({"train": 400, "valid": 20, "test": 20}, nouns=20, verbs=10), folder / "text")
+    prefixes = {split: str(folder / "text" / split) for split in SPLITS}
+    prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def trained(data, tmp_path_factory):
+    """A folder with checkpoint_last.pt of a 100L-100L model after 4 updates through fairseq-train."""
+    folder = tmp_path_factory.mktemp("trained")
+    arch = ("--arch", "deepnet_transformer_tiny_100_100")
+    run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
+    return folder

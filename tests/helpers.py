@@ -1,0 +1,67 @@
+"""Models and batches made for tests, and the tolerances they are compared with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
+from deepnet_fairseq.building import blank_task, build
+
+ROOT = Path(__file__).resolve().parent.parent
+USER_DIR = str(ROOT / "deepnet_fairseq")
+PAD, FIRST, VOCAB = 1, 4, 60
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2, "dropout": 0.0}
+
+
+def small(layers: int = 2, **fields):
+    """A model of width 16 in evaluation mode."""
+    torch.manual_seed(0)
+    depths = {"encoder_layers": layers, "decoder_layers": layers}
+    return build(vocab=VOCAB, **(depths | SMALL | fields)).eval()
+
+
+def stock(layers: int, **fields) -> TransformerModel:
+    """fairseq's own `transformer` of the same size."""
+    torch.manual_seed(0)
+    cfg = argparse.Namespace(
+        arch="transformer", encoder_layers=layers, decoder_layers=layers, decoder_attention_heads=2,
+        max_source_positions=1024, max_target_positions=1024, **(SMALL | fields),
+    )  # fmt: skip
+    ARCH_CONFIG_REGISTRY["transformer"](cfg)
+    return TransformerModel.build_model(cfg, blank_task(VOCAB)).eval()
+
+
+def batch(rows: int = 3, source: int = 9, target: int = 7, seed: int = 0):
+    """src_tokens padded on the left, prev_output_tokens padded on the right, both (B, T)."""
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randint(FIRST, VOCAB, (rows, source), generator=generator)
+    prev = torch.randint(FIRST, VOCAB, (rows, target), generator=generator)
+    src[1, :4] = PAD
+    prev[0, target - 2 :] = PAD
+    return src, prev
+
+
+def logits(model, src, prev):
+    with torch.no_grad():
+        return model(src, None, prev)[0]
+
+
+def run(*command, cwd=None, check=True, **env) -> subprocess.CompletedProcess:
+    """A program of this environment's bin folder, as a user would start it; output in stdout (stderr joined)."""
+    program = Path(sys.executable).parent / command[0]
+    words = [str(word) for word in command[1:]]
+    done = subprocess.run(
+        [str(program), *words], cwd=cwd, env=os.environ | {"OMP_NUM_THREADS": "1"} | env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=600,
+    )  # fmt: skip
+    if check:
+        assert done.returncode == 0, done.stdout[-3000:]
+    return done

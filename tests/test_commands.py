@@ -1,0 +1,126 @@
+"""fairseq's own programs on our model: train, generate, interactive, validate, resume, all as a user types them."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from .conftest import TRAIN_FLAGS
+from .helpers import USER_DIR, run
+
+TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
+
+
+def losses(log: str) -> dict[int, float]:
+    rows = [json.loads(row) for row in re.findall(r"\| INFO \| train_inner \| (\{.*\})", log)]
+    return {int(row["num_updates"]): float(row["loss"]) for row in rows}
+
+
+def test_a_100_layer_model_translates(data, trained):
+    path = trained / "checkpoint_last.pt"
+    flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--max-len-b", "5", "--max-len-a", "0")
+    printed = run("fairseq-generate", data, *flags, "--beam", "2", "--max-sentences", "20").stdout
+    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 20
+    assert "Translated 20 sentences" in printed
+
+
+def test_interactive(data, trained, tmp_path):
+    first_lines = (data.parent / "text" / "test.qaa").read_text().split("\n")[:2]
+    (tmp_path / "input").write_text("\n".join(first_lines) + "\n")
+    flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--beam", "1")
+    flags += ("--max-len-a", "0", "--max-len-b", "3", "--bpe", "sentencepiece", "--sentencepiece-model")
+    flags += (data / "spm.model", "--source-lang", "qaa", "--target-lang", "qab", "--print-alignment", "hard")
+    printed = run("fairseq-interactive", data, *flags, "--input", tmp_path / "input").stdout
+    assert len(re.findall(r"^D-[01]\t", printed, re.MULTILINE)) == 2
+    assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)
+
+
+def test_validate(data, trained):
+    flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--task", "translation")
+    printed = run("fairseq-validate", data, *flags, "--max-tokens", "2000").stdout
+    assert re.search(r"valid on 'valid' subset \| loss \d", printed)
+
+
+def test_resuming_continues_where_training_stopped(data, tmp_path):
+    """4 updates at once = 2 updates, a stop, 2 more; and the same from another folder with --restore-file."""
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY)
+    whole = losses(run(*train, "--max-update", "4", "--save-dir", tmp_path / "whole").stdout)
+    halves = tmp_path / "halves"
+    run(*train, "--max-update", "2", "--save-dir", halves)
+    resumed = run(*train, "--max-update", "4", "--save-dir", halves).stdout
+    restore = ("--restore-file", str(halves / "checkpoint_last.pt"), "--save-dir", tmp_path / "other")
+    assert "Loaded checkpoint" in resumed
+    assert [losses(resumed)[u] for u in (3, 4)] == pytest.approx([whole[u] for u in (3, 4)], abs=2e-3)
+    further = run(*train, "--max-update", "5", *restore).stdout
+    assert sorted(losses(further)) == [5]
+
+
+def test_bf16_and_checkpointed_activations_on_cpu(data, tmp_path):
+    flags = (*TRAIN_FLAGS, *TINY, "--max-update", "3", "--no-save")
+    plain = losses(run("fairseq-train", data, *flags).stdout)
+    for extra in ("--bf16", "--checkpoint-activations"):
+        found = losses(run("fairseq-train", data, *flags, extra).stdout)
+        assert [found[u] for u in (1, 2, 3)] == pytest.approx([plain[u] for u in (1, 2, 3)], rel=0.02)
+
+
+def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
+    """One config and parameter count by command-line flags, by architecture name and by hydra."""
+    one_update = (*TRAIN_FLAGS, "--max-update", "1", "--dropout", "0.2", "--method", "pre_ln")
+    depth = ("--encoder-layers", "12", "--decoder-layers", "6")
+    width = ("--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128", "--encoder-attention-heads", "2")
+    routes = {
+        "flags": ("fairseq-train", data, *one_update, "--arch", "deepnet_transformer", *depth, *width),
+        "preset": ("fairseq-train", data, *one_update, "--arch", "deepnet_transformer_tiny_12_6"),
+        "override": ("fairseq-train", data, *one_update, "--arch", "deepnet_transformer_tiny_100_100", *depth),
+    }
+    for name, command in routes.items():
+        run(*command, "--save-dir", tmp_path / name)
+    settings = ("model._name=deepnet_transformer_tiny_12_6", "model.method=pre_ln", "model.dropout=0.2")
+    hydra_train(data, tmp_path, "quickstart", *settings, f"checkpoint.save_dir={tmp_path / 'yaml'}")
+
+    configs, sizes = {}, {}
+    for name in [*routes, "yaml"]:
+        state = torch.load(tmp_path / name / "checkpoint_last.pt")
+        model = (
+            dict(state["cfg"]["model"])
+            if not hasattr(state["cfg"]["model"], "__dict__")
+            else vars(state["cfg"]["model"])
+        )
+        configs[name] = {k: v for k, v in model.items() if k not in ("_name", "arch")}
+        sizes[name] = sum(tensor.numel() for tensor in state["model"].values())
+    fields = set(configs["yaml"])
+    assert {"method", "encoder_layers", "decoder_ffn_embed_dim"} <= fields
+    for name in routes:
+        assert {k: configs[name][k] for k in fields} == configs["yaml"], name
+    assert len(set(sizes.values())) == 1
+
+
+def hydra_train(data, tmp_path, config, *overrides):
+    common = (f"common.user_dir={USER_DIR}", f"task.data={data}", "optimization.max_update=1", "common.cpu=true")
+    flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", config, f"hydra.run.dir={tmp_path}/hydra")
+    return run("fairseq-hydra-train", *flags, *common, *overrides)
+
+
+def test_iwslt_config_runs_under_hydra(data, tmp_path):
+    """The paper's config, narrowed, on the embedded corpus; its checkpoint translates."""
+    small = ("model._name=deepnet_transformer_tiny_18_18", "task.source_lang=qaa", "task.target_lang=qab")
+    save = (f"checkpoint.save_dir={tmp_path}/ck", "common.fp16=false", "dataset.num_workers=0")
+    hydra_train(data, tmp_path, "iwslt14_de_en", *small, *save)
+    path = tmp_path / "ck" / "checkpoint_last.pt"
+    settings = torch.load(path)["cfg"]
+    assert settings["optimizer"]["weight_decay"] == 1e-4
+    assert settings["lr_scheduler"]["warmup_updates"] == 4000
+    flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--beam", "1", "--max-len-a", "0", "--max-len-b", "3")
+    assert "Translated 20 sentences" in run("fairseq-generate", data, *flags).stdout
+
+
+def test_a_normal_run_prints_no_warning(data, trained):
+    flags = (*TRAIN_FLAGS, *TINY, "--max-update", "1", "--no-save")
+    generate = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--max-len-b", "2")
+    for printed in (
+        run("fairseq-train", data, *flags).stdout,
+        run("fairseq-generate", data, *generate, "--max-len-a", "0").stdout,
+    ):
+        assert "Warning" not in printed
+        assert "DEBUG" not in printed

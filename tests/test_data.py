@@ -1,0 +1,194 @@
+"""The embedded corpus and the preparation of any text."""
+
+import re
+import statistics
+
+import pytest
+
+from deepnet_fairseq.data.corpus import make_corpus, write_corpus
+from deepnet_fairseq.data.language import qaa, qab
+from deepnet_fairseq.data.language.lexicon import Noun, Preposition, Verb, Word, respell
+from deepnet_fairseq.data.language.meaning import Clause, Name, NounPhrase, Pronoun, Sentence
+from deepnet_fairseq.data.parallel import read_parallel
+from deepnet_fairseq.data.prepare import prepare_text
+from deepnet_fairseq.errors import UserError
+
+from .helpers import ROOT, run
+
+SIZES = {"train": 2000, "valid": 100, "test": 100}
+DOG = Noun("hunda", "cani", gender="m", plural="en", animate=True)
+BOOK = Noun("bukla", "libri", gender="n", plural="ar", animate=False)
+OPEN = Verb("mak", "eabri", objects=1, prefix="auf")
+GIVE = Verb("geb", "dona", objects=2, prefix="")
+RED = Word("rot", "rubi")
+BECAUSE = Word("weil", "per")
+IN = Preposition("in", "en", case="dat")
+
+
+def both(clause, *rest):
+    sentence = Sentence(clause, rest)
+    return qaa.say(sentence), qab.say(sentence)
+
+
+def thing(noun, definite=True, plural=False, **more):
+    return NounPhrase(noun, definite, plural, **more)
+
+
+def test_separable_verb_second_and_last():
+    clause = Clause(thing(DOG), OPEN, "present", direct=thing(BOOK))
+    assert both(clause) == ("Zok Hunda maket zem Bukla auf .", "Lo cani eabria ta libri .")
+    assert both(clause, (BECAUSE, clause))[0].endswith(", weil zok Hunda zem Bukla aufmaket .")
+    perfect = Clause(thing(DOG), OPEN, "perfect", direct=thing(BOOK))
+    assert both(perfect)[0] == "Zok Hunda havet zem Bukla aufbimakt ."
+    assert both(perfect, (BECAUSE, perfect))[0].endswith(", weil zok Hunda zem Bukla aufbimakt havet .")
+
+
+def test_gender_case_number_and_word_order():
+    gift = Clause(thing(DOG, plural=True), GIVE, "past", direct=thing(BOOK, False, adjectives=(RED,)),
+                  indirect=thing(DOG, adjectives=(RED,)), topic="indirect")  # fmt: skip
+    assert both(gift) == (
+        "Zul rotul Hunda gebiton zi Hundaen unem rotem Bukla .",
+        "Los canis donaavan na libri rubie a lo cani rubio .",
+    )
+
+
+def test_numerals_compounds_relatives_names_and_negation():
+    many = thing(BOOK, False, plural=True, count=23)
+    assert qaa.phrase(many, "nom") == ["triunddvazig", "Buklaar"]
+    assert qab.phrase(many) == ["duonta", "tre", "libris"]
+    assert [qaa.numeral(n) for n in (7, 40, 99)] == ["sib", "firzig", "nenundnenzig"]
+    shelf = thing(BOOK, compound=DOG)
+    assert qaa.phrase(shelf, "dat") == ["zul", "Hundasbukla"]
+    assert qab.phrase(shelf) == ["ta", "libri", "de", "cani"]
+    reader = thing(DOG, relative=Clause(None, OPEN, "present", direct=thing(BOOK)))
+    assert qaa.phrase(reader, "acc") == ["zon", "Hunda", ",", "zok", "zem", "Bukla", "aufmaket", ","]
+    assert qab.phrase(reader) == ["lo", "cani", "que", "eabria", "ta", "libri"]
+    named = Clause(Name("Krauzei"), OPEN, "present", direct=thing(BOOK), negated=True, place=(IN, thing(BOOK)))
+    assert both(named) == ("Krauzei maket zem Bukla in zul Bukla nit auf .", "Crose non eabria ta libri en ta libri .")
+
+
+def test_pronouns_agree_with_what_they_take_up():
+    book = thing(BOOK, plural=True)
+    first = Clause(book, OPEN, "present", direct=thing(DOG))
+    again = Clause(Pronoun(book), OPEN, "present", direct=thing(DOG))
+    source, target = both(first, (None, again))
+    assert ", und esi makon zon Hunda auf ." in source
+    assert target.endswith("e etas eabrian lo cani .")
+
+
+def test_spelling_of_names():
+    assert [respell(name) for name in ("shtaukren", "heiklo", "wazo")] == ["stocren", "jeclo", "uaso"]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return make_corpus(SIZES)
+
+
+def test_splits_do_not_overlap(corpus):
+    for side in ("source", "target"):
+        lines = [line for text in corpus.values() for line in getattr(text, side)]
+        assert len(set(lines)) == len(lines) == sum(SIZES.values())
+
+
+def test_seeded_and_extensible(corpus):
+    assert make_corpus(SIZES) == corpus
+    longer = make_corpus(SIZES | {"train": 3000})
+    assert longer["train"].source[:2000] == corpus["train"].source
+    assert longer["test"] == corpus["test"]
+    assert make_corpus(SIZES, seed=2)["test"] != corpus["test"]
+
+
+def test_lengths_of_talks_and_open_vocabulary(corpus):
+    lengths = [len(line.split()) for line in corpus["train"].source]
+    assert 13 < statistics.mean(lengths) < 22  # TED talks: about 19 words
+    assert max(lengths) > 40
+    known = {word for line in corpus["train"].source for word in line.split()}
+    unseen = {word for line in corpus["test"].source for word in line.split()} - known
+    assert len(unseen) > 20
+
+
+def test_command_writes_it(tmp_path, corpus):
+    sizes = [word for split, size in SIZES.items() for word in (f"--{split}", size)]
+    run("deepnet", "corpus", tmp_path / "c", *sizes)
+    assert (tmp_path / "c" / "train.qab").read_text().splitlines() == corpus["train"].target
+    assert read_parallel(str(tmp_path / "c" / "valid"), "qaa", "qab") == corpus["valid"]
+
+
+@pytest.fixture
+def text(tmp_path, corpus):
+    write_corpus(corpus, tmp_path)
+    return {split: str(tmp_path / split) for split in SIZES}
+
+
+def spoil(prefix, lang, change):
+    path = f"{prefix}.{lang}"
+    with open(path, "rb") as file:
+        lines = file.read().split(b"\n")
+    with open(path, "wb") as file:
+        file.write(b"\n".join(change(lines)))
+
+
+SPOILED = {
+    "unequal": (lambda lines: lines[:50] + lines[51:], r"lines"),
+    "bad UTF-8": (lambda lines: [*lines[:6], b"caf\xe9", *lines[7:]], r"line 7: not UTF-8"),
+    "empty line": (lambda lines: [*lines[:9], b"  ", *lines[10:]], r"line 10: empty.*--drop-empty"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_spoiled_text_is_refused_before_anything_is_written(kind, split, text, tmp_path):
+    change, message = SPOILED[kind]
+    spoil(text[split], "qab", change)
+    with pytest.raises(UserError, match=message) as caught:
+        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
+    assert f"{text[split]}.qab" in str(caught.value)
+    assert not list(tmp_path.glob("bin*"))
+
+
+def test_missing_file_and_too_small_a_corpus(text, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.qaa: no such file"):
+        prepare_text(("qaa", "qab"), text | {"valid": str(tmp_path / "nowhere")}, tmp_path / "bin")
+    with pytest.raises(UserError, match=r"--vocab 30000: this text supports at most \d+"):
+        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=30_000)
+    with pytest.raises(UserError, match=r"--vocab 20: below this text's \d+ characters"):
+        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=20)
+    for lang in ("qaa", "qab"):
+        spoil(text["train"], lang, lambda lines: lines[:50])
+    with pytest.raises(UserError, match="50 training pairs: too few"):
+        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
+    assert not list(tmp_path.glob("bin*"))
+
+
+def test_drop_empty_and_several_test_sets(text, tmp_path):
+    spoil(text["train"], "qaa", lambda lines: [b"", *lines[1:]])
+    prefixes = text | {"test": f"{text['test']},{text['valid']}"}
+    prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)
+    names = {path.name for path in (tmp_path / "bin").iterdir()}
+    assert {"spm.model", "dict.qaa.txt", "test.qaa-qab.qab.bin", "test1.qaa-qab.qaa.idx"} <= names
+    assert len((tmp_path / "bin" / "text" / "train.qaa").read_text().splitlines()) == SIZES["train"] - 1
+    dictionary = (tmp_path / "bin" / "dict.qaa.txt").read_text()
+    assert dictionary == (tmp_path / "bin" / "dict.qab.txt").read_text()
+
+
+def test_pieces_give_the_text_back(data):
+    """fairseq's --remove-bpe sentencepiece undoes the segmentation."""
+    pieces = (data / "text" / "test.qaa").read_text().splitlines()
+    plain = [line.replace(" ", "").replace("▁", " ").strip() for line in pieces]
+    assert plain == (data.parent / "text" / "test.qaa").read_text().splitlines()
+
+
+def test_existing_destination_is_left_alone(text, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mine").write_text("keep")
+    with pytest.raises(UserError, match="exists already"):
+        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
+    assert (tmp_path / "bin" / "mine").read_text() == "keep"
+
+
+def test_scripts_are_valid_bash():
+    for script in (ROOT / "scripts").glob("*.sh"):
+        assert re.match(r"#!/usr/bin/env bash\n# \w", script.read_text()), f"{script} does not say what it does"
+        run_bash = __import__("subprocess").run(["bash", "-n", str(script)], capture_output=True, text=True)
+        assert run_bash.returncode == 0, run_bash.stderr
