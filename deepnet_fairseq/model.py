@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    FairseqEncoderDecoderModel,
+    register_model,
+    register_model_architecture,
+)
 from torch import Tensor, nn
 
 from . import archs, config, loading
@@ -79,6 +84,6 @@ def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding,
     return source, source
 
 
-for _arch in archs.PRESETS:
-    if _arch != archs.MODEL_NAME:  # that one is registered with the model
-        register_model_architecture(archs.MODEL_NAME, _arch)(archs.fill)
+ARCH_CONFIG_REGISTRY[archs.MODEL_NAME] = archs.fill  # register_model has put an empty function there
+for _arch in archs.PRESETS.keys() - {archs.MODEL_NAME}:
+    register_model_architecture(archs.MODEL_NAME, _arch)(archs.fill)

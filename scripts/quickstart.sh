@@ -42,7 +42,7 @@ train() {  # train METHOD RUN: resumes from RUN/checkpoint_last.pt if there is o
         --method "$method" --share-all-embeddings --dropout 0.0 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --optimizer adam --adam-betas '(0.9, 0.98)' \
-        --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 300 --warmup-init-lr 1e-7 \
+        --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7 \
         --max-tokens 1000 --max-update "$updates" --seed "$seed" \
         --save-dir "$run" --no-epoch-checkpoints --save-interval-updates 200 --keep-interval-updates 1 \
         --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 | tee -a "$run/train.log" |

@@ -55,13 +55,14 @@ def logits(model, src, prev):
 
 
 def run(*command, cwd=None, check=True, **env) -> subprocess.CompletedProcess:
-    """A program of this environment's bin folder, as a user would start it; output in stdout (stderr joined)."""
+    """A program of this environment's bin folder, as a user would start it; its stderr follows in stdout."""
     program = Path(sys.executable).parent / command[0]
     words = [str(word) for word in command[1:]]
     done = subprocess.run(
         [str(program), *words], cwd=cwd, env=os.environ | {"OMP_NUM_THREADS": "1"} | env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=600,
+        capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
     )  # fmt: skip
+    done.stdout += done.stderr
     if check:
         assert done.returncode == 0, done.stdout[-3000:]
     return done

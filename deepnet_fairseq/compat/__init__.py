@@ -10,10 +10,11 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from . import arithmetic, checkpoints, command_line
+    from . import arithmetic, batches, checkpoints, command_line
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
+    batches.keep_last_batch()
     checkpoints.allow_plain_data()
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()

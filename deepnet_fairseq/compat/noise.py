@@ -12,7 +12,7 @@ MESSAGES = (
     r"\n?\s*The strict flag in the compose API is deprecated",
     r"In 'config': Usage of deprecated keyword in package header",
     r".*provides no value for the 'defaults' list",
-    r"(?s).*Automatic schema-matching is deprecated",
+    r"\s*'config' is validated against ConfigStore schema with the same name",
     # torch under fairseq's calls for older releases
     r"'pin_memory' argument is set as true but no accelerator is found",
     r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated",
