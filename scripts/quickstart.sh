@@ -46,7 +46,7 @@ train() {  # train METHOD RUN: resumes from RUN/checkpoint_last.pt if there is o
         --max-tokens 1000 --max-update "$updates" --seed "$seed" \
         --save-dir "$run" --no-epoch-checkpoints --save-interval-updates 200 --keep-interval-updates 1 \
         --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 | tee -a "$run/train.log" |
-        grep --line-buffered -oE 'num_updates": "[0-9]*00"|loss": "[0-9.]*", "nll|error: .*|Error: .*' |
+        grep --line-buffered -oE '"num_updates": "[0-9]*00"|"loss": "[0-9.]*", "nll|error: .*|Error: .*' |
         progress
 }
 
@@ -54,8 +54,8 @@ progress() {  # one line a hundred updates
     local line loss=
     while IFS= read -r line; do
         case "$line" in
-            loss*) loss="${line#*: \"}"; loss="${loss%%\"*}" ;;
-            num_updates*) line="${line%\"}"; echo "   update ${line##*\"} of $updates, loss $loss" ;;
+            *loss*) loss="${line#*: \"}"; loss="${loss%%\"*}" ;;
+            *num_updates*) line="${line%\"}"; echo "   update ${line##*\"} of $updates, loss $loss" ;;
             *) echo "   $line" ;;
         esac
     done

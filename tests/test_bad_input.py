@@ -92,8 +92,13 @@ def hostile_checkpoints(tmp_path, proof):
     modern, legacy = tmp_path / "modern.pt", tmp_path / "legacy.pt"
     torch.save({"model": {}, "args": Hostile(proof)}, modern)
     assert zipfile.is_zipfile(modern)
-    legacy.write_bytes(pickle.dumps({"model": {}, "args": Hostile(proof)}))
+    legacy.write_bytes(pickle.dumps({"model": {}, "args": Hostile(proof)}, protocol=2))
     return modern, legacy
+
+
+def test_missing_checkpoint(data, tmp_path):
+    path = tmp_path / "nowhere.pt"
+    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"--path {path}: no such file")
 
 
 @pytest.mark.parametrize("program", ["generate", "train"])

@@ -69,8 +69,9 @@ def _explained(load):
             state = load(path, *args, **kwargs)
         except pickle.UnpicklingError as error:
             raise UserError(_refusal(path, str(error))) from error
-        except (RuntimeError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{path}: truncated or damaged; take another checkpoint of the same folder") from error
+        except (RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            reason = str(error).split("\n")[0]
+            raise UserError(f"{path}: truncated or damaged ({reason}); take another one of the same folder") from error
         if "model" not in state:
             raise UserError(f"{path}: not a checkpoint of fairseq (it holds no model)")
         return state

@@ -60,14 +60,22 @@ def _undo_tpu(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
+    if getattr(args, "path", None) and args.checkpoint_shard_count == 1 and not args.checkpoint_suffix:
+        _check_exist("--path", args.path.split(os.pathsep))
     if not hasattr(args, "arch"):  # generation, interactive, validation: the checkpoint holds the config
         return
     if getattr(args, "fp16", False) and (args.cpu or not torch.cuda.is_available()):
         raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
-    if args.restore_file != "checkpoint_last.pt" and not os.path.exists(args.restore_file):
-        raise UserError(f"--restore-file {args.restore_file}: no such file")
+    if args.restore_file != "checkpoint_last.pt":
+        _check_exist("--restore-file", [args.restore_file])
     if args.arch in archs.PRESETS:
         config.namespace(**vars(args))
+
+
+def _check_exist(flag: str, paths: list[str]) -> None:
+    for path in paths:
+        if not os.path.exists(path):
+            raise UserError(f"{flag} {path}: no such file")
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> None:
