@@ -101,5 +101,3 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if len(padding) == 0 or not padding[0].any():
             return None
         return ~padding[0][:, None, None]
-
-    max_positions = Stack.max_positions

@@ -54,5 +54,3 @@ class Encoder(Stack, FairseqEncoder):
         return encoder_out | {
             key: [tensor.index_select(dim, new_order) for tensor in encoder_out[key]] for key, dim in BATCH_DIM.items()
         }
-
-    max_positions = Stack.max_positions

@@ -66,9 +66,6 @@ class DeepTransformer(FairseqEncoderDecoderModel):
             loading.check_fit(state_dict, self.state_dict())
         return nn.Module.load_state_dict(self, state_dict, strict)
 
-    def max_decoder_positions(self) -> int:
-        return self.decoder.max_positions()
-
 
 def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding, nn.Embedding]:
     """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")
@@ -23,10 +22,3 @@ class Site:
     layer: int
     sublayer: str
     dim: int
-
-
-def sites(stack: str, num_layers: int, dim: int) -> Iterator[Site]:
-    """All branches of one stack in forward order: 2N in an encoder, 3M in a decoder."""
-    for layer in range(1, num_layers + 1):
-        for sublayer in SUBLAYERS[stack]:
-            yield Site(stack, layer, sublayer, dim)

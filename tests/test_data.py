@@ -1,6 +1,5 @@
 """The embedded corpus and the preparation of any text."""
 
-import re
 import statistics
 
 import pytest
@@ -13,7 +12,7 @@ from deepnet_fairseq.data.parallel import read_parallel
 from deepnet_fairseq.data.prepare import prepare_text
 from deepnet_fairseq.errors import UserError
 
-from .helpers import ROOT, run
+from .helpers import run
 
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 DOG = Noun("hunda", "cani", gender="m", plural="en", animate=True)
@@ -185,10 +184,3 @@ def test_existing_destination_is_left_alone(text, tmp_path):
     with pytest.raises(UserError, match="exists already"):
         prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
     assert (tmp_path / "bin" / "mine").read_text() == "keep"
-
-
-def test_scripts_are_valid_bash():
-    for script in (ROOT / "scripts").glob("*.sh"):
-        assert re.match(r"#!/usr/bin/env bash\n# \w", script.read_text()), f"{script} does not say what it does"
-        run_bash = __import__("subprocess").run(["bash", "-n", str(script)], capture_output=True, text=True)
-        assert run_bash.returncode == 0, run_bash.stderr

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# 100L-100L base width (736 M parameters) in fp16 and in bf16, 200 updates each: finite losses and tokens/s.
+#
+#   scripts/gpu_check.sh DATA [OUT]     DATA: binarised text, e.g. of scripts/prepare_text.sh; OUT: default gpu_check
+#
+# Hardware: one GPU with 40 GB (less with MAX_TOKENS=1024). Needs an environment with a CUDA build of torch (scripts/setup.sh
+# makes one where it finds a GPU); an active environment with fairseq is used as it is.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' scripts/gpu_check.sh >&2; exit 2; }
+data="$1" out="${2:-gpu_check}"
+command -v fairseq-train >/dev/null || source scripts/setup.sh
+python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+    { echo "gpu_check: torch sees no GPU here" >&2; exit 1; }
+mkdir -p "$out"
+
+for precision in fp16 bf16; do
+    echo "== 100L-100L base, $precision"
+    fairseq-train "$data" --user-dir deepnet_fairseq --arch deepnet_transformer_100_100 --share-all-embeddings \
+        "--$precision" --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.1 \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 \
+        --warmup-init-lr 1e-7 --max-tokens "${MAX_TOKENS:-4096}" --max-update 200 --no-save --disable-validation \
+        --log-format json --log-interval 20 >"$out/$precision.log" 2>&1 || { tail -n 5 "$out/$precision.log" >&2; exit 1; }
+    python - "$out/$precision.log" <<'PY'
+import json, math, re, statistics, sys
+
+import torch
+
+rows = [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", open(sys.argv[1]).read())]
+losses = [float(row["loss"]) for row in rows]
+speed = statistics.median(float(row["wps"]) for row in rows[1:])
+assert rows[-1]["num_updates"] == "200" and all(map(math.isfinite, losses)), losses
+print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: loss {losses[0]:.2f} -> {losses[-1]:.2f}, "
+      f"{speed:,.0f} target tokens/s (median)")
+PY
+done
