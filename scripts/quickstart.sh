@@ -38,31 +38,31 @@ fi
 train() {  # train METHOD RUN: resumes from RUN/checkpoint_last.pt if there is one
     local method="$1" run="$2"
     fairseq-train "$data" --user-dir deepnet_fairseq \
-        --arch "deepnet_transformer_tiny" --encoder-layers "$depth" --decoder-layers "$depth" \
+        --arch deepnet_transformer_18_18 --encoder-layers "$depth" --decoder-layers "$depth" \
+        --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 2 \
         --method "$method" --share-all-embeddings --dropout 0.0 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --optimizer adam --adam-betas '(0.9, 0.98)' \
         --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7 \
         --max-tokens 1000 --max-update "$updates" --seed "$seed" \
         --save-dir "$run" --no-epoch-checkpoints --save-interval-updates 200 --keep-interval-updates 1 \
-        --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 | tee -a "$run/train.log" |
-        grep --line-buffered -oE '"num_updates": "[0-9]*00"|"loss": "[0-9.]*", "nll|error: .*|Error: .*' |
-        progress
+        --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 |
+        tee -a "$run/train.log" | progress
 }
 
-progress() {  # one line a hundred updates
-    local line loss=
+progress() {  # one line a hundred updates, and errors
+    local line pattern='"loss": "([0-9.]+)".*"num_updates": "([0-9]+00)"'
     while IFS= read -r line; do
-        case "$line" in
-            *loss*) loss="${line#*: \"}"; loss="${loss%%\"*}" ;;
-            *num_updates*) line="${line%\"}"; echo "   update ${line##*\"} of $updates, loss $loss" ;;
-            *) echo "   $line" ;;
-        esac
+        if [[ "$line" == *"| train_inner |"* && "$line" =~ $pattern ]]; then
+            echo "   update ${BASH_REMATCH[2]} of $updates, loss ${BASH_REMATCH[1]}"
+        elif [[ "$line" == *"error: "* || "$line" == *"Error: "* ]]; then
+            echo "   $line"
+        fi
     done
 }
 
 for method in ${methods//,/ }; do
-    run="$out/$method-$depth-seed$seed"
+    run="$out/${depth}L-${depth}L-seed$seed/$method"
     runs+=("$run")
     mkdir -p "$run"
     if [ "$(cat "$run/trained" 2>/dev/null)" != "$updates" ]; then

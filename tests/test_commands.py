@@ -77,6 +77,7 @@ def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
     for name, command in routes.items():
         run(*command, "--save-dir", tmp_path / name)
     settings = ("model._name=deepnet_transformer_tiny_12_6", "model.method=pre_ln", "model.dropout=0.2")
+    settings += ("~model.encoder_embed_dim", "~model.encoder_ffn_embed_dim", "~model.encoder_attention_heads")
     hydra_train(data, tmp_path, "quickstart", *settings, f"checkpoint.save_dir={tmp_path / 'yaml'}")
 
     configs, sizes = {}, {}
