@@ -60,7 +60,8 @@ def fill(cfg) -> None:
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
     widths follow the encoder's, as in fairseq's `transformer`.
     """
-    preset = PRESETS[getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or MODEL_NAME]
+    arch = getattr(cfg, "arch", None) or getattr(cfg, "_name", None)
+    preset = PRESETS.get(arch, PRESETS[MODEL_NAME])  # an architecture somebody else registered sets what it sets
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, value)

@@ -20,13 +20,12 @@ class Attention(nn.Module):
     inner: the method's module in front of out_proj, if any.
     """
 
-    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int | None = None, inner=None):
+    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner=None):
         super().__init__()
         self.num_heads = num_heads
-        source_dim = source_dim or dim
-        self.q_proj = Linear(dim, dim)
         self.k_proj = Linear(source_dim, dim)
         self.v_proj = Linear(source_dim, dim)
+        self.q_proj = Linear(dim, dim)
         self.out_proj = Linear(dim, dim)
         self.inner = inner
         self.dropout = FairseqDropout(dropout, module_name="MultiheadAttention")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from . import archs
+from .data.corpus import SIZES
 from .errors import UserError
 
 
@@ -122,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("corpus", make_corpus)
     sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
-    for split, size in (("train", 20_000), ("valid", 500), ("test", 500)):
+    for split, size in SIZES.items():
         sub.add_argument(f"--{split}", type=int, default=size, help=f"sentence pairs (default {size:,})")
     sub.add_argument("--nouns", type=int, default=120)
     sub.add_argument("--verbs", type=int, default=60)
@@ -135,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
 
     sub = command("compare", compare)
-    sub.add_argument("runs", nargs="+", metavar="RUN", help="folder with train.log and hypotheses.txt")
+    sub.add_argument("runs", nargs="+", metavar="RUN", help="folder with train.log and generated.txt")
     sub.add_argument("--reference", required=True, help="reference translations, one a line")
     sub.add_argument("--plot", required=True, help="PNG to write")
     return top
@@ -149,6 +150,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"deepnet: error: {error}")
     except BrokenPipeError:  # deepnet archs | head
         sys.stderr.close()
+    except OSError as error:  # a file that is missing, in the way, or not writable: its text names it
+        sys.exit(f"deepnet: error: {error}")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,8 @@ def _check_stack(cfg, stack: str, method) -> None:
         value = getattr(cfg, f"{stack}_{name}")
         if value < 1:
             raise UserError(f"--{stack}-{name.replace('_', '-')} {value}: must be at least 1")
+    if dim < 4 and not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings):
+        raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
     if dim % heads:
         raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")
     if getattr(cfg, f"{stack}_normalize_before") and method.norm != "pre":

@@ -42,19 +42,19 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
 
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
-        averaged over heads, or [None] in training and where generation does not ask for alignments; and inner_states,
+        averaged over heads, or [None] where nobody asks (training, generation without alignments); and inner_states,
         [(T, B, C) before and after every layer] if return_all_hiddens.
         """
         cache = DecoderCache.of(incremental_state, len(self.layers))
         positions = self.positions(prev_output_tokens, incremental_state)
         tokens = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
-        if cache is not None and positions is not None:
-            positions = positions[:, -1:]
         x, _embedding = self.embed(tokens, positions)
         self_mask = None if cache is not None else self._left_padding_mask(prev_output_tokens)
         memory = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
         memory_mask = self._memory_mask(encoder_out)
-        aligned = (len(self.layers) - 1 if alignment_layer is None else alignment_layer) if self._wants_attn() else -1
+        aligned = alignment_layer
+        if aligned is None and self.need_attn and not self.training:
+            aligned = len(self.layers) - 1
         attn, states = None, [x]
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
@@ -76,9 +76,6 @@ class Decoder(Stack, FairseqIncrementalDecoder):
     def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
         self.need_attn = need_attn
-
-    def _wants_attn(self) -> bool:
-        return self.need_attn and not self.training
 
     def _left_padding_mask(self, tokens: Tensor) -> Tensor | None:
         """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.

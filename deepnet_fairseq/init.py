@@ -11,21 +11,21 @@ from torch import nn
 from .init_profiles import PROFILES
 from .layer import Layer
 from .methods import Method
-from .site import Site
+from .site import Weight
 
 NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed
 
 
-def branch_weights(model: nn.Module) -> Iterator[tuple[Site, str, nn.Linear]]:
+def branch_weights(model: nn.Module) -> Iterator[Weight]:
     """Every weight matrix inside a residual branch, in forward order of each stack."""
     for module in model.modules():
         if isinstance(module, Layer):
             yield from module.weights()
 
 
-def weight_std(method: Method, profile: str, site: Site, role: str, linear: nn.Linear) -> float:
+def weight_std(method: Method, profile: str, weight: Weight) -> float:
     """The std that `profile` and the method's gain give to one weight matrix."""
-    return PROFILES[profile].weight_std(role, linear) * method.gain(site, role)
+    return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
 
 
 @torch.no_grad()
@@ -36,11 +36,11 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
     method; modules in a method's slots keep the values they were constructed with.
     """
     visited: set[nn.Parameter] = set()
-    for site, role, linear in branch_weights(model):
-        drawn = PROFILES[profile]
-        drawn.draw(linear.weight, weight_std(method, profile, site, role, linear))
-        drawn.draw(linear.bias, drawn.bias_std(role, linear))
-        visited |= {linear.weight, linear.bias}
+    base = PROFILES[profile]
+    for weight in branch_weights(model):
+        base.draw(weight.linear.weight, weight_std(method, profile, weight))
+        base.draw(weight.linear.bias, base.bias_std(weight))
+        visited |= {weight.linear.weight, weight.linear.bias}
     for module in model.modules():
         if isinstance(module, Layer):
             visited |= {p for slot in module.slots() for p in slot.parameters()}

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from .site import Weight
+
 ATTENTION_INPUTS = ("q", "k", "v")
 
 
@@ -39,33 +41,38 @@ def draw_uniform(tensor: Tensor, std: float) -> None:
 
 @dataclass(frozen=True)
 class InitProfile:
-    """draw: fills a tensor with zero mean and a given std; weight_std, bias_std: (role, matrix) -> std."""
+    """draw: fills a tensor with zero mean and a given std; weight_std, bias_std: std of a matrix and of its bias."""
 
     draw: Callable[[Tensor, float], None]
-    weight_std: Callable[[str, nn.Linear], float]
-    bias_std: Callable[[str, nn.Linear], float]
+    weight_std: Callable[[Weight], float]
+    bias_std: Callable[[Weight], float]
 
 
-def _attention_gain(role: str, linear: nn.Linear) -> float:
-    same_width = linear.in_features == linear.out_features
-    return math.sqrt(0.5) if role in ATTENTION_INPUTS and same_width else 1.0
+def _plain(weight: Weight) -> float:
+    return xavier_std(weight.linear)
 
 
-def _head_weight(role: str, linear: nn.Linear) -> float:
-    if role in ("fc1", "fc2"):
-        return torch_std(linear)
-    return _attention_gain(role, linear) * xavier_std(linear)
+def _legacy(weight: Weight) -> float:
+    same_width = weight.source_dim == weight.site.dim
+    gain = math.sqrt(0.5) if weight.role in ATTENTION_INPUTS and same_width else 1.0
+    return gain * xavier_std(weight.linear)
+
+
+def _head(weight: Weight) -> float:
+    return torch_std(weight.linear) if weight.role in ("fc1", "fc2") else _legacy(weight)
+
+
+def _head_bias(weight: Weight) -> float:
+    return 0.0 if weight.role == "out" else torch_std(weight.linear)
+
+
+def _zero(weight: Weight) -> float:
+    return 0.0
 
 
 PROFILES = {
-    "fairseq_head": InitProfile(
-        draw_uniform, _head_weight, lambda role, linear: 0.0 if role == "out" else torch_std(linear)
-    ),
-    "xavier_legacy": InitProfile(
-        draw_uniform,
-        lambda role, linear: _attention_gain(role, linear) * xavier_std(linear),
-        lambda role, linear: 0.0,
-    ),
-    "xavier_normal": InitProfile(draw_normal, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0),
-    "xavier_uniform": InitProfile(draw_uniform, lambda role, linear: xavier_std(linear), lambda role, linear: 0.0),
+    "fairseq_head": InitProfile(draw_uniform, _head, _head_bias),
+    "xavier_legacy": InitProfile(draw_uniform, _legacy, _zero),
+    "xavier_normal": InitProfile(draw_normal, _plain, _zero),
+    "xavier_uniform": InitProfile(draw_uniform, _plain, _zero),
 }

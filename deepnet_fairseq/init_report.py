@@ -46,10 +46,11 @@ class Row:
 def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
     """One Row per stack, kind of branch and role, in forward order."""
     rows: dict[tuple, Row] = {}
-    for site, role, linear in branch_weights(model):
-        key = (site.stack, site.sublayer, role)
+    for weight in branch_weights(model):
+        site, linear = weight.site, weight.linear
+        key = (site.stack, site.sublayer, weight.role)
         row = rows.setdefault(key, Row(*key))
-        row.expected.append(weight_std(method, profile, site, role, linear))
+        row.expected.append(weight_std(method, profile, weight))
         row.measured.append(linear.weight.float().std().item())
         row.largest_bias = max(row.largest_bias, linear.bias.abs().max().item())
     return list(rows.values())

@@ -18,7 +18,7 @@ from .cache import LayerCache
 from .linear import Linear
 from .methods import Method
 from .shape import StackShape
-from .site import NORM_NAMES, SUBLAYERS, Site
+from .site import NORM_NAMES, SUBLAYERS, Site, Weight
 
 
 class Slots(nn.ModuleDict):
@@ -45,26 +45,30 @@ class Layer(nn.Module):
         super().__init__()
         self.sites = {s: Site(shape.stack, index, s, shape.dim) for s in SUBLAYERS[shape.stack]}
         self.norm_place = method.norm
-        if method.norm != "none":
-            for sublayer in self.sites:
+        for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
+            if sublayer == "ffn":
+                self.fc1, self.fc2 = Linear(shape.dim, shape.ffn_dim), Linear(shape.ffn_dim, shape.dim)
+            else:
+                setattr(self, sublayer, self._attention(sublayer, shape, method))
+            if method.norm != "none":
                 setattr(self, NORM_NAMES[sublayer], LayerNorm(shape.dim))
         self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
+        self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
         self.residual = Slots({name: method.residual(site) or Add() for name, site in self.sites.items()})
-        self.self_attn = self._attention("self_attn", shape, method, shape.dim)
-        self.fc1 = Linear(shape.dim, shape.ffn_dim)
-        self.fc2 = Linear(shape.ffn_dim, shape.dim)
-        self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.activation_fn = get_activation_fn(shape.activation_fn)
-        self.activation_dropout = FairseqDropout(shape.activation_dropout, module_name="Layer")
-        self.dropout = FairseqDropout(shape.dropout, module_name="Layer")
+        name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
+        self.activation_dropout = FairseqDropout(shape.activation_dropout, module_name=name)
+        self.dropout = FairseqDropout(shape.dropout, module_name=name)
 
-    def weights(self) -> Iterator[tuple[Site, str, nn.Linear]]:
-        """Every weight matrix of the layer with the branch it belongs to and its role there."""
+    def weights(self) -> Iterator[Weight]:
+        """Every weight matrix of the layer, in forward order of its branches."""
         for sublayer, site in self.sites.items():
-            matrices = {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
+            attention = getattr(self, sublayer, None)  # there is none called ffn
+            matrices = attention.weights() if attention else {"fc1": self.fc1, "fc2": self.fc2}
+            source_dim = attention.k_proj.in_features if attention else site.dim
             for role, linear in matrices.items():
-                yield site, role, linear
+                yield Weight(site, role, linear, source_dim)
 
     def slots(self) -> Iterator[nn.Module]:
         """The modules that came from the method."""
@@ -72,7 +76,8 @@ class Layer(nn.Module):
         inner = [getattr(self, name).inner for name in self.sites if name != "ffn"] + [self.inner]
         yield from (module for module in inner if module is not None)
 
-    def _attention(self, sublayer: str, shape: StackShape, method: Method, source_dim: int) -> Attention:
+    def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
+        source_dim = shape.dim if sublayer == "self_attn" else shape.memory_dim
         inner = method.inner(self.sites[sublayer], shape.dim)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner)
 
@@ -107,10 +112,6 @@ class EncoderLayer(Layer):
 
 class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder's output, feed-forward."""
-
-    def __init__(self, shape: StackShape, method: Method, index: int):
-        super().__init__(shape, method, index)
-        self.encoder_attn = self._attention("encoder_attn", shape, method, shape.memory_dim)
 
     def forward(
         self,

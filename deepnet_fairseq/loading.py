@@ -37,10 +37,7 @@ def check_fit(state: StateDict, own: StateDict) -> None:
         )
     for key, value in own.items():
         if state[key].shape != value.shape:
-            raise UserError(
-                f"{key} has shape {tuple(state[key].shape)}, this model's {tuple(value.shape)}: "
-                "other widths or another vocabulary; give the flags and data of its own run"
-            )
+            raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape)))
     _check_constants(state, own)
 
 
@@ -48,6 +45,19 @@ def depth(state: StateDict, stack: str) -> int:
     """Number of layers of `stack` in a state dict."""
     layers = (re.match(rf"{stack}\.layers\.(\d+)\.", key) for key in state)
     return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
+
+
+def _other_shape(key: str, held: tuple, built: tuple) -> str:
+    stack, name = key.split(".", 1)
+    if name == "embed_tokens.weight":
+        if held[0] != built[0]:
+            return (
+                f"holds {held[0]} {stack} embeddings, these data have {built[0]} symbols; give the data of its own run"
+            )
+        return f"is {held[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {held[1]}"
+    if name.endswith("fc1.weight"):
+        return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
+    return f"{key} has shape {held}, this model's {built}; give the flags and data of its own run"
 
 
 def _check_constants(state: StateDict, own: StateDict) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROLES = ("q", "k", "v", "out", "fc1", "fc2")
+from torch import nn
+
 SUBLAYERS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
 # fairseq's own names, so that a checkpoint of its `transformer` fits
 NORM_NAMES = {"self_attn": "self_attn_layer_norm", "encoder_attn": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
@@ -22,3 +23,16 @@ class Site:
     layer: int
     sublayer: str
     dim: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight matrix of a branch.
+
+    role: "q", "k", "v", "out", "fc1" or "fc2"; source_dim: width of what the branch's keys and values are made from.
+    """
+
+    site: Site
+    role: str
+    linear: nn.Linear
+    source_dim: int

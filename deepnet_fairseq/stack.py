@@ -30,7 +30,7 @@ class Stack(nn.Module):
             learned = getattr(cfg, f"{shape.stack}_learned_pos")
             self.embed_positions = PositionalEmbedding(self.max_tokens, shape.dim, self.padding_idx, learned)
         self.layernorm_embedding = LayerNorm(shape.dim) if cfg.layernorm_embedding else None
-        self.dropout = FairseqDropout(shape.dropout, module_name=type(self).__name__)
+        self.dropout = FairseqDropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
         self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
         for name, value in method.constants(shape.stack).items():

@@ -6,9 +6,9 @@
 # Hardware: one GPU with 40 GB (less with MAX_TOKENS=1024). Needs an environment with a CUDA build of torch (scripts/setup.sh
 # makes one where it finds a GPU); an active environment with fairseq is used as it is.
 set -euo pipefail
+[ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+data="$(realpath "$1")" out="$(realpath "${2:-gpu_check}")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' scripts/gpu_check.sh >&2; exit 2; }
-data="$1" out="${2:-gpu_check}"
 command -v fairseq-train >/dev/null || source scripts/setup.sh
 python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
     { echo "gpu_check: torch sees no GPU here" >&2; exit 1; }

@@ -22,6 +22,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 
+[ "$updates" -ge 25 ] || { echo "quickstart: --updates $updates: give at least 25, the log has a line every 25" >&2; exit 2; }
 source scripts/setup.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
 data="$out/data" runs=()
@@ -62,19 +63,19 @@ progress() {  # one line a hundred updates, and errors
 }
 
 for method in ${methods//,/ }; do
-    run="$out/${depth}L-${depth}L-seed$seed/$method"
+    run="$out/${depth}L-${depth}L-$updates-updates-seed$seed/$method"
     runs+=("$run")
     mkdir -p "$run"
-    if [ "$(cat "$run/trained" 2>/dev/null)" != "$updates" ]; then
+    if [ ! -f "$run/trained" ]; then
         step "training $depth-$depth $method, $updates updates"
-        rm -f "$run/generated.txt"
+        [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
         if ! train "$method" "$run"; then
             grep -q FloatingPointError "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
-            echo "   diverged"  # a result: what was saved last is translated and scored
+            echo "   diverged"  # a result: what was saved last, if anything, is translated and scored
         fi
-        echo "$updates" >"$run/trained"
+        touch "$run/trained"
     fi
-    if [ ! -f "$run/generated.txt" ]; then
+    if [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/generated.txt" ]; then
         step "translating the test set with $method"
         fairseq-generate "$data" --user-dir deepnet_fairseq --path "$run/checkpoint_last.pt" \
             --beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece \

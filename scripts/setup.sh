@@ -22,17 +22,14 @@ setup_python() {  # the interpreter to use: $PYTHON, or the first of these that 
 }
 
 setup_step() {  # setup_step "what it does" command...: a dot every five seconds, the end of the log on failure
-    local message="$1" pid start=$SECONDS status=0
+    local message="$1" dots start=$SECONDS status=0
     shift
-    echo "\$ $*" >>"$deepnet_log"
-    "$@" >>"$deepnet_log" 2>&1 &
-    pid=$!
     printf 'setup: %s ' "$message"
-    while kill -0 "$pid" 2>/dev/null; do
-        sleep 0.5
-        (( (SECONDS - start) % 5 )) || [ "${last:-}" = "$SECONDS" ] || { printf .; last=$SECONDS; }
-    done
-    wait "$pid" || status=$?
+    (while sleep 5 && kill -0 $$ 2>/dev/null; do printf .; done) &
+    dots=$!
+    "$@" >>"$deepnet_log" 2>&1 || status=$?  # in the foreground, so that Ctrl-C ends it
+    kill "$dots" 2>/dev/null
+    wait "$dots" 2>/dev/null
     printf ' %d s\n' $((SECONDS - start))
     [ "$status" -eq 0 ] || { tail -n 15 "$deepnet_log" >&2; setup_fail "that step failed; whole log: $deepnet_log"; }
 }

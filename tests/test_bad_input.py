@@ -21,11 +21,17 @@ MISTAKES = {
     "decoder norm place": ((*ARCH, "--method", "post_ln", "--decoder-normalize-before"), "--decoder-normalize-before"),
     "profile": ((*ARCH, "--init-profile", "fairseq_head"), "--init-profile fairseq_head"),
     "dropout": ((*ARCH, "--dropout", "1.5"), "--dropout 1.5"),
-    "stock flag": ((*ARCH, "--adaptive-softmax-cutoff", "10"), "--adaptive-softmax-cutoff"),
-    "layerdrop": ((*ARCH, "--encoder-layerdrop", "0.1"), "--encoder-layerdrop"),
+    "stock flag": (
+        (*ARCH, "--adaptive-softmax-cutoff", "10"),
+        "--adaptive-softmax-cutoff: fairseq's `transformer` has it",
+    ),
+    "layerdrop": ((*ARCH, "--encoder-layerdrop", "0.1"), "--encoder-layerdrop: fairseq's `transformer` has it"),
     "typo": ((*ARCH, "--encoder-leyers", "3"), "--encoder-leyers"),
     "fp16 on a CPU": ((*ARCH, "--fp16"), "--fp16"),
     "restore": ((*ARCH, "--restore-file", "nowhere.pt"), "--restore-file nowhere.pt"),
+    "finetune": ((*ARCH, "--finetune-from-model", "nowhere.pt"), "--finetune-from-model nowhere.pt"),
+    "warm-up": ((*ARCH, "--warmup-updates", "0"), "--warmup-updates 0"),
+    "criterion": ((*ARCH, "--criterion", "label_smoothed_cross_entropy_with_alignment"), "--criterion"),
     "widths": ((*ARCH, "--decoder-embed-dim", "32"), "--share-all-embeddings"),
 }
 
@@ -45,6 +51,11 @@ def test_flags(mistake, data, tmp_path):
     done = run("fairseq-train", data, *TRAIN_FLAGS, *flags, "--save-dir", tmp_path / "save", check=False)
     assert_one_line(done, named)
     assert not (tmp_path / "save").exists()
+
+
+def test_missing_data(tmp_path):
+    done = run("fairseq-train", tmp_path / "nowhere", *TRAIN_FLAGS, *ARCH, check=False)
+    assert_one_line(done, f"{tmp_path / 'nowhere'}: no such file or folder")
 
 
 def test_a_mistake_in_yaml(data, tmp_path):
@@ -79,6 +90,12 @@ def truncated(trained, tmp_path):
     return path
 
 
+def test_not_a_checkpoint_of_fairseq(data, tmp_path):
+    path = tmp_path / "weights.pt"
+    torch.save({"weight": torch.zeros(3)}, path)
+    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"{path}: not a checkpoint of fairseq")
+
+
 class Hostile:
     def __init__(self, proof):
         self.proof = proof
@@ -98,7 +115,7 @@ def hostile_checkpoints(tmp_path, proof):
 
 def test_missing_checkpoint(data, tmp_path):
     path = tmp_path / "nowhere.pt"
-    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"--path {path}: no such file")
+    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"--path {path}: no such file or folder")
 
 
 @pytest.mark.parametrize("program", ["generate", "train"])
@@ -106,7 +123,7 @@ def test_truncated_checkpoint(program, data, truncated, tmp_path):
     assert_one_line(open_checkpoint(program, data, truncated, tmp_path), str(truncated), "truncated")
 
 
-@pytest.mark.parametrize("program", ["generate", "train"])
+@pytest.mark.parametrize("program", ["generate", "train", "interactive", "validate"])
 def test_hostile_checkpoint_is_not_run(program, data, tmp_path):
     proof = str(tmp_path / "proof")
     for path in hostile_checkpoints(tmp_path, proof):
@@ -115,8 +132,9 @@ def test_hostile_checkpoint_is_not_run(program, data, tmp_path):
 
 
 def open_checkpoint(program, data, path, tmp_path):
-    if program == "generate":
-        return run("fairseq-generate", data, "--path", path, "--user-dir", USER_DIR, "--cpu", check=False)
+    if program != "train":
+        flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--task", "translation")
+        return run(f"fairseq-{program}", data, *flags, check=False)
     restore = ("--restore-file", path, "--save-dir", tmp_path / "save", "--max-update", "1")
     return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
 

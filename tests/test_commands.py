@@ -56,12 +56,29 @@ def test_resuming_continues_where_training_stopped(data, tmp_path):
     assert sorted(losses(further)) == [5]
 
 
-def test_bf16_and_checkpointed_activations_on_cpu(data, tmp_path):
-    flags = (*TRAIN_FLAGS, *TINY, "--max-update", "3", "--no-save")
-    plain = losses(run("fairseq-train", data, *flags).stdout)
-    for extra in ("--bf16", "--checkpoint-activations"):
-        found = losses(run("fairseq-train", data, *flags, extra).stdout)
-        assert [found[u] for u in (1, 2, 3)] == pytest.approx([plain[u] for u in (1, 2, 3)], rel=0.02)
+@pytest.mark.parametrize("precision", [(), ("--bf16",)], ids=["fp32", "bf16"])
+def test_checkpointed_activations_and_bf16_on_cpu(precision, data, tmp_path):
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "3")
+    plain = losses(run(*train, "--no-save").stdout)
+    flags = (*precision, "--checkpoint-activations", "--save-dir", tmp_path)
+    found = losses(run(*train, *flags).stdout)
+    assert [found[u] for u in (1, 2, 3)] == pytest.approx([plain[u] for u in (1, 2, 3)], rel=0.02)
+    weight = torch.load(tmp_path / "checkpoint_last.pt")["model"]["encoder.layers.0.fc1.weight"]
+    assert weight.dtype == (torch.bfloat16 if precision else torch.float32)
+
+
+def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
+    """Adam's state included: fairseq's `transformer` trains 2 updates, post_ln the third, as it would have itself."""
+    widths = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "attention-heads")]
+    flags = [word for flag in widths for word in (flag, "2")] + ["--encoder-embed-dim", "64"]
+    flags += ["--encoder-ffn-embed-dim", "128", "--dropout", "0", "--save-dir", tmp_path]
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *flags)
+    run(*train, "--arch", "transformer", "--max-update", "2")
+    restore = ("--max-update", "3", "--restore-file", tmp_path / "checkpoint_last.pt", "--no-save")
+    theirs = losses(run(*train, *restore, "--arch", "transformer").stdout)
+    ours = losses(run(*train, *restore, "--arch", "deepnet_transformer", "--method", "post_ln").stdout)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+    assert sorted(ours) == [3]
 
 
 def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):

@@ -22,12 +22,12 @@ DEEPNORM_STD = {
 Q_K_STD = 0.0441942
 
 
-def pooled_std(model, stack, roles, layers=None):
+def pooled_std(model, stack, roles):
     """Std over all weights of these roles; 512 x 512 and more entries: sampling error below 0.3%."""
     chosen = [
-        linear.weight.flatten()
-        for site, role, linear in branch_weights(model)
-        if site.stack == stack and role in roles and (layers is None or site.layer in layers)
+        weight.linear.weight.flatten()
+        for weight in branch_weights(model)
+        if weight.site.stack == stack and weight.role in roles
     ]
     return torch.cat(chosen).std().item()
 
@@ -74,8 +74,8 @@ def test_deepnorm_is_normal_and_its_variant_uniform():
 
 
 def test_deepnorm_biases_are_zero():
-    for _site, _role, linear in branch_weights(first_layers("deepnorm", 6, 6)):
-        assert not linear.bias.any()
+    for weight in branch_weights(first_layers("deepnorm", 6, 6)):
+        assert not weight.linear.bias.any()
 
 
 HEAD = {"q": 0.03125, "k": 0.03125, "v": 0.03125, "out": 0.044194, "fc1": 0.025516, "fc2": 0.012758}
@@ -90,14 +90,15 @@ def test_vanilla_profiles(method, profile, stds):
     for role, std in stds.items():
         assert pooled_std(model, "encoder", [role]) == pytest.approx(std, rel=0.01)
         assert pooled_std(model, "decoder", [role]) == pytest.approx(std, rel=0.01)
-    for _site, role, linear in branch_weights(model):
-        bound = HEAD_BIAS_BOUND[role] if profile == "fairseq_head" else 0.0
-        assert linear.bias.abs().max().item() == pytest.approx(bound, rel=0.02)
+    for weight in branch_weights(model):
+        bound = HEAD_BIAS_BOUND[weight.role] if profile == "fairseq_head" else 0.0
+        assert weight.linear.bias.abs().max().item() == pytest.approx(bound, rel=0.02)
 
 
-def test_fairseq_head_is_what_fairseq_draws():
+@pytest.mark.parametrize("decoder_width", [256, 384])
+def test_fairseq_head_is_what_fairseq_draws(decoder_width):
     """Every tensor of the stock model has the std of ours, at a size where sampling noise is below 3%."""
-    wide = {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 512}
+    wide = {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 512, "decoder_embed_dim": decoder_width}
     ours, theirs = small(2, method="post_ln", **wide).state_dict(), stock(2, **wide).state_dict()
     for name, tensor in ours.items():
         if tensor.dim() == 2 and "embed_tokens" not in name and "output_projection" not in name:

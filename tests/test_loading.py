@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import small
+from .helpers import SMALL, VOCAB, small
 
 
 def refused(state, model, *words):
@@ -46,7 +47,10 @@ def test_constants_survive_half_precision():
 
 
 def test_other_widths_and_vocabularies():
-    refused(small(2, encoder_embed_dim=32).state_dict(), small(2), "shape", "vocabulary")
+    refused(small(2, encoder_embed_dim=32).state_dict(), small(2), "--encoder-embed-dim 32")
+    refused(small(2, decoder_ffn_embed_dim=48).state_dict(), small(2), "--decoder-ffn-embed-dim 48")
+    other = build(vocab=VOCAB + 8, encoder_layers=2, decoder_layers=2, **SMALL)
+    refused(other.state_dict(), small(2), f"holds {VOCAB + 8} encoder embeddings", "data of its own run")
 
 
 def test_other_embedding_flags():

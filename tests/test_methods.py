@@ -126,9 +126,17 @@ def test_every_parameter_learns(method, layers):
 def test_checkpointed_activations_give_the_same_gradients(method):
     plain = small(2, method=method, dropout=0.2).train()
     recomputed = small(2, method=method, dropout=0.2, checkpoint_activations=True).train()
-    for model in (plain, recomputed):
+    calls = {plain: 0, recomputed: 0}
+    for model in calls:
+
+        def count(*_, model=model):
+            calls[model] += 1
+
+        for layer in [*model.encoder.layers, *model.decoder.layers]:
+            layer.fc1.register_forward_hook(count)
         torch.manual_seed(3)
         loss_of(model).backward()
+    assert list(calls.values()) == [4, 8]  # recomputed once in the backward pass
     for (name, p), q in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad), name
 
@@ -152,7 +160,15 @@ def test_left_padded_target(method):
     assert difference.abs().max() <= FP32
 
 
-def test_training_with_every_flag_trains(method):
+@pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
+def test_dropout_acts_in_training_only(method, flag):
+    model = small(2, method=method, **{flag: 0.3}).train()
+    assert not torch.equal(logits(model, *batch()), logits(model, *batch()))
+    model.eval()
+    assert torch.equal(logits(model, *batch()), logits(model, *batch()))
+
+
+def test_training_lowers_the_loss(method):
     """A few optimiser steps on one batch lower its loss."""
     model = small(2, method=method, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -52,6 +52,13 @@ def test_same_keys_but_version(method):
     assert theirs ^ small(2, method=method).state_dict().keys() == {"encoder.version", "decoder.version"}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_same_order_of_parameters(method):
+    """Optimisers number parameters by it, so the state of Adam carries over too."""
+    theirs, ours = stock(2, **METHODS[method]), small(2, method=method)
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_same_translations(method, beam):

@@ -1,9 +1,14 @@
 """The shell scripts, as a user runs them."""
 
+import os
 import re
+import signal
 import subprocess
+import time
 
 import pytest
+
+from deepnet_fairseq.analysis.logs import read_log
 
 from .helpers import ROOT
 
@@ -13,9 +18,9 @@ needs_venv = pytest.mark.skipif(
 )
 
 
-def bash(*words, check=True):
+def bash(*words, check=True, timeout=600):
     command = ["bash", *(str(word) for word in words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
@@ -31,19 +36,59 @@ def test_setup_done_is_silent():
     assert bash("scripts/setup.sh").stdout == ""
 
 
+@pytest.fixture(scope="module")
+def quickstart_out(tmp_path_factory):
+    return tmp_path_factory.mktemp("quick start") / "out"  # a path with a blank, too
+
+
+def result(stdout) -> dict[str, dict[str, str]]:
+    """The closing table: method -> column -> cell."""
+    lines = stdout.split("== result")[1].splitlines()[1:]
+    header, _rule, *rows = [re.split(r" {2,}", line) for line in lines[: lines.index("")]]
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
 @needs_venv
-def test_quickstart_from_nothing_and_again(tmp_path):
+def test_quickstart_from_nothing_and_again(quickstart_out):
     """Some updates of a 2L-2L model: every step runs, a second call repeats none."""
-    options = ("--depth", "2", "--updates", "25", "--out", tmp_path / "out put")
+    options = ("--depth", "2", "--updates", "25", "--out", quickstart_out)
     first = bash("scripts/quickstart.sh", *options).stdout
-    table = [row.split() for row in first.split("== result")[1].splitlines()]
-    names = [row[0] for row in table if len(row) > 4 and row[1] == "25"]
-    assert names == ["deepnorm", "post_ln"]
-    assert (tmp_path / "out put" / "loss.png").stat().st_size > 5000
+    assert {method: row["updates"] for method, row in result(first).items()} == {"deepnorm": "25", "post_ln": "25"}
+    assert (quickstart_out / "loss.png").stat().st_size > 5000
     again = bash("scripts/quickstart.sh", *options).stdout
     assert "== training" not in again
     assert "== translating" not in again
     assert again.split("== result")[1] == first.split("== result")[1]
+
+
+@needs_venv
+def test_quickstart_resumes_after_ctrl_c(quickstart_out):
+    options = ("--depth", "2", "--updates", "600", "--methods", "deepnorm", "--out", str(quickstart_out))
+    run = quickstart_out / "2L-2L-600-updates-seed1" / "deepnorm"
+    command = ["bash", "scripts/quickstart.sh", *options]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not (run / "checkpoint_last.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGINT)
+    assert first.wait(timeout=60) != 0
+    assert not (run / "trained").exists()
+    table = result(bash("scripts/quickstart.sh", *options).stdout)
+    assert table["deepnorm"]["updates"] == "600"
+    assert "Loaded checkpoint" in (run / "train.log").read_text()
+    assert read_log(run / "train.log").updates == list(range(25, 601, 25))
+
+
+@needs_venv
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_deepnorm_learns_where_post_ln_does_not(seed, tmp_path):
+    """The quickstart's claim: 18L-18L, same data, seed, budget, hyper-parameters."""
+    table = result(bash("scripts/quickstart.sh", "--seed", seed, "--out", tmp_path, timeout=3600).stdout)
+    loss, score = ({method: float(row[name]) for method, row in table.items()} for name in ("final loss", "BLEU"))
+    assert loss["deepnorm"] < loss["post_ln"] - 3
+    assert score["deepnorm"] > 20
+    assert score["post_ln"] < 2
 
 
 @needs_venv

@@ -21,8 +21,11 @@ def compare(runs: list[Path], reference: Path, plot: Path) -> str:
     signature = ""
     for run in runs:
         log = logs[run.name]
-        score, signature = bleu(run / "generated.txt", reference)
+        score = "-"
+        if (run / "generated.txt").exists() or not log.diverged:  # a run may diverge before its first checkpoint
+            value, signature = bleu(run / "generated.txt", reference)
+            score = f"{value:.2f}"
         loss = f"{log.final_loss():.2f}" + (" (diverged)" if log.diverged else "")
-        rows.append([run.name, str(log.updates[-1]), loss, f"{score:.2f}", f"{log.seconds:.0f} s"])
+        rows.append([run.name, str(log.updates[-1]), loss, score, f"{log.seconds:.0f} s"])
     plot_losses(logs, plot)
     return f"{render(rows)}\n\nloss: bits per token, label-smoothed, mean of the last intervals; {signature}"

@@ -72,8 +72,10 @@ def _explained(load):
         except (RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
             reason = str(error).split("\n")[0]
             raise UserError(f"{path}: truncated or damaged ({reason}); take another one of the same folder") from error
+        except (KeyError, TypeError, AttributeError) as error:  # plain data, but not laid out as fairseq does
+            raise UserError(f"{path}: not a checkpoint of fairseq (it lacks {error})") from error
         if "model" not in state:
-            raise UserError(f"{path}: not a checkpoint of fairseq (it holds no model)")
+            raise UserError(f"{path}: not a checkpoint of fairseq (it lacks 'model')")
         return state
 
     return load_checkpoint_to_cpu

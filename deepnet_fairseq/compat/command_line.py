@@ -60,22 +60,33 @@ def _undo_tpu(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
-    if getattr(args, "path", None) and args.checkpoint_shard_count == 1 and not args.checkpoint_suffix:
-        _check_exist("--path", args.path.split(os.pathsep))
-    if not hasattr(args, "arch"):  # generation, interactive, validation: the checkpoint holds the config
-        return
+    for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
+        _check_exists("the data folder", folder)
+    if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
+        for path in args.path.split(os.pathsep):
+            _check_exists("--path", path)
+    if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
+        _check_training(args)
+
+
+def _check_training(args: argparse.Namespace) -> None:
     if getattr(args, "fp16", False) and (args.cpu or not torch.cuda.is_available()):
         raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
     if args.restore_file != "checkpoint_last.pt":
-        _check_exist("--restore-file", [args.restore_file])
-    if args.arch in archs.PRESETS:
-        config.namespace(**vars(args))
+        _check_exists("--restore-file", args.restore_file)
+    _check_exists("--finetune-from-model", args.finetune_from_model)
+    if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
+        raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
+    if args.arch not in archs.PRESETS:
+        return
+    if args.criterion == "label_smoothed_cross_entropy_with_alignment":
+        raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
+    config.namespace(**vars(args))
 
 
-def _check_exist(flag: str, paths: list[str]) -> None:
-    for path in paths:
-        if not os.path.exists(path):
-            raise UserError(f"{flag} {path}: no such file")
+def _check_exists(flag: str, path: str | None) -> None:
+    if path and not os.path.exists(path):
+        raise UserError(f"{flag} {path}: no such file or folder")
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> None:

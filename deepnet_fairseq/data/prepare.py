@@ -29,6 +29,8 @@ def prepare_text(
     """
     if dest.exists() and any(dest.iterdir() if dest.is_dir() else [dest]):
         raise UserError(f"{dest}: exists already; remove it or name another folder")
+    if "," in prefixes["train"]:
+        raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
     texts = {}
     for split in SPLITS:
         for number, prefix in enumerate(prefixes[split].split(",")):
@@ -39,15 +41,17 @@ def prepare_text(
 
     partial = dest.with_name(dest.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    (partial / "text").mkdir(parents=True)
-    (partial / "spm.model").write_bytes(model)
-    print(f"| segmenting into {vocab:,} pieces")
-    segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, partial / "text")
-    binarise(langs, list(texts), partial / "text", partial)
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    if dest.exists():
-        dest.rmdir()
-    partial.rename(dest)
+    try:
+        (partial / "text").mkdir(parents=True)
+        (partial / "spm.model").write_bytes(model)
+        print(f"| segmenting into {vocab:,} pieces")
+        segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, partial / "text")
+        binarise(langs, list(texts), partial / "text", partial)
+        if dest.exists():
+            dest.rmdir()
+        partial.rename(dest)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     print(f"| wrote {dest}")
 
 
