@@ -41,9 +41,10 @@ setup_torch() {  # the build for this machine: CPU where no NVIDIA driver answer
         "$deepnet_venv/bin/pip" install "$pin"
         return
     fi
-    # from the indexes pip is set up with, else from PyTorch's own index of CPU builds
+    # from the indexes pip is set up with, else PyTorch's own of CPU builds, else the default build (some GB, runs too)
     "$deepnet_venv/bin/pip" install "$pin+cpu" ||
-        "$deepnet_venv/bin/pip" install "$pin+cpu" --extra-index-url https://download.pytorch.org/whl/cpu
+        "$deepnet_venv/bin/pip" install "$pin+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
+        "$deepnet_venv/bin/pip" install "$pin"
 }
 
 setup_fairseq() {  # builds against the torch just installed; CUDA_HOME would make it look for sources it lacks

@@ -133,7 +133,7 @@ def test_hostile_checkpoint_is_not_run(program, data, tmp_path):
 
 def open_checkpoint(program, data, path, tmp_path):
     if program != "train":
-        flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--task", "translation")
+        flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
         return run(f"fairseq-{program}", data, *flags, check=False)
     restore = ("--restore-file", path, "--save-dir", tmp_path / "save", "--max-update", "1")
     return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
