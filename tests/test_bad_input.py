@@ -58,12 +58,21 @@ def test_missing_data(tmp_path):
     assert_one_line(done, f"{tmp_path / 'nowhere'}: no such file or folder")
 
 
-def test_a_mistake_in_yaml(data, tmp_path):
+YAML_MISTAKES = {
+    "model.method=deepnrom": "--method deepnrom: unknown",
+    "+model.adaptive_softmax_cutoff=[10]": "model.adaptive_softmax_cutoff: deepnet_transformer has no such setting",
+    "model._name=deepnet_transformer_18_19": "model._name deepnet_transformer_18_19: no such architecture",
+    "+model.encoder_layers=many": "model.encoder_layers: ",
+}
+
+
+@pytest.mark.parametrize("setting", YAML_MISTAKES)
+def test_a_mistake_in_yaml(setting, data, tmp_path):
     flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart", f"hydra.run.dir={tmp_path}/hydra")
-    settings = (f"common.user_dir={USER_DIR}", f"task.data={data}", "model.method=deepnrom")
+    settings = (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save", setting)
     done = run("fairseq-hydra-train", *flags, *settings, check=False)
     assert done.returncode != 0
-    assert "--method deepnrom: unknown" in done.stdout
+    assert YAML_MISTAKES[setting] in done.stdout
     assert "Traceback" not in done.stdout
 
 

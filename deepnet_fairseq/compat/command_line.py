@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from fairseq import options
+from fairseq.file_io import PathManager
 from fairseq.models.transformer import TransformerConfig
 
 from .. import archs, config
@@ -85,7 +86,7 @@ def _check_training(args: argparse.Namespace) -> None:
 
 
 def _check_exists(flag: str, path: str | None) -> None:
-    if path and not os.path.exists(path):
+    if path and not PathManager.exists(path):
         raise UserError(f"{flag} {path}: no such file or folder")
 
 
@@ -93,18 +94,19 @@ def _error(parser: argparse.ArgumentParser, message: str) -> None:
     """In place of argparse's: without the usage of three hundred flags, with the way out where one is known."""
     program = Path(sys.argv[0]).name
     if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
-        message = _unknown_arch(match.group(1))
+        message = unknown_arch(f"--arch {match.group(1)}")
     elif match := re.match(r"unrecognized arguments: (.*)", message):
         message = _unknown_flags(match.group(1).split())
     parser.exit(2, f"{program}: error: {message}\n")
 
 
-def _unknown_arch(name: str) -> str:
-    near = difflib.get_close_matches(name, archs.PRESETS, n=1)
+def unknown_arch(setting: str) -> str:
+    """What to say of `setting`, a flag or key and the name that no architecture has."""
+    near = difflib.get_close_matches(setting.split()[-1], archs.PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return (
-        f"--arch {name}: no such architecture; {hint}`deepnet archs` lists them, and any depth is "
-        "--arch deepnet_transformer --encoder-layers N --decoder-layers M"
+        f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is "
+        "deepnet_transformer with its own encoder and decoder layers"
     )
 
 
