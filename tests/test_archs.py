@@ -8,7 +8,8 @@ import torch
 
 from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
-from deepnet_fairseq.config import namespace
+from deepnet_fairseq.compat.command_line import transformer_flags
+from deepnet_fairseq.config import DeepTransformerConfig, namespace
 
 from .helpers import run
 
@@ -41,6 +42,19 @@ def test_flags_override_and_the_decoder_follows_the_encoder():
     assert (cfg.encoder_layers, cfg.decoder_layers) == (5, 18)
     assert (cfg.encoder_embed_dim, cfg.decoder_embed_dim) == (32, 32)
     assert (cfg.encoder_ffn_embed_dim, cfg.decoder_ffn_embed_dim) == (128, 48)
+
+
+def test_flags_are_those_of_fairseqs_transformer():
+    own = {"method", "init_profile", "_name"}
+    flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
+    assert flags <= transformer_flags()
+
+
+def test_pre_ln_accepts_the_flags_it_implies():
+    cfg = namespace(
+        "deepnet_transformer", method="pre_ln", encoder_normalize_before=True, decoder_normalize_before=True
+    )
+    assert cfg.method == "pre_ln"
 
 
 @pytest.mark.parametrize("arch", ["deepnet_transformer_tiny_18_18", "deepnet_transformer_60_12"])

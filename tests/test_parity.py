@@ -52,6 +52,12 @@ def test_same_keys_but_version(method):
     assert theirs ^ small(2, method=method).state_dict().keys() == {"encoder.version", "decoder.version"}
 
 
+def test_deepnorm_adds_its_constants_alone():
+    """So that a trained model folds back into a stock one."""
+    added = small(2, method="deepnorm").state_dict().keys() - small(2, method="post_ln").state_dict().keys()
+    assert added == {"encoder.alpha", "decoder.alpha"}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_same_order_of_parameters(method):
     """Optimisers number parameters by it, so the state of Adam carries over too."""

@@ -112,14 +112,15 @@ def unknown_arch(setting: str) -> str:
 
 def _unknown_flags(words: list[str]) -> str:
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
-    known = _transformer_flags()
+    known = transformer_flags()
     unsupported = [flag for flag in flags if flag in known]
     if unsupported:
         return f"{', '.join(unsupported)}: fairseq's `transformer` has it, deepnet_transformer does not; drop it"
     return f"unknown: {' '.join(words)}; --help lists the flags"
 
 
-def _transformer_flags() -> set[str]:
+def transformer_flags() -> set[str]:
+    """Every flag of fairseq's `transformer`."""
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 
     parser = argparse.ArgumentParser(add_help=False)
