@@ -27,7 +27,8 @@ setup_step() {  # setup_step "what it does" command...: a dot every five seconds
     printf 'setup: %s ' "$message"
     (while sleep 5 && kill -0 $$ 2>/dev/null; do printf .; done) &
     dots=$!
-    "$@" >>"$deepnet_log" 2>&1 || status=$?  # in the foreground, so that Ctrl-C ends it
+    # in the foreground, and ended by Ctrl-C as a whole: pip exits by itself then, and bash would try the next command
+    (trap 'trap - INT; kill -INT $BASHPID' INT; "$@") >>"$deepnet_log" 2>&1 || status=$?
     kill "$dots" 2>/dev/null
     wait "$dots" 2>/dev/null
     printf ' %d s\n' $((SECONDS - start))
