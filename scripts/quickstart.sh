@@ -7,6 +7,7 @@
 # Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips what is done and resumes what is not.
 # Ends with a table and OUT/loss.png.
 set -euo pipefail
+start="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 methods=deepnorm,post_ln depth=18 updates=1200 seed=1 out=quickstart
@@ -16,6 +17,7 @@ while [ $# -gt 0 ]; do
         --methods | --depth | --updates | --seed | --out)
             [ $# -ge 2 ] || { echo "quickstart: $1 needs a value" >&2; exit 2; }
             printf -v "${1#--}" %s "$2"
+            [ "$1" != --out ] || out="$(cd "$start" && realpath -m -- "$out")"
             shift 2 ;;
         -h | --help) usage; exit ;;
         *) echo "quickstart: unknown option $1; --help lists them" >&2; exit 2 ;;

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from fairseq.models.transformer import TransformerModel
 from deepnet_fairseq.building import blank_task, build
 
 ROOT = Path(__file__).resolve().parent.parent
+ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
 USER_DIR = str(ROOT / "deepnet_fairseq")
 PAD, FIRST, VOCAB = 1, 4, 60
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -54,12 +56,12 @@ def logits(model, src, prev):
         return model(src, None, prev)[0]
 
 
-def run(*command, cwd=None, check=True, **env) -> subprocess.CompletedProcess:
-    """A program of this environment's bin folder, as a user would start it; its stderr follows in stdout."""
+def run(*command, check=True) -> subprocess.CompletedProcess:
+    """A program of this environment's bin folder, started in a folder of its own; its stderr follows in stdout."""
     program = Path(sys.executable).parent / command[0]
     words = [str(word) for word in command[1:]]
     done = subprocess.run(
-        [str(program), *words], cwd=cwd, env=os.environ | {"OMP_NUM_THREADS": "1"} | env, text=True,
+        [str(program), *words], cwd=ELSEWHERE.name, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
         capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
     )  # fmt: skip
     done.stdout += done.stderr
