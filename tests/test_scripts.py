@@ -1,5 +1,6 @@
 """The shell scripts, as a user runs them."""
 
+import functools
 import os
 import re
 import signal
@@ -66,7 +67,8 @@ def test_quickstart_resumes_after_ctrl_c(quickstart_out):
     options = ("--depth", "2", "--updates", "600", "--methods", "deepnorm", "--out", str(quickstart_out))
     run = quickstart_out / "2L-2L-600-updates-seed1" / "deepnorm"
     command = ["bash", "scripts/quickstart.sh", *options]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to it
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed)
     deadline = time.monotonic() + 300
     while not (run / "checkpoint_last.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
