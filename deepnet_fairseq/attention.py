@@ -17,16 +17,16 @@ class Attention(nn.Module):
     """Scaled dot-product attention over keys and values that the caller projects (and may cache).
 
     dim: width C of queries and output; source_dim: width of what keys and values are made from;
-    inner: the method's module in front of out_proj, if any.
+    inner: the method's module in front of out_proj, if any; bias: do the four matrices have one?
     """
 
-    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner=None):
+    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner=None, bias=True):
         super().__init__()
         self.num_heads = num_heads
-        self.k_proj = Linear(source_dim, dim)
-        self.v_proj = Linear(source_dim, dim)
-        self.q_proj = Linear(dim, dim)
-        self.out_proj = Linear(dim, dim)
+        self.k_proj = Linear(source_dim, dim, bias=bias)
+        self.v_proj = Linear(source_dim, dim, bias=bias)
+        self.q_proj = Linear(dim, dim, bias=bias)
+        self.out_proj = Linear(dim, dim, bias=bias)
         self.inner = inner
         self.dropout = FairseqDropout(dropout, module_name="MultiheadAttention")
 

@@ -1,4 +1,4 @@
-"""The flat model config; flag names are those of fairseq's `transformer`.
+"""The flat model config; flag names are those of fairseq's `transformer`, then the options of every method.
 
 Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
 flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
@@ -6,7 +6,7 @@ command line, preset and YAML.
 """
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -16,7 +16,7 @@ from omegaconf import II
 from . import archs
 from .errors import UserError
 from .init_profiles import PROFILES
-from .methods import METHODS, get_method
+from .methods import METHODS, Method, Option, get_method
 
 
 def _flag(default, help: str):
@@ -24,7 +24,7 @@ def _flag(default, help: str):
 
 
 @dataclass
-class DeepTransformerConfig(FairseqDataclass):
+class _CommonConfig(FairseqDataclass):
     method: str = _flag("deepnorm", f"stabilisation method: {', '.join(sorted(METHODS))}")
     init_profile: Optional[str] = _flag(
         None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}"
@@ -58,6 +58,23 @@ class DeepTransformerConfig(FairseqDataclass):
     max_target_positions: int = II("task.max_target_positions")
 
 
+def _option_field(method: type[Method], key: str, option: Option) -> tuple:
+    kind = type(option.default)
+    if option.choices:
+        kind = ChoiceEnum(option.choices)
+    elif option.default is None:
+        kind = Optional[str]
+    return f"{method.name}_{key}", kind, _flag(option.default, f"--method {method.name}: {option.help}")
+
+
+DeepTransformerConfig = make_dataclass(
+    "DeepTransformerConfig",
+    [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()],
+    bases=(_CommonConfig,),
+    namespace={"__module__": __name__, "__doc__": "What a model is built from."},
+)
+
+
 def namespace(arch: str, **fields) -> argparse.Namespace:
     """A filled and checked config of architecture `arch`, as fairseq's command line would make it."""
     defaults = {name: field.default for name, field in DeepTransformerConfig.__dataclass_fields__.items()}
@@ -73,7 +90,8 @@ def check(cfg) -> None:
     method = get_method(cfg.method)
     _check_init_profile(cfg, method)
     for stack in ("encoder", "decoder"):
-        _check_stack(cfg, stack, method)
+        _check_stack(cfg, stack)
+    _check_options(cfg, method)
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
@@ -92,7 +110,21 @@ def _check_init_profile(cfg, method) -> None:
     )
 
 
-def _check_stack(cfg, stack: str, method) -> None:
+def _check_options(cfg, method) -> None:
+    for other in METHODS.values():
+        for key, option in other.options.items():
+            if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
+                raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
+    built = method.from_config(cfg)
+    for stack in ("encoder", "decoder"):
+        if getattr(cfg, f"{stack}_normalize_before") and built.norm != "pre":
+            raise UserError(
+                f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
+                "drop the flag or take --method pre_ln"
+            )
+
+
+def _check_stack(cfg, stack: str) -> None:
     layers, dim = getattr(cfg, f"{stack}_layers"), getattr(cfg, f"{stack}_embed_dim")
     heads = getattr(cfg, f"{stack}_attention_heads")
     if layers < 1:
@@ -105,8 +137,3 @@ def _check_stack(cfg, stack: str, method) -> None:
         raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
     if dim % heads:
         raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")
-    if getattr(cfg, f"{stack}_normalize_before") and method.norm != "pre":
-        raise UserError(
-            f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
-            "drop the flag or take --method pre_ln"
-        )

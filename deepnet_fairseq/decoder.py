@@ -55,10 +55,12 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         aligned = alignment_layer
         if aligned is None and self.need_attn and not self.training:
             aligned = len(self.layers) - 1
-        attn, states = None, [x]
+        attn, states, history = None, [x], []
+        x = self.mix(x, history)
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
-            x, weights = self.run(layer, x, memory, memory_mask, self_mask, layer_cache, index == aligned)
+            y, weights = self.run(layer, x, memory, memory_mask, self_mask, layer_cache, index == aligned)
+            x = self.mix(y, history)
             attn = weights if index == aligned else attn
             if return_all_hiddens:
                 states.append(x)

@@ -34,9 +34,10 @@ class Encoder(Stack, FairseqEncoder):
         if padding.any():  # the one synchronisation with the device in this pass
             mask = ~padding[:, None, None]  # (B, 1, 1, S)
             x = x.masked_fill(padding.unsqueeze(-1), 0)
-        states = [x]
+        states, history = [x], []
+        x = self.mix(x, history)
         for layer in self.layers:
-            x = self.run(layer, x, mask)
+            x = self.mix(self.run(layer, x, mask), history)
             if return_all_hiddens:
                 states.append(x)
         x = self.finish(x)

@@ -32,39 +32,41 @@ def weight_std(method: Method, profile: str, weight: Weight) -> float:
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
     """Draws all values of a freshly built model, from torch's global generator.
 
-    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), norms 1 and 0, branches by profile and
-    method; modules in a method's slots keep the values they were constructed with.
+    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; norms 1
+    and 0; branches by profile and method; modules in a method's slots keep the values they were constructed with.
     """
     visited: set[nn.Parameter] = set()
     base = PROFILES[profile]
     for weight in branch_weights(model):
         base.draw(weight.linear.weight, weight_std(method, profile, weight))
-        base.draw(weight.linear.bias, base.bias_std(weight))
-        visited |= {weight.linear.weight, weight.linear.bias}
-    for module in model.modules():
-        if isinstance(module, Layer):
-            visited |= {p for slot in module.slots() for p in slot.parameters()}
+        if weight.linear.bias is not None:
+            base.draw(weight.linear.bias, base.bias_std(weight))
+        visited |= set(weight.linear.parameters())
+    for stack in (model.encoder, model.decoder):
+        visited |= {parameter for slot in stack.slots() for parameter in slot.parameters()}
     for module in model.modules():
         if isinstance(module, NORMS) and module.weight not in visited:
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
             visited |= {module.weight, module.bias}
-        elif isinstance(module, nn.Embedding | LearnedPositionalEmbedding):
-            _embedding(module, visited)
-    _output_projection(model.decoder.output_projection, visited)
+        elif isinstance(module, LearnedPositionalEmbedding):
+            _embedding(module, 1.0, visited)
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        _embedding(stack.embed_tokens, method.embedding_gain(name), visited)
+    _output_projection(model.decoder.output_projection, method.output_gain(), visited)
     unknown = [name for name, parameter in model.named_parameters() if parameter not in visited]
     if unknown:
         raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
 
 
-def _embedding(module: nn.Embedding, visited: set) -> None:
+def _embedding(module: nn.Embedding, gain: float, visited: set) -> None:
     if module.weight not in visited:  # shared matrices are drawn once
-        nn.init.normal_(module.weight, 0.0, module.embedding_dim**-0.5)
+        nn.init.normal_(module.weight, 0.0, gain * module.embedding_dim**-0.5)
         nn.init.zeros_(module.weight[module.padding_idx])
         visited.add(module.weight)
 
 
-def _output_projection(linear: nn.Linear, visited: set) -> None:
+def _output_projection(linear: nn.Linear, gain: float, visited: set) -> None:
     if linear.weight not in visited:
-        nn.init.normal_(linear.weight, 0.0, linear.in_features**-0.5)
+        nn.init.normal_(linear.weight, 0.0, gain * linear.in_features**-0.5)
         visited.add(linear.weight)

@@ -52,7 +52,8 @@ def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
         row = rows.setdefault(key, Row(*key))
         row.expected.append(weight_std(method, profile, weight))
         row.measured.append(linear.weight.float().std().item())
-        row.largest_bias = max(row.largest_bias, linear.bias.abs().max().item())
+        if linear.bias is not None:
+            row.largest_bias = max(row.largest_bias, linear.bias.abs().max().item())
     return list(rows.values())
 
 

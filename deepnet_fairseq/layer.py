@@ -19,6 +19,7 @@ from .linear import Linear
 from .methods import Method
 from .shape import StackShape
 from .site import NORM_NAMES, SUBLAYERS, Site, Weight
+from .slots import Residual
 
 
 class Slots(nn.ModuleDict):
@@ -31,31 +32,26 @@ class Slots(nn.ModuleDict):
         return self[sublayer](x) if sublayer in self else x
 
 
-class Add(nn.Module):
-    """x + f, as a module so that hooks find every branch's merge at the same place."""
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        return x + f
-
-
 class Layer(nn.Module):
     """Slots and feed-forward branch, shared by the layers of both stacks."""
 
     def __init__(self, shape: StackShape, method: Method, index: int):
         super().__init__()
-        self.sites = {s: Site(shape.stack, index, s, shape.dim) for s in SUBLAYERS[shape.stack]}
+        self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in SUBLAYERS[shape.stack]}
         self.norm_place = method.norm
         for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
             if sublayer == "ffn":
-                self.fc1, self.fc2 = Linear(shape.dim, shape.ffn_dim), Linear(shape.ffn_dim, shape.dim)
+                self.fc1 = Linear(shape.dim, shape.ffn_dim, bias=method.bias)
+                self.fc2 = Linear(shape.ffn_dim, shape.dim, bias=method.bias)
             else:
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
             if method.norm != "none":
                 setattr(self, NORM_NAMES[sublayer], LayerNorm(shape.dim))
         self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
+        self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
-        self.residual = Slots({name: method.residual(site) or Add() for name, site in self.sites.items()})
+        self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
         self.activation_fn = get_activation_fn(shape.activation_fn)
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = FairseqDropout(shape.activation_dropout, module_name=name)
@@ -73,13 +69,13 @@ class Layer(nn.Module):
     def slots(self) -> Iterator[nn.Module]:
         """The modules that came from the method."""
         yield from (self.before, self.outer, self.residual)
-        inner = [getattr(self, name).inner for name in self.sites if name != "ffn"] + [self.inner]
+        inner = [getattr(self, name).inner for name in self.sites if name != "ffn"] + [self.hidden, self.inner]
         yield from (module for module in inner if module is not None)
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         source_dim = shape.dim if sublayer == "self_attn" else shape.memory_dim
         inner = method.inner(self.sites[sublayer], shape.dim)
-        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner)
+        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
 
     def enter(self, sublayer: str, x: Tensor) -> Tensor:
         """Shortcut x -> input of the branch."""
@@ -94,7 +90,10 @@ class Layer(nn.Module):
         return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place == "post" else x
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        h = self.activation_dropout(self.activation_fn(self.fc1(self.enter("ffn", x))))
+        h = self.fc1(self.enter("ffn", x))
+        if self.hidden is not None:
+            h = self.hidden(h)
+        h = self.activation_dropout(self.activation_fn(h))
         if self.inner is not None:
             h = self.inner(h)
         return self.leave("ffn", x, self.fc2(h))

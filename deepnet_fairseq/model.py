@@ -31,12 +31,13 @@ class DeepTransformer(FairseqEncoderDecoderModel):
         """
         archs.fill(cfg)
         config.check(cfg)
-        method = get_method(cfg.method)(cfg.encoder_layers, cfg.decoder_layers)
+        method = get_method(cfg.method).from_config(cfg)
         source, target = embeddings(cfg, task.source_dictionary, task.target_dictionary)
         model = cls(
             Encoder(cfg, method, task.source_dictionary, source), Decoder(cfg, method, task.target_dictionary, target)
         )
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
+        method.attach(model, task)
         return model
 
     def forward(

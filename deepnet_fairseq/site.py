@@ -16,13 +16,18 @@ class Site:
     """One residual branch.
 
     stack: "encoder" or "decoder"; layer: 1-based depth inside the stack, the l of the papers;
-    sublayer: "self_attn", "encoder_attn" or "ffn"; dim: width of the residual stream.
+    sublayer: "self_attn", "encoder_attn" or "ffn"; dim: width of the residual stream; num_heads: of the stack's
+    attention.
     """
 
     stack: str
     layer: int
     sublayer: str
     dim: int
+    num_heads: int
+
+    def __str__(self) -> str:
+        return f"{self.stack}.{self.layer}.{self.sublayer}"
 
 
 @dataclass(frozen=True)

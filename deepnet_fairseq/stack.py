@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from fairseq.modules import FairseqDropout, LayerNorm, PositionalEmbedding
@@ -33,6 +34,8 @@ class Stack(nn.Module):
         self.dropout = FairseqDropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
         self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
+        self.mixer = method.mixer(shape.stack, shape.dim)
+        self.ending = method.ending(shape.stack, shape.dim)
         for name, value in method.constants(shape.stack).items():
             self.register_buffer(name, torch.tensor(value))
 
@@ -56,8 +59,21 @@ class Stack(nn.Module):
             return checkpoint(layer, *inputs, use_reentrant=False)
         return layer(*inputs)
 
+    def mix(self, y: Tensor, history: list[Tensor]) -> Tensor:
+        """What the next layer reads when the embedding or a layer has given y; `history` lives for one forward pass."""
+        return y if self.mixer is None else self.mixer(y, history)
+
     def finish(self, x: Tensor) -> Tensor:
-        return x if self.layer_norm is None else self.layer_norm(x)
+        """The end of the stack."""
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return x if self.ending is None else self.ending(x)
+
+    def slots(self) -> Iterator[nn.Module]:
+        """The modules that came from the method, of the stack and of its layers."""
+        yield from (module for module in (self.mixer, self.ending) if module is not None)
+        for layer in self.layers:
+            yield from layer.slots()
 
     def max_positions(self) -> int:
         """Longest sentence in tokens."""

@@ -8,6 +8,7 @@ A method fills slots per Site. A slot left None is the identity (residual: x + f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -18,21 +19,71 @@ from ..site import Site
 METHODS: dict[str, type[Method]] = {}
 
 
+@dataclass(frozen=True)
+class Option:
+    """A setting of one method; the flag is --METHOD-KEY. Type and choices follow from default and choices."""
+
+    default: bool | int | float | str | None
+    help: str
+    choices: tuple[str, ...] = ()
+
+
 class Method:
-    """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init."""
+    """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
+
+    N, M: encoder and decoder layers; options: values of the class's `options`, which become attributes.
+    """
 
     name: ClassVar[str]
     equation: ClassVar[str]
     paper: ClassVar[str]
-    norm: ClassVar[str] = "post"
+    norm: str = "post"
+    bias: ClassVar[bool] = True  # do the branches' matrices have biases?
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
+    options: ClassVar[dict[str, Option]] = {}
+    train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
 
-    def __init__(self, num_encoder_layers: int, num_decoder_layers: int):
-        self.num_encoder_layers = num_encoder_layers
-        self.num_decoder_layers = num_decoder_layers
+    def __init__(self, N: int, M: int, **options):
+        unknown = options.keys() - self.options.keys()
+        if unknown:
+            raise TypeError(f"method {self.name} has no option {', '.join(sorted(unknown))}")
+        self.num_encoder_layers, self.num_decoder_layers = N, M
+        for key, option in self.options.items():
+            value = options.get(key, option.default)
+            if option.choices and value not in option.choices:
+                raise UserError(f"{self.flag(key)} {value}: choose one of {', '.join(option.choices)}")
+            setattr(self, key, value)
+        self.check()
+
+    @classmethod
+    def from_config(cls, cfg) -> Method:
+        """The method at the depth and with the options of a filled config."""
+        values = {key: getattr(cfg, f"{cls.name}_{key}", option.default) for key, option in cls.options.items()}
+        for key, option in cls.options.items():
+            if option.choices:
+                values[key] = str(values[key])  # hydra hands over members of an enumeration
+        return cls(cfg.encoder_layers, cfg.decoder_layers, **values)
+
+    @classmethod
+    def flag(cls, key: str) -> str:
+        """The command line's name of an option."""
+        return f"--{cls.name}-{key}".replace("_", "-")
+
+    def check(self) -> None:
+        """UserError, naming the flag, for option values that make no sense."""
+
+    def depth(self, stack: str) -> int:
+        """Layers of `stack`."""
+        return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
+
+    # the slots of a branch
 
     def before(self, site: Site) -> nn.Module | None:
         """Module on the branch's input; with norm "pre" it follows the LayerNorm. (B, T, C) -> same."""
+        return None
+
+    def hidden(self, site: Site, dim: int) -> nn.Module | None:
+        """Module between fc1 and the activation of the feed-forward branch; `dim` is its width."""
         return None
 
     def inner(self, site: Site, dim: int) -> nn.Module | None:
@@ -44,16 +95,45 @@ class Method:
         return None
 
     def residual(self, site: Site) -> nn.Module | None:
-        """Module called as residual(x, f) that merges shortcut and branch; None is x + f."""
+        """Module called as residual(x, f) that merges shortcut and branch, see slots.Residual; None is x + f."""
         return None
+
+    # the slots of a stack
+
+    def mixer(self, stack: str, dim: int) -> nn.Module | None:
+        """Module called as mixer(y, history) before the first layer and after each one.
+
+        y (B, T, C): what the embedding or a layer gave; history: a list local to this forward pass, which the mixer may
+        extend. It returns what the next layer, or the end of the stack, reads.
+        """
+        return None
+
+    def ending(self, stack: str, dim: int) -> nn.Module | None:
+        """Module on the stack's output, behind the last LayerNorm if there is one. (B, T, C) -> same."""
+        return None
+
+    # initialisation
 
     def gain(self, site: Site, role: str) -> float:
         """Factor on the std that the init profile gives to the weight `role` of this branch."""
         return 1.0
 
+    def embedding_gain(self, stack: str) -> float:
+        """Factor on the token embedding of `stack`; one matrix for both stacks takes the encoder's."""
+        return 1.0
+
+    def output_gain(self) -> float:
+        """Factor on an output projection that is not tied to an embedding."""
+        return 1.0
+
+    # the built model
+
     def constants(self, stack: str) -> dict[str, float]:
         """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
         return {}
+
+    def attach(self, model: nn.Module, task) -> None:
+        """The last word on a built and initialised model: hooks on the model, or on the task that trains it."""
 
 
 def register(name: str):

@@ -10,9 +10,7 @@ default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves 
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
+from ..slots import ConstantShortcut
 from .base import Method, register
 
 BETA_ROLES = ("v", "out", "fc1", "fc2")
@@ -32,20 +30,6 @@ def coefficients(stack: str, N: int, M: int) -> Coefficients:
     return Coefficients(alpha=(3 * M) ** 0.25, beta=(12 * M) ** -0.25)
 
 
-class ScaledResidual(nn.Module):
-    """alpha * x + f as one operation."""
-
-    def __init__(self, alpha: float):
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        return torch.add(f, x, alpha=self.alpha)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha:.6g}"
-
-
 @register("deepnorm")
 class DeepNorm(Method):
     equation = "LN(alpha x + f(x))"
@@ -54,7 +38,7 @@ class DeepNorm(Method):
     init_profiles = ("xavier_normal", "xavier_uniform")
 
     def residual(self, site):
-        return ScaledResidual(self.coefficients(site.stack).alpha)
+        return ConstantShortcut(self.coefficients(site.stack).alpha)
 
     def gain(self, site, role):
         return self.coefficients(site.stack).beta if role in BETA_ROLES else 1.0

@@ -1,0 +1,37 @@
+"""Sub-LN (Magneto): y = x + dropout(f(LN(x))) with a second LayerNorm in front of the last matrix of each branch.
+
+Wang et al. 2022, "Foundation Transformers", Figure 2: out_proj(LN(heads)) in self-attention, fc2(LN(act(fc1))) in the
+feed-forward branch, cross-attention with the LayerNorm on its input alone; a LayerNorm at the end of each stack.
+Xavier-normal init; fc1, fc2, v, out times
+    encoder  sqrt(ln(3M) ln(2N) / 3)      decoder  sqrt(ln(3M)), cross-attention not scaled
+and gain 1 on q, k. torchscale has the formula but scales torch's default init (biases too) instead of Xavier's, and
+switches Sub-LN off silently under deepnorm=True.
+"""
+
+import math
+
+from fairseq.modules import LayerNorm
+
+from .base import Method, register
+
+SCALED = ("v", "out", "fc1", "fc2")
+
+
+@register("sub_ln")
+class SubLN(Method):
+    equation = "x + f(LN(x)), LN in front of f's last matrix"
+    paper = "Wang et al. 2022 (Magneto)"
+    norm = "pre"
+    init_profiles = ("xavier_normal", "xavier_uniform")
+
+    def inner(self, site, dim):
+        return None if site.sublayer == "encoder_attn" else LayerNorm(dim)
+
+    def gain(self, site, role):
+        return self.gamma(site.stack) if role in SCALED and site.sublayer != "encoder_attn" else 1.0
+
+    def gamma(self, stack: str) -> float:
+        square = math.log(3 * self.num_decoder_layers)
+        if stack == "encoder":
+            square *= math.log(2 * self.num_encoder_layers) / 3
+        return math.sqrt(square)

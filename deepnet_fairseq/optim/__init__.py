@@ -1,0 +1,1 @@
+"""Optimiser pieces that fairseq lacks."""

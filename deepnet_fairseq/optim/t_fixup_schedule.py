@@ -1,0 +1,40 @@
+"""T-Fixup's learning rate: lr(t) = lr sqrt(P / (P + t)), at its height from the first update (Huang et al. 2020).
+
+fairseq's inverse_sqrt cannot do this: it divides by the length of its warm-up.
+"""
+
+from dataclasses import dataclass, field
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import II
+
+from ..errors import UserError
+
+
+@dataclass
+class TFixupScheduleConfig(FairseqDataclass):
+    decay_period: int = field(default=4000, metadata={"help": "P, updates until the rate has fallen to lr / sqrt(2)"})
+    lr: list[float] = II("optimization.lr")
+
+
+@register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
+class TFixupSchedule(FairseqLRScheduler):
+    """No warm-up, inverse square root decay; t counts updates from 0."""
+
+    def __init__(self, cfg, optimizer):
+        super().__init__(cfg, optimizer)
+        if len(cfg.lr) != 1:
+            raise UserError(f"--lr {','.join(map(str, cfg.lr))}: --lr-scheduler t_fixup takes one rate")
+        if cfg.decay_period < 1:
+            raise UserError(f"--decay-period {cfg.decay_period}: must be at least 1")
+        self.step_update(0)
+
+    def step(self, epoch, val_loss=None):
+        super().step(epoch, val_loss)
+        return self.optimizer.get_lr()
+
+    def step_update(self, num_updates):
+        period = self.cfg.decay_period
+        self.optimizer.set_lr(self.cfg.lr[0] * (period / (period + num_updates)) ** 0.5)
+        return self.optimizer.get_lr()

@@ -1,0 +1,118 @@
+"""The profile of an Admin model: a JSON file of our own, and the two columns of the authors' `profile.ratio.init`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from ..errors import UserError
+from .recorder import residuals
+
+FORMAT = "deepnet_fairseq admin profile 1"
+
+
+@dataclass
+class Profile:
+    """What was profiled, and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
+
+    encoder_layers N, decoder_layers M; widths in features, None if unknown; seed of weights and dropout; dropout: the
+    three probabilities; data: hash and size of the batch.
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+    omega: dict[str, float]
+    encoder_width: int | None = None
+    decoder_width: int | None = None
+    seed: int | None = None
+    dropout: dict[str, float] = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
+    method: str = "admin"
+
+    def check(self, model: nn.Module, path: str) -> None:
+        """UserError if the profile, read from `path`, was taken of a model of other depth or width."""
+        built = shape(model)
+        for name, value in built.items():
+            held = getattr(self, name)
+            if held is not None and held != value:
+                what, unit = name.split("_")
+                raise UserError(
+                    f"--admin-profile {path}: taken with {held} {what} {unit}, this model has {value}; "
+                    "profile the model you train (`deepnet profile --help`)"
+                )
+        if list(self.omega) != [str(site) for site, _ in residuals(model)]:
+            raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
+
+    def write(self, path: Path) -> None:
+        """JSON; the file appears whole or not at all."""
+        _write(path, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+
+    def write_official(self, path: Path) -> None:
+        """One line "index omega" a branch, counted from 1 in each stack, encoder first."""
+        lines, index = [], {"encoder": 0, "decoder": 0}
+        for site, omega in self.omega.items():
+            stack = site.split(".")[0]
+            index[stack] += 1
+            lines.append(f"{index[stack]} {omega!r}\n")
+        _write(path, "".join(lines))
+
+
+def shape(model: nn.Module) -> dict[str, int]:
+    """Depth and width of both stacks."""
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
+    return depths | {f"{name}_width": stack.layers[0].sites["ffn"].dim for name, stack in stacks.items()}
+
+
+def read_profile(path: str) -> Profile:
+    """A profile from either format; UserError if the file is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--admin-profile {path}: {error.strerror}; `deepnet profile` writes one") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--admin-profile {path}: not a profile; `deepnet profile` writes one") from error
+    try:
+        return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
+
+
+def _from_json(text: str) -> Profile:
+    values = json.loads(text)
+    if values.pop("format", None) != FORMAT:
+        raise ValueError(f"no file of format {FORMAT!r}")
+    profile = Profile(**values)
+    profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
+    return profile
+
+
+def _from_columns(text: str) -> Profile:
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    indices, omegas = [int(index) for index, _ in rows], [positive(omega) for _, omega in rows]
+    start = indices.index(1, 1)  # the decoder counts from 1 again
+    if indices != [*range(1, start + 1), *range(1, len(rows) - start + 1)]:
+        raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
+    N, M = start // 2, (len(rows) - start) // 3
+    names = [f"encoder.{l}.{s}" for l in range(1, N + 1) for s in ("self_attn", "ffn")]
+    names += [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
+    if len(names) != len(rows):
+        raise ValueError(f"{start} and {len(rows) - start} lines are no 2N and 3M")
+    return Profile(N, M, dict(zip(names, omegas, strict=True)))
+
+
+def positive(value) -> float:
+    value = float(value)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"omega {value}")
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

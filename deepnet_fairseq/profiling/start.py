@@ -1,0 +1,105 @@
+"""The moment before training: the first batch is known, the optimiser does not exist yet, and omega must be set."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+
+import numpy
+import torch
+from fairseq import utils
+from fairseq.data import data_utils
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .omega import apply_omegas, profile_omegas
+from .profile import Profile, read_profile, shape
+
+logger = logging.getLogger(__name__)
+
+
+def profile_before_training(model: nn.Module, task, source: str | None) -> None:
+    """Fills the omegas of a fresh `model` when `task` is first asked for batches, from `source`: a file, or "auto".
+
+    fairseq asks for batches before it builds the optimiser, and after it has loaded what it resumes or translates with:
+    a model that was loaded has its omegas and is left alone. UserError then, if there is no source or it does not fit.
+    """
+    if not hasattr(task, "get_batch_iterator"):
+        return  # a model outside training
+    original, loaded = task.get_batch_iterator, []
+    model.register_load_state_dict_post_hook(lambda *_: loaded.append(True))
+
+    def get_batch_iterator(*args, **kwargs):
+        task.get_batch_iterator = original
+        iterator = original(*args, **kwargs)
+        if not loaded:
+            model.omega_profile = _profile(model, iterator, source)
+            apply_omegas(model, list(model.omega_profile.omega.values()))
+            logger.info(_summary(model.omega_profile, source))
+        return iterator
+
+    task.get_batch_iterator = get_batch_iterator
+
+
+def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
+    if source is None:
+        raise UserError(
+            "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
+            "profile.json` with the flags of this run and add --admin-profile profile.json"
+        )
+    if source == "auto":
+        return take_profile(model, first_training_batch(iterator), iterator.seed)
+    profile = read_profile(source)
+    profile.check(model, source)
+    return profile
+
+
+def first_training_batch(iterator) -> dict:
+    """net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank."""
+    batches = list(iterator.frozen_batches)
+    with data_utils.numpy_seed(iterator.seed + 1):
+        numpy.random.shuffle(batches)
+    return iterator.collate_fn([iterator.dataset[i] for i in batches[0]])["net_input"]
+
+
+def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
+    """The profile of `model` on one batch, measured in float32; rank 0's on every rank."""
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        net_input = utils.move_to_cuda(net_input, device)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
+    values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast(values, 0)
+    layer = model.encoder.layers[0]
+    return Profile(
+        **shape(model),
+        omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
+        seed=seed,
+        dropout={
+            "dropout": layer.dropout.p,
+            "attention_dropout": layer.self_attn.dropout.p,
+            "activation_dropout": layer.activation_dropout.p,
+        },
+        data=_fingerprint(net_input),
+    )
+
+
+def _fingerprint(net_input: dict) -> dict:
+    source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
+    return {"sha256": _sha256(source, target), "sentences": len(source), "source_length": source.size(1)}
+
+
+def _sha256(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _summary(profile: Profile, source: str) -> str:
+    ends = {stack: [v for s, v in profile.omega.items() if s.startswith(stack)] for stack in ("encoder", "decoder")}
+    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items())
+    return f"admin profile {source}: omega of {ranges}"

@@ -1,0 +1,91 @@
+"""Modules that stand in the slots of the one equation, shared by several methods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Scale = float | Tensor  # a number, or one a feature (C,)
+
+
+class FullPrecision(nn.Module):
+    """A module whose own parameters and buffers stay float32 when the model is cast to fp16 or bf16.
+
+    For numbers that half precision would ruin: their gradient is a sum over all tokens, their updates are small
+    against their value, and under --memory-efficient-fp16 nothing else keeps a float32 copy.
+    """
+
+    def _apply(self, fn, recurse=True):
+        def keep(tensor):
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        return super()._apply(keep, recurse=False)
+
+
+class Residual(nn.Module):
+    """x + f, as a module so that hooks find every branch's merge at the same place."""
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        """Shortcut x and branch f, each (B, T, C) -> same."""
+        return x + f
+
+    def scales(self) -> tuple[Scale, Scale]:
+        """The factors of shortcut and branch in the trained model; export folds them into neighbouring weights."""
+        return 1.0, 1.0
+
+
+class ConstantShortcut(Residual):
+    """alpha * x + f as one operation."""
+
+    def __init__(self, alpha: float):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x, f):
+        return torch.add(f, x, alpha=self.alpha)
+
+    def scales(self):
+        return self.alpha, 1.0
+
+    def extra_repr(self):
+        return f"alpha={self.alpha:.6g}"
+
+
+class LearnedShortcut(FullPrecision, Residual):
+    """omega o x + f with a vector omega (C,); computed in the type of x, omega itself kept in float32."""
+
+    def __init__(self, dim: int, value: float = 1.0, trainable: bool = True):
+        super().__init__()
+        self.omega = nn.Parameter(torch.full((dim,), value), requires_grad=trainable)
+
+    def forward(self, x, f):
+        return torch.addcmul(f, x, self.omega.to(x.dtype))
+
+    def scales(self):
+        return self.omega, 1.0
+
+
+class Multiply(FullPrecision):
+    """s * x with a learned number s."""
+
+    def __init__(self, value: float = 1.0):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.scale.dtype) * self.scale).to(x.dtype)
+
+
+class Shift(FullPrecision):
+    """x - b with a learned number b, 0 at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.shift.dtype) - self.shift).to(x.dtype)
