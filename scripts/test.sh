@@ -9,4 +9,4 @@ source scripts/setup.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # one process a core; threads of two processes slow each other 10-fold
 ruff check .
 ruff format --check .
-exec pytest -n "${TEST_PROCESSES:-2}" "$@"
+exec pytest -n "${TEST_PROCESSES:-2}" --dist loadfile "$@"

@@ -18,14 +18,18 @@ TRAIN_FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """A folder of binarised qaa-qab data; the plain text lies beside it in text/."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(make_corpus({"train": 400, "valid": 20, "test": 20}, nouns=20, verbs=10), folder / "text")
+def make_data(folder, test: int):
+    """400 pairs to train on, 20 to validate, `test` to translate."""
+    write_corpus(make_corpus({"train": 400, "valid": 20, "test": test}, nouns=20, verbs=10), folder / "text")
     prefixes = {split: str(folder / "text" / split) for split in SPLITS}
     prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
     return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder of binarised qaa-qab data; the plain text lies beside it in text/."""
+    return make_data(tmp_path_factory.mktemp("corpus"), test=20)
 
 
 @pytest.fixture(scope="session")

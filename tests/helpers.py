@@ -18,7 +18,7 @@ from deepnet_fairseq.building import blank_task, build
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
 USER_DIR = str(ROOT / "deepnet_fairseq")
-PAD, FIRST, VOCAB = 1, 4, 60
+PAD, EOS, FIRST, VOCAB = 1, 2, 4, 60
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2, "dropout": 0.0}
 
@@ -54,6 +54,28 @@ def batch(rows: int = 3, source: int = 9, target: int = 7, seed: int = 0):
 def logits(model, src, prev):
     with torch.no_grad():
         return model(src, None, prev)[0]
+
+
+def sentences(rows: int, vocab: int, seed: int = 0):
+    """src_tokens (B, 9), the first half padded on the left; all end with eos."""
+    source = torch.randint(FIRST, vocab, (rows, 9), generator=torch.Generator().manual_seed(seed))
+    source[: rows // 2, :4] = PAD
+    source[:, -1] = EOS
+    return source
+
+
+def teach_to_copy(model, vocab: int, steps: int = 150):
+    """Trains a model until what it says depends on what it reads, and ends where that ends."""
+    model.train().set_num_updates(1000)
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    for step in range(steps):
+        source = sentences(64, vocab, seed=step + 1)
+        target = source.masked_fill(source.eq(PAD), FIRST)
+        scores = model(source[32:], None, target[32:].roll(1, 1))[0]
+        torch.nn.functional.cross_entropy(scores.flatten(0, 1), target[32:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
 
 
 def run(*command, check=True) -> subprocess.CompletedProcess:

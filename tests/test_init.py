@@ -8,6 +8,7 @@ from torch import nn
 
 from deepnet_fairseq.building import build
 from deepnet_fairseq.init import branch_weights, initialize
+from deepnet_fairseq.init_report import init_report
 from deepnet_fairseq.methods import METHODS, get_method
 
 from .helpers import PAD, small, stock
@@ -120,12 +121,28 @@ def test_embeddings_norms_and_padding(method):
     model = build(encoder_layers=1, decoder_layers=1, method=method, vocab=2000, decoder_learned_pos=True)
     for embedding in (model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.embed_positions):
         assert embedding.weight[PAD].abs().max() == 0
-        assert embedding.weight[PAD + 1 :].std().item() == pytest.approx(512**-0.5, rel=0.01)
-    assert model.decoder.output_projection.weight.std().item() == pytest.approx(512**-0.5, rel=0.01)
+    stds = {  # T-Fixup's (9N)^(-1/4) at N = 1, R-Fixup's zeros
+        model.encoder.embed_tokens: 512**-0.5 * (9**-0.25 if method == "t_fixup" else 1),
+        model.decoder.embed_tokens: 512**-0.5 * (9**-0.25 if method == "t_fixup" else 1),
+        model.decoder.embed_positions: 512**-0.5,
+        model.decoder.output_projection: 512**-0.5 * (0 if method == "r_fixup" else 1),
+    }
+    for module, std in stds.items():
+        assert module.weight[PAD + 1 :].std().item() == pytest.approx(std, rel=0.01)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            assert torch.equal(module.weight, torch.ones(512))
-            assert torch.equal(module.bias, torch.zeros(512))
+            assert torch.equal(module.weight, torch.ones_like(module.weight))
+            assert torch.equal(module.bias, torch.zeros_like(module.bias))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_is_drawn_is_what_the_method_says(method):
+    """Measured over expected std, pooled over the layers of a stack; at least 330,000 entries each."""
+    torch.manual_seed(0)
+    model = build(encoder_layers=3, decoder_layers=3, method=method, vocab=50, encoder_embed_dim=336)
+    built = get_method(method)(3, 3)
+    for row in init_report(model, built, built.init_profiles[0]):
+        assert row.ratio == pytest.approx(1, abs=0.01), row
 
 
 def test_unknown_parameter_raises():

@@ -11,6 +11,7 @@ import collections
 import functools
 import pickle
 import re
+import struct
 import typing
 import zipfile
 
@@ -69,9 +70,11 @@ def _explained(load):
             state = load(path, *args, **kwargs)
         except pickle.UnpicklingError as error:
             raise UserError(_refusal(path, str(error))) from error
-        except (RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (RuntimeError, OSError, EOFError, zipfile.BadZipFile, IndexError, ValueError, struct.error) as error:
             reason = str(error).split("\n")[0]
-            raise UserError(f"{path}: truncated or damaged ({reason}); take another one of the same folder") from error
+            raise UserError(
+                f"{path}: truncated, damaged or not a checkpoint ({reason}); take another one of the same folder"
+            ) from error
         except (KeyError, TypeError, AttributeError) as error:  # plain data, but not laid out as fairseq does
             raise UserError(f"{path}: not a checkpoint of fairseq (it lacks {error})") from error
         if "model" not in state:

@@ -18,6 +18,7 @@ from fairseq.models.transformer import TransformerConfig
 
 from .. import archs, config
 from ..errors import UserError, user_error_line
+from ..methods import get_method
 
 
 def explain_mistakes() -> None:
@@ -82,7 +83,16 @@ def _check_training(args: argparse.Namespace) -> None:
         return
     if args.criterion == "label_smoothed_cross_entropy_with_alignment":
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
-    config.namespace(**vars(args))
+    cfg = config.namespace(**vars(args))
+    if not _resumes(args):
+        get_method(cfg.method).from_config(cfg).check_start()
+
+
+def _resumes(args: argparse.Namespace) -> bool:
+    """Will fairseq load weights before it trains?"""
+    restore = args.restore_file
+    last = restore if restore != "checkpoint_last.pt" else os.path.join(args.save_dir, restore)
+    return bool(args.finetune_from_model) or PathManager.exists(last)
 
 
 def _check_exists(flag: str, path: str | None) -> None:

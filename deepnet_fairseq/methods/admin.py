@@ -10,7 +10,7 @@ untying its embeddings; the authors train it too (`all`), and report that `none`
 omega is kept in float32: half precision would lose the updates of a number of size 10.
 """
 
-from ..profiling.start import profile_before_training
+from ..profiling.start import check_source, profile_before_training
 from ..slots import LearnedShortcut
 from .base import Method, Option, register
 
@@ -30,6 +30,9 @@ class Admin(Method):
         first = site.layer == 1 and site.sublayer == "self_attn"
         trainable = self.train == "all" or (self.train == "but_first" and not first)
         return LearnedShortcut(site.dim, trainable=trainable)
+
+    def check_start(self):
+        check_source(self.profile)
 
     def attach(self, model, task):
         profile_before_training(model, task, self.profile)

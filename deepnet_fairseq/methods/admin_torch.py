@@ -39,5 +39,8 @@ class AdminTorch(Method):
         omega = self.omega(site.stack)
         return LearnedShortcut(site.dim, omega) if self.as_parameter else ConstantShortcut(omega)
 
+    def coefficients(self, stack):
+        return {"omega": self.omega(stack)}
+
     def constants(self, stack):
         return {} if self.as_parameter else {"omega": self.omega(stack)}

@@ -72,6 +72,9 @@ class Method:
     def check(self) -> None:
         """UserError, naming the flag, for option values that make no sense."""
 
+    def check_start(self) -> None:
+        """UserError for what keeps a training that does not resume from starting."""
+
     def depth(self, stack: str) -> int:
         """Layers of `stack`."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
@@ -125,6 +128,10 @@ class Method:
     def output_gain(self) -> float:
         """Factor on an output projection that is not tied to an embedding."""
         return 1.0
+
+    def coefficients(self, stack: str) -> dict[str, float]:
+        """The numbers that this depth gives to `stack`, for `deepnet coefficients`; empty if there are none."""
+        return {}
 
     # the built model
 

@@ -38,13 +38,16 @@ class DeepNorm(Method):
     init_profiles = ("xavier_normal", "xavier_uniform")
 
     def residual(self, site):
-        return ConstantShortcut(self.coefficients(site.stack).alpha)
+        return ConstantShortcut(self.numbers(site.stack).alpha)
 
     def gain(self, site, role):
-        return self.coefficients(site.stack).beta if role in BETA_ROLES else 1.0
+        return self.numbers(site.stack).beta if role in BETA_ROLES else 1.0
 
     def constants(self, stack):
-        return {"alpha": self.coefficients(stack).alpha}
+        return {"alpha": self.numbers(stack).alpha}
 
-    def coefficients(self, stack: str) -> Coefficients:
+    def coefficients(self, stack):
+        return vars(self.numbers(stack))
+
+    def numbers(self, stack: str) -> Coefficients:
         return coefficients(stack, self.num_encoder_layers, self.num_decoder_layers)

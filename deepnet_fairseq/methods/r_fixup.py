@@ -43,8 +43,11 @@ class RFixup(Method):
         return nn.Sequential(Shift(), Multiply()) if stack == "encoder" else Shift()
 
     def gain(self, site, role):
+        return self.coefficients(site.stack).get(role, 0.0)
+
+    def coefficients(self, stack):
         branches = 2 * self.num_encoder_layers + 3 * self.num_decoder_layers
-        return branches ** POWER[role] if role in POWER else 0.0
+        return {role: branches**power for role, power in POWER.items()}
 
     def output_gain(self):
         return 0.0

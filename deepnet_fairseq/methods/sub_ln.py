@@ -35,3 +35,6 @@ class SubLN(Method):
         if stack == "encoder":
             square *= math.log(2 * self.num_encoder_layers) / 3
         return math.sqrt(square)
+
+    def coefficients(self, stack):
+        return {"gamma": self.gamma(stack)}

@@ -24,7 +24,11 @@ class TFixup(Method):
     def gain(self, site, role):
         if role in ("q", "k"):
             return math.sqrt(0.5)
-        return 0.67 * self.depth("encoder") ** -0.25 if site.stack == "encoder" else self.embedding_gain("decoder")
+        return self.coefficients(site.stack)["gain"]
 
     def embedding_gain(self, stack):
         return (9 * self.depth(stack)) ** -0.25
+
+    def coefficients(self, stack):
+        gain = 0.67 * self.depth("encoder") ** -0.25 if stack == "encoder" else self.embedding_gain("decoder")
+        return {"gain": gain, "embedding": self.embedding_gain(stack)}

@@ -42,15 +42,20 @@ def profile_before_training(model: nn.Module, task, source: str | None) -> None:
     task.get_batch_iterator = get_batch_iterator
 
 
-def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
+def check_source(source: str | None) -> Profile | None:
+    """The profile in file `source`, None for "auto"; UserError if there is none."""
     if source is None:
         raise UserError(
             "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
             "profile.json` with the flags of this run and add --admin-profile profile.json"
         )
-    if source == "auto":
+    return None if source == "auto" else read_profile(source)
+
+
+def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
+    profile = check_source(source)
+    if profile is None:
         return take_profile(model, first_training_batch(iterator), iterator.seed)
-    profile = read_profile(source)
     profile.check(model, source)
     return profile
 

@@ -1,0 +1,43 @@
+"""The `deepnet` command: each subcommand parses, calls one room of the package, prints. One file a group of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from ..errors import UserError
+
+
+def parser() -> argparse.ArgumentParser:
+    from . import corpora, inspection, methods, models, results
+
+    top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function) -> argparse.ArgumentParser:
+        """A subcommand that calls function(args); its first line of documentation is its help."""
+        sub = commands.add_parser(name, help=function.__doc__.split("\n")[0], description=function.__doc__)
+        sub.set_defaults(run=function)
+        return sub
+
+    for group in (inspection, methods, models, corpora, results):
+        group.add(command)
+    return top
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs one subcommand; a mistake of the user ends it with one line and status 1."""
+    args, rest = parser().parse_known_args(argv)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    try:
+        if rest and not getattr(args, "passes_flags_on", False):
+            raise UserError(f"unknown: {' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
+        args.rest = rest
+        args.run(args)
+    except UserError as error:
+        sys.exit(f"deepnet: error: {error}")
+    except BrokenPipeError:  # deepnet archs | head
+        sys.stderr.close()
+    except OSError as error:  # a file that is missing, in the way, or not writable: its text names it
+        sys.exit(f"deepnet: error: {error}")

@@ -1,0 +1,31 @@
+"""The command that lists the methods."""
+
+from __future__ import annotations
+
+import json
+
+
+def list_methods(args) -> None:
+    """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
+    from ..method_table import HEADER, as_cells, facts, markdown
+    from ..methods import METHODS, get_method
+    from ..table import render
+
+    if args.flags:
+        print(*("--method", args.flags, *get_method(args.flags).train_flags))
+        return
+    rows = [facts(name) for name in sorted(METHODS)]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    elif args.markdown:
+        print(markdown(rows))
+    else:
+        print(render([HEADER, *map(as_cells, rows)]))
+        print("\nextra parameters: beside post_ln, 6L-6L of width 512; options: fairseq-train --help, docs/methods.md")
+
+
+def add(command) -> None:
+    sub = command("methods", list_methods)
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
+    sub.add_argument("--flags", metavar="METHOD", help="only print what trains METHOD, for scripts")

@@ -1,0 +1,97 @@
+"""Commands that make or change models: profile, export, average."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError
+
+
+def profile(args) -> None:
+    """Admin's omegas from the first training batch
+
+    Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
+    dropout and seed.
+    """
+    from ..profiling.command import profile_run
+
+    found = profile_run(args.data, args.rest)
+    if args.official:
+        found.write_official(Path(args.out))
+    else:
+        found.write(Path(args.out))
+    ends = [list(found.omega.values())[i] for i in (2 * found.encoder_layers - 1, -1)]
+    print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: encoder {ends[0]:.4f}, decoder {ends[1]:.4f}")
+    print(f"train with the same flags and --method admin --admin-profile {args.out}")
+
+
+def export(args) -> None:
+    """a trained model as a plain Transformer, for stock fairseq or CTranslate2"""
+    from ..export.ctranslate2 import write_ctranslate2
+    from ..export.transformer import fold_checkpoint, write_transformer
+
+    if args.to == "ctranslate2" and args.fp16:
+        raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
+    if args.to == "transformer" and (args.quantization or args.data):
+        raise UserError("--quantization and --data: only with --to ctranslate2")
+    folded = fold_checkpoint(args.checkpoint, args.fold)
+    print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
+    if args.to == "transformer":
+        write_transformer(folded, Path(args.out), args.fp16)
+        print(f"wrote {args.out}; fairseq-generate reads it without --user-dir")
+        return
+    data = args.data or folded.sections["task"]["data"]
+    check = write_ctranslate2(folded, Path(args.out), data, args.quantization)
+    print(
+        f"wrote {args.out}; on {check.sentences} sentences its log-probability of a token differs by at most "
+        f"{check.largest:.1e}, {check.mean:.1e} on average"
+    )
+
+
+def average(args) -> None:
+    """the mean of a run's last or best checkpoints, or of the files given"""
+    from .. import averaging
+
+    if args.last is None and args.best is None:
+        paths = [Path(path) for path in args.inputs]
+        folders = [path for path in paths if path.is_dir()]
+        if folders:
+            raise UserError(f"{folders[0]}: a folder; add --last K or --best K")
+    else:
+        folder, k = Path(args.inputs[0]), args.last if args.best is None else args.best
+        if len(args.inputs) > 1 or not folder.is_dir():
+            raise UserError("--last and --best: give the one folder that holds the checkpoints")
+        if k < 1:
+            raise UserError(f"--{'last' if args.best is None else 'best'} {k}: must be at least 1")
+        paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
+    averaging.average(paths, Path(args.out))
+    print(f"wrote {args.out}, the mean of {', '.join(path.name for path in paths)}")
+
+
+def add(command) -> None:
+    sub = command("profile", profile)
+    sub.add_argument("data", metavar="DATA", help="binarised data, as for fairseq-train")
+    sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
+    sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")
+    sub.set_defaults(passes_flags_on=True)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+
+    sub = command("export", export)
+    sub.add_argument("checkpoint", metavar="CHECKPOINT")
+    sub.add_argument("--to", required=True, choices=("transformer", "ctranslate2"))
+    sub.add_argument("--out", required=True, help="file (transformer) or folder (ctranslate2) to write")
+    sub.add_argument(
+        "--fold", choices=("upstream", "downstream"), default="upstream",
+        help="where factors of shortcuts go: LayerNorm before and its readers (exact), or the branch's output",
+    )  # fmt: skip
+    sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
+    sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
+    sub.add_argument("--data", help="ctranslate2: binarised data of the run, by default where it was trained from")
+
+    sub = command("average", average)
+    sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")
+    sub.add_argument("--out", required=True, metavar="FILE")
+    which = sub.add_mutually_exclusive_group()
+    which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
+    which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")

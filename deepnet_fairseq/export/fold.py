@@ -1,0 +1,111 @@
+"""The method's factors on shortcuts and branches, folded into neighbouring weights.
+
+LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values. c goes into the last matrix of f. For w:
+    upstream    the LayerNorm before gives x' = w o x (its gain and bias times w), and the matrices of f that read x'
+                have their columns divided by w. Exact, for any vector w without zeros.
+    downstream  f' = f / w, for LN(w x + f) = LN(x + f / w), w a number. Exact but for the LayerNorm's epsilon, which
+                now counts w^2-fold: a relative 5e-6 at each LayerNorm of a deep model.
+The first branch of a stack has no LayerNorm before it: downstream, or for a vector w the embedding gives w o x.
+"""
+
+from __future__ import annotations
+
+import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
+from torch import Tensor, nn
+
+from ..site import NORM_NAMES
+from ..slots import Scale
+
+READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
+LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
+WAYS = ("upstream", "downstream")
+
+
+@torch.no_grad()
+def fold(model: nn.Module, way: str = "upstream") -> dict:
+    """Folds `model` in place, in float64; afterwards its slots can be left out.
+
+    Returns the config fields that change: none, but where the embedding takes up a factor it can no longer be shared.
+    ValueError for a vector that way "downstream" cannot fold. `obstacle` has said None.
+    """
+    model.double()
+    changes: dict = {}
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        norm_before = stack.layernorm_embedding
+        for layer in stack.layers:
+            for sublayer in layer.sites:
+                shortcut, branch = (_plain(scale) for scale in layer.residual[sublayer].scales())
+                _scale_output(layer, sublayer, branch)
+                if _is_one(shortcut):
+                    pass
+                elif norm_before is not None and way == "upstream":
+                    _scale_norm(norm_before, shortcut)
+                    _divide_readers(layer, sublayer, shortcut)
+                elif not isinstance(shortcut, Tensor):
+                    _scale_output(layer, sublayer, 1 / shortcut)
+                elif way == "upstream":
+                    changes |= _scale_embedding(model, name, shortcut)
+                    _divide_readers(layer, sublayer, shortcut)
+                else:
+                    raise ValueError("a factor for each feature folds upstream only")
+                norm_before = getattr(layer, NORM_NAMES[sublayer])
+    return changes
+
+
+def _plain(scale: Scale) -> Scale:
+    """A vector as it is, a number in a tensor as a number."""
+    return scale if not isinstance(scale, Tensor) else scale.double() if scale.dim() else float(scale)
+
+
+def _is_one(scale: Scale) -> bool:
+    return bool((scale == 1).all()) if isinstance(scale, Tensor) else scale == 1
+
+
+def _matrix(layer: nn.Module, sublayer: str, role: str) -> nn.Linear:
+    return next(w.linear for w in layer.weights() if (w.site.sublayer, w.role) == (sublayer, role))
+
+
+def _scale_output(layer: nn.Module, sublayer: str, factor: float) -> None:
+    last = _matrix(layer, sublayer, LAST[sublayer])
+    last.weight *= factor
+    last.bias *= factor
+
+
+def _scale_norm(norm: nn.LayerNorm, factor: Scale) -> None:
+    norm.weight *= factor
+    norm.bias *= factor
+
+
+def _divide_readers(layer: nn.Module, sublayer: str, factor: Scale) -> None:
+    for role in READERS[sublayer]:
+        _matrix(layer, sublayer, role).weight.div_(factor)  # a vector divides columns
+
+
+def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
+    """Tokens and positions of one stack times a vector: an embedding of its own, a learned table of positions."""
+    stack = getattr(model, name)
+    output = model.decoder.output_projection
+    output.weight = nn.Parameter(output.weight.clone())
+    for other in (model.encoder, model.decoder):
+        other.embed_tokens.weight = nn.Parameter(other.embed_tokens.weight.clone())
+    if model.encoder.embed_tokens is model.decoder.embed_tokens:
+        model.decoder.embed_tokens = _embedding(model.encoder.embed_tokens.weight.clone(), stack.padding_idx)
+    getattr(model, name).embed_tokens.weight *= factor
+    if stack.embed_positions is not None:
+        stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
+    positions = {f"{name}_learned_pos": True} if stack.embed_positions is not None else {}
+    return positions | {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
+
+
+def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
+    return nn.Embedding(*weight.shape, padding_idx=padding_idx, _weight=weight)
+
+
+def _position_table(stack: nn.Module) -> Tensor:
+    """Rows as fairseq's learned positions count them: padding_idx + 1 is the first position."""
+    positions = stack.embed_positions
+    if not isinstance(positions, SinusoidalPositionalEmbedding):
+        return positions.weight
+    rows = stack.max_tokens + stack.padding_idx + 1
+    return positions.get_embedding(rows, positions.embedding_dim, stack.padding_idx).double()

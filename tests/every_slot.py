@@ -1,0 +1,62 @@
+"""A method that fills every slot with parameters, so that each slot is tested whether or not a method uses it."""
+
+import torch
+from torch import nn
+
+from deepnet_fairseq.methods import Method
+
+
+class Bias(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.bias = nn.Parameter(torch.full((dim,), 0.1))
+
+    def forward(self, x):
+        return x + self.bias
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, f):
+        return x + self.gate * f
+
+
+class Mean(nn.Module):
+    """What the next layer reads: a learned share of the mean of all outputs so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.share = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, y, history):
+        history.append(y)
+        return y + self.share * sum(history) / len(history)
+
+
+class EverySlot(Method):
+    equation, paper = "a test", "none"
+    norm = "pre"
+
+    def before(self, site):
+        return Bias(site.dim)
+
+    def hidden(self, site, dim):
+        return Bias(dim)
+
+    def inner(self, site, dim):
+        return nn.LayerNorm(dim)
+
+    def outer(self, site):
+        return Bias(site.dim)
+
+    def residual(self, site):
+        return Gate()
+
+    def mixer(self, stack, dim):
+        return Mean()
+
+    def ending(self, stack, dim):
+        return Bias(dim)

@@ -1,0 +1,140 @@
+"""Admin through fairseq's programs: profiled once, before the optimiser, and never again."""
+
+import json
+
+import pytest
+import torch
+
+from .conftest import TRAIN_FLAGS
+from .helpers import USER_DIR, run
+from .test_bad_input import assert_one_line
+from .test_commands import losses
+
+ADMIN = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2", "--method", "admin")
+PROFILED = "admin profile auto: omega of encoder 1 to"
+
+
+@pytest.fixture(scope="module")
+def profile(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    printed = run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN, "--out", path).stdout
+    assert "wrote 12 omegas" in printed and "INFO | fairseq." not in printed
+    return path
+
+
+@pytest.fixture(scope="module")
+def auto(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("auto")
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--save-dir", folder)
+    return folder, run(*train, "--max-update", "3").stdout
+
+
+def test_file_and_auto_are_the_same_training(data, profile, auto):
+    """Same omegas, so the same losses; and other losses than with one omega changed."""
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "3", "--no-save", "--admin-profile")
+    assert PROFILED in auto[1]
+    assert losses(run(*train, profile).stdout) == losses(auto[1])
+    values = json.loads(profile.read_text())
+    values["omega"]["decoder.2.ffn"] *= 2
+    other = profile.with_name("other.json")
+    other.write_text(json.dumps(values))
+    assert losses(run(*train, other).stdout) != losses(auto[1])
+
+
+def test_profile_of_the_authors_layout(data, profile, auto):
+    path = profile.with_name("profile.ratio.init")
+    run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN, "--official", "--out", path)
+    assert len(path.read_text().splitlines()) == 12
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "3", "--no-save", "--admin-profile", path)
+    assert losses(run(*train).stdout) == losses(auto[1])
+
+
+def test_training_starts_from_the_profile(profile, auto):
+    """After 3 updates of at most lr 6e-4 each omega is still near its profile, the first ones exactly at 1."""
+    omegas = json.loads(profile.read_text())["omega"]
+    state = torch.load(auto[0] / "checkpoint_last.pt")["model"]
+    for site, value in omegas.items():
+        stack, layer, sublayer = site.split(".")
+        held = state[f"{stack}.layers.{int(layer) - 1}.residual.{sublayer}.omega"]
+        first = layer == "1" and sublayer == "self_attn"
+        assert (held - value).abs().max() <= (0 if first else 3e-3)
+        assert first or not torch.all(held == value)
+
+
+def test_neither_resuming_nor_translating_profiles(data, auto):
+    folder, _ = auto
+    resume = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "4", "--no-save")
+    resume += ("--restore-file", folder / "checkpoint_last.pt")
+    for flags in (("--admin-profile", "auto"), ("--admin-profile", "no-longer-there.json"), ()):
+        printed = run(*resume, *flags).stdout
+        assert sorted(losses(printed)) == [4] and "admin profile" not in printed
+    flags = (
+        "--path",
+        folder / "checkpoint_last.pt",
+        "--user-dir",
+        USER_DIR,
+        "--cpu",
+        "--beam",
+        "1",
+        "--max-len-b",
+        "3",
+    )
+    printed = run("fairseq-generate", data, *flags, "--max-len-a", "0").stdout
+    assert "Translated 20 sentences" in printed and "admin profile" not in printed
+
+
+def test_bf16_with_a_profile(data, tmp_path):
+    """omega is trained in float32 beside bf16 weights."""
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--save-dir", tmp_path, "--bf16")
+    printed = run(*train, "--max-update", "2").stdout
+    assert PROFILED in printed and sorted(losses(printed)) == [1, 2]
+    state = torch.load(tmp_path / "checkpoint_last.pt")["model"]
+    omega = state["decoder.layers.1.residual.ffn.omega"]
+    assert not torch.equal(omega, omega.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), ("not profiled", "deepnet profile", "--admin-profile auto")),
+        (("--admin-profile", "nowhere.json"), ("--admin-profile nowhere.json", "deepnet profile")),
+        (("--admin-profile", __file__), ("not a whole profile",)),
+    ],
+)
+def test_training_without_a_profile_is_refused(data, tmp_path, flags, words):
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags, "--save-dir", tmp_path / "save")
+    assert_one_line(run(*train, check=False), *words)
+    assert not (tmp_path / "save").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--encoder-layers", "4"), "taken with 3 encoder layers, this model has 4"),
+        (("--encoder-embed-dim", "32"), "taken with 64 encoder width, this model has 32"),
+    ],
+)
+def test_a_profile_of_another_model_is_refused(data, profile, tmp_path, flags, words):
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--admin-profile", profile, *flags, "--no-save")
+    assert_one_line(run(*train, check=False), words)
+
+
+def test_unprofiled_training_is_refused_under_hydra(data, tmp_path):
+    settings = ("model._name=deepnet_transformer_tiny", "model.method=admin", "common.cpu=true")
+    settings += (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save")
+    flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart", f"hydra.run.dir={tmp_path}/hydra")
+    done = run("fairseq-hydra-train", *flags, *settings, check=False)
+    assert done.returncode != 0 and "not profiled" in done.stdout and "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--method", "deepnorm"), "--method deepnorm: has no profile"),
+        (("--admin-profil",), "unrecognized"),
+    ],
+)
+def test_profile_command_refuses(data, tmp_path, flags, words):
+    done = run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN[:-2], *flags, "--out", tmp_path / "p", check=False)
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    assert not (tmp_path / "p").exists()

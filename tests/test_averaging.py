@@ -1,0 +1,108 @@
+"""The mean of checkpoints, and the checkpoints it refuses to mix."""
+
+import pytest
+import torch
+
+from deepnet_fairseq import averaging
+
+from .conftest import TRAIN_FLAGS
+from .helpers import USER_DIR, run
+from .test_bad_input import assert_one_line
+
+ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
+FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", "--disable-validation")]
+
+
+@pytest.fixture(scope="module")
+def folder(data, tmp_path_factory):
+    """Checkpoints of 3 epochs and of updates 5, 10, ..., each with its validation loss."""
+    path = tmp_path_factory.mktemp("run")
+    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "5")
+    run(*train, "--keep-best-checkpoints", "2", "--save-dir", path)
+    return path
+
+
+def models(paths):
+    return [torch.load(path)["model"] for path in paths]
+
+
+def assert_mean(out, paths):
+    found, parts = torch.load(out)["model"], models(paths)
+    for name, value in found.items():
+        expected = sum(part[name].double() for part in parts) / len(parts)
+        assert torch.allclose(value.double(), expected, atol=1e-7), name
+
+
+def test_last(folder, tmp_path):
+    printed = run("deepnet", "average", folder, "--last", "2", "--out", tmp_path / "mean.pt").stdout
+    assert "checkpoint2.pt, checkpoint3.pt" in printed
+    assert_mean(tmp_path / "mean.pt", [folder / "checkpoint2.pt", folder / "checkpoint3.pt"])
+
+
+def test_last_by_updates_where_epochs_are_too_few(folder):
+    paths = averaging.last(folder, 4)
+    updates = [int(path.stem.split("_")[2]) for path in paths]
+    assert len(paths) == 4 and updates == sorted(updates) and updates[-1] == max(
+        int(path.stem.split("_")[2]) for path in folder.glob("checkpoint_*_*.pt")
+    )  # fmt: skip
+
+
+def test_best(folder, tmp_path):
+    run("deepnet", "average", folder, "--best", "2", "--out", tmp_path / "mean.pt")
+    scores = {path: torch.load(path)["extra_state"]["val_loss"] for path in folder.glob("checkpoint*_*_*.pt")}
+    scores |= {path: torch.load(path)["extra_state"]["val_loss"] for path in folder.glob("checkpoint[0-9].pt")}
+    paths = averaging.best(folder, 2)
+    assert sorted(torch.load(path)["extra_state"]["val_loss"] for path in paths) == sorted(set(scores.values()))[:2]
+    assert_mean(tmp_path / "mean.pt", paths)
+
+
+def test_the_mean_translates_and_trains_on(data, folder, tmp_path):
+    out = tmp_path / "mean.pt"
+    run("deepnet", "average", folder / "checkpoint1.pt", folder / "checkpoint3.pt", "--out", out)
+    flags = ("--path", out, "--user-dir", USER_DIR, "--cpu", "--beam", "1", "--max-len-b", "3", "--max-len-a", "0")
+    assert "Translated 20 sentences" in run("fairseq-generate", data, *flags).stdout
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--finetune-from-model", out, "--max-update", "1", "--no-save")
+    run(*train)
+    assert out.stat().st_size < 0.6 * (folder / "checkpoint1.pt").stat().st_size  # no optimiser, tied weights once
+
+
+def test_one_checkpoint_is_its_own_mean(folder, tmp_path):
+    averaging.average([folder / "checkpoint1.pt"], tmp_path / "mean.pt")
+    (ours,), (theirs,) = models([tmp_path / "mean.pt"]), models([folder / "checkpoint1.pt"])
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--method", "post_ln"), ("other.pt", "decoder.alpha")),
+        (("--encoder-layers", "3"), ("other.pt", "are not those of")),
+        (("--encoder-attention-heads", "4"), ("--encoder-attention-heads 4",)),
+        (("--method", "ds_init"), ("are not those of",)),
+    ],
+)
+def test_other_models_are_not_mixed_in(data, folder, tmp_path, flags, words):
+    other = tmp_path / "run"
+    run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags, "--max-update", "1", "--save-dir", other)
+    (other / "checkpoint_last.pt").rename(tmp_path / "other.pt")
+    paths = (folder / "checkpoint1.pt", tmp_path / "other.pt")
+    done = run("deepnet", "average", *paths, "--out", tmp_path / "mean.pt", check=False)
+    assert_one_line(done, *[word for word in words if word != "decoder.alpha"])
+    assert not (tmp_path / "mean.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("{folder}",), "add --last K or --best K"),
+        (("{folder}", "--last", "99"), "smaller --last"),
+        (("{folder}", "--best", "99"), "smaller --best"),
+        (("{folder}", "--last", "0"), "--last 0"),
+        (("{folder}/checkpoint1.pt", "--last", "1"), "one folder"),
+        (("nowhere.pt",), "nowhere.pt"),
+    ],
+)
+def test_refusals(folder, tmp_path, words, named):
+    words = [word.format(folder=folder) for word in words]
+    assert_one_line(run("deepnet", "average", *words, "--out", tmp_path / "mean.pt", check=False), named)
+    assert not (tmp_path / "mean.pt").exists()

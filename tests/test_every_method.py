@@ -1,0 +1,110 @@
+"""Every registered method through fairseq's programs; a new file in methods/ joins by itself."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from deepnet_fairseq.methods import METHODS, get_method
+
+from .conftest import TRAIN_FLAGS
+from .helpers import ROOT, USER_DIR, run
+from .test_commands import losses
+
+ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
+TRANSLATE = ("--user-dir", USER_DIR, "--cpu", "--beam", "2", "--max-len-a", "0", "--max-len-b", "5")
+FLOAT32 = ("admin", "dlcl", "r_fixup", "rezero")  # keep numbers in float32 under half precision
+
+
+def flags_of(method):
+    return ("--method", method, *get_method(method).train_flags)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_trains_and_translates(method, data, tmp_path):
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags_of(method), "--save-dir", tmp_path)
+    found = losses(run(*train, "--max-update", "12").stdout)
+    assert len(found) == 12 and min(found.values()) < found[1] - 0.1
+    printed = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt").stdout
+    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 20
+
+
+@pytest.mark.parametrize("method", FLOAT32)
+def test_bf16_training_with_float32_numbers(method, data, tmp_path):
+    """fairseq's half-precision optimiser takes a model of two types; the numbers move in steps bf16 does not have."""
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags_of(method), "--bf16", "--save-dir", tmp_path)
+    found = losses(run(*train, "--max-update", "3").stdout)
+    assert len(found) == 3
+    state = torch.load(tmp_path / "checkpoint_last.pt")["model"]
+    names = (".omega", ".weights.weight", ".shift", ".a")
+    kept = torch.cat([value.flatten() for name, value in state.items() if name.endswith(names)])
+    assert not torch.equal(kept, kept.bfloat16().float())
+
+
+def test_t_fixup_without_warm_up(data):
+    """lr sqrt(P / (P + t)) by t updates: 5e-4 at first, 3.5355e-4 at t = P, 2.5e-4 at t = 3P."""
+    flags = [*TRAIN_FLAGS]
+    for flag in ("--lr-scheduler", "--warmup-updates", "--warmup-init-lr", "--lr"):
+        del flags[flags.index(flag) : flags.index(flag) + 2]
+    flags += ["--lr-scheduler", "t_fixup", "--lr", "5e-4", "--decay-period", "4", "--max-update", "13", "--no-save"]
+    printed = run("fairseq-train", data, *flags, *ARCH, "--method", "t_fixup").stdout
+    rows = [json.loads(row) for row in re.findall(r"\| INFO \| train_inner \| (\{.*\})", printed)]
+    rates = {int(row["num_updates"]): float(row["lr"]) for row in rows}
+    for updates in (4, 12):
+        expected = {4: 3.5355e-4, 12: 2.5e-4}[updates]
+        assert rates[updates] == pytest.approx(expected, rel=1e-3)
+
+
+NEW = '''"""Halved: y = LN(x + f(x) / 2)."""
+
+from torch import nn
+
+from .base import Method, Option, register
+
+
+class Half(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, x, f):
+        return x + self.share * f
+
+
+@register("halved")
+class Halved(Method):
+    equation, paper = "LN(x + f(x) / 2)", "a test"
+    options = {"share": Option(0.5, "how much of the branch")}
+
+    def residual(self, site):
+        return Half(self.share)
+'''
+
+
+@pytest.fixture
+def extended(tmp_path):
+    """A copy of the package with one more file in methods/, and the environment that finds it first."""
+    package = tmp_path / "deepnet_fairseq"
+    shutil.copytree(USER_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "methods" / "halved.py").write_text(NEW)
+    return package, os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def call(env, *words):
+    words = [sys.executable, "-m", *map(str, words)]
+    return subprocess.run(words, env=env, cwd=ROOT / "tests", text=True, capture_output=True, check=True).stdout
+
+
+def test_a_file_in_methods_is_all_it_takes(data, extended):
+    """`deepnet methods`, --method, its own flag, training: nothing else was edited."""
+    package, env = extended
+    assert "LN(x + f(x) / 2)" in call(env, "deepnet_fairseq.cli", "methods")
+    flags = [word if word != USER_DIR else package for word in TRAIN_FLAGS]
+    train = ("fairseq_cli.train", data, *flags, *ARCH, "--method", "halved", "--max-update", "2", "--no-save")
+    default, other = call(env, *train), call(env, *train, "--halved-share", "0.1")
+    assert sorted(losses(default)) == [1, 2] and losses(default) != losses(other)

@@ -1,0 +1,204 @@
+"""Admin's profile: the sequence of omegas, the file, the two ways into training, and what they leave alone."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from deepnet_fairseq.building import build
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas
+from deepnet_fairseq.profiling.profile import read_profile
+from deepnet_fairseq.profiling.recorder import recording, residuals
+from deepnet_fairseq.profiling.start import take_profile
+from deepnet_fairseq.site import Site
+from deepnet_fairseq.slots import LearnedShortcut
+
+from .helpers import batch, logits, small
+
+INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
+# the authors' profile of WMT-14 En-De at 100L-100L, by position
+PUBLISHED = {
+    "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 5: 1.642817, 6: 1.695853, 7: 1.809997, 8: 1.866789,
+                100: 6.162000, 199: 8.812338, 200: 8.836020},
+    "decoder": {1: 1.0, 2: 1.342587, 3: 1.480067, 4: 1.610133, 5: 1.686171, 6: 1.815845, 7: 1.916976, 150: 7.963441,
+                299: 11.230564, 300: 11.249614},
+}  # fmt: skip
+
+
+def with_variance(variance):
+    """A tensor of exactly this population variance."""
+    return torch.tensor([-1.0, 1.0]).repeat(8).mul(math.sqrt(variance)).reshape(2, 4, 2)
+
+
+def test_branches_of_known_variance():
+    """Branches of variance 0.1 on an input of variance 1: omega_i^2 = 1 + 0.1 (i - 1)."""
+    sequential, merge = SequentialOmega(), LearnedShortcut(2, trainable=False)
+    for layer in range(1, 7):
+        sequential(Site("encoder", layer, "ffn", 2, 1), merge, with_variance(1.0), with_variance(0.1))
+    expected = [1, 1.048809, 1.095445, 1.140175, 1.183216, 1.224745]
+    assert list(sequential.omegas.values()) == pytest.approx(expected, abs=1e-6)
+
+
+def omega_by_hand(model, seed):
+    """The sequence by definition: a full pass for each next omega, with the omegas before it already set."""
+    omegas, sites = {}, [site for site, _ in residuals(model)]
+    running = {"encoder": 1.0, "decoder": 1.0}
+    for site in sites:
+        omegas[site] = running[site.stack]
+        apply_omegas(model, [omegas.get(s, 1.0) for s in sites])
+        with torch.random.fork_rng([]), torch.no_grad(), recording(model) as found:
+            torch.manual_seed(seed)
+            model(**INPUT)
+        running[site.stack] = math.sqrt(omegas[site] ** 2 * found[site].shortcut + found[site].branch)
+    return list(omegas.values())
+
+
+def test_one_pass_gives_what_a_pass_for_each_branch_gives():
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    model = small(3, method="admin", **dropouts).train()
+    found = profile_omegas(model, INPUT, seed=5)
+    assert list(found.values()) == pytest.approx(omega_by_hand(model, seed=5), rel=1e-5)
+    assert len(found) == 2 * 3 + 3 * 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_profiling_leaves_no_trace(training):
+    model = small(2, method="admin", dropout=0.3).train(training)
+    model.decoder.layers[0].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    rng, numpy_like = torch.get_rng_state(), random.getstate()
+    first, second = profile_omegas(model, INPUT, seed=1), profile_omegas(model, INPUT, seed=1)
+    assert first == second != profile_omegas(model, INPUT, seed=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), rng) and random.getstate() == numpy_like
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(residual._forward_pre_hooks for _, residual in residuals(model))
+
+
+def test_omegas_rise():
+    found = profile_omegas(small(18, method="admin"), INPUT, seed=1)
+    for stack in ("encoder", "decoder"):
+        values = [omega for site, omega in found.items() if site.stack == stack]
+        assert values[0] == 1.0
+        assert all(a < b for a, b in zip(values[1:], values[2:], strict=False))
+
+
+def test_profile_of_a_half_precision_model_is_that_of_its_weights_in_float32():
+    model = small(2, method="admin").to(torch.bfloat16)
+    half, full = take_profile(model, INPUT, 1), take_profile(small(2, method="admin"), INPUT, 1)
+    assert list(half.omega.values()) == pytest.approx(list(full.omega.values()), rel=5e-3)
+    assert next(model.parameters()).dtype == torch.bfloat16
+
+
+@pytest.fixture
+def profile():
+    return take_profile(small(2, method="admin"), INPUT, 1)
+
+
+@pytest.mark.parametrize("form", ["json", "official"])
+def test_written_equals_read(profile, form, tmp_path):
+    path = tmp_path / "p"
+    profile.write(path) if form == "json" else profile.write_official(path)
+    read = read_profile(str(path))
+    assert read.omega == profile.omega
+    if form == "json":
+        assert read == profile
+        assert json.loads(path.read_text())["seed"] == 1
+    read.check(small(2, method="admin"), str(path))
+
+
+def test_official_layout(profile, tmp_path):
+    """2N lines of the encoder, then 3M of the decoder, each stack counted from 1."""
+    profile.write_official(tmp_path / "profile.ratio.init")
+    lines = (tmp_path / "profile.ratio.init").read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]
+    assert lines[0] == lines[4] == "1 1.0"
+
+
+def test_official_file_of_unequal_depth(tmp_path):
+    rows = [f"{i} {1 + i / 10}" for i in [*range(1, 7), *range(1, 4)]]
+    (tmp_path / "p").write_text("\n".join(rows))
+    read = read_profile(str(tmp_path / "p"))
+    assert (read.encoder_layers, read.decoder_layers) == (3, 1)
+    assert read.omega["encoder.3.ffn"] == 1.6 and read.omega["decoder.1.encoder_attn"] == 1.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"encoder_layers": 3}, "2 encoder layers, this model has 3"),
+        ({"decoder_layers": 1}, "2 decoder layers, this model has 1"),
+        ({"decoder_embed_dim": 32}, "16 decoder width, this model has 32"),
+    ],
+)
+def test_profile_of_another_model_is_refused(profile, fields, words):
+    with pytest.raises(UserError, match=words):
+        profile.check(small(2, method="admin", **fields), "p.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1 1.0\n2 two\n",
+        "1 1.0\n3 1.2\n1 1.0\n",
+        "1 1\n2 1\n1 1\n2 1\n",
+        "{}",
+        '{"format": "other"}',
+        "[",
+        "1 -1\n1 1",
+    ],
+)
+def test_what_is_no_profile_is_refused(text, tmp_path):
+    (tmp_path / "p").write_text(text)
+    with pytest.raises(UserError, match="not a whole profile"):
+        read_profile(str(tmp_path / "p"))
+
+
+def test_cut_short(profile, tmp_path):
+    profile.write(tmp_path / "p")
+    text = (tmp_path / "p").read_text()
+    (tmp_path / "p").write_text(text[: len(text) // 2])
+    with pytest.raises(UserError, match="not a whole profile"):
+        read_profile(str(tmp_path / "p"))
+    with pytest.raises(UserError, match="No such file"):
+        read_profile(str(tmp_path / "missing"))
+
+
+def test_read_profile_keeps_the_model_function(profile, tmp_path):
+    """Applied, a profile changes the scores of the model it was taken of; all ones change nothing."""
+    model = small(2, method="admin")
+    before = logits(model, *batch())
+    apply_omegas(model, [1.0] * len(profile.omega))
+    assert torch.equal(logits(model, *batch()), before)
+    apply_omegas(model, list(profile.omega.values()))
+    assert not torch.allclose(logits(model, *batch()), before, atol=1e-3)
+
+
+def zipf_batch(rows, length, vocab):
+    generator = torch.Generator().manual_seed(3)
+    weights = 1 / torch.arange(1, vocab - 3).float()
+    draw = torch.multinomial(weights, 2 * rows * length, replacement=True, generator=generator) + 4
+    src, prev = draw.view(2, rows, length)
+    return {"src_tokens": src, "src_lengths": None, "prev_output_tokens": prev}
+
+
+def test_published_profile():
+    """100L-100L at base width, dropouts 0.1, on random Zipf tokens: the authors' values on WMT-14 En-De within 3%."""
+    torch.manual_seed(1)
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    depth = {"encoder_layers": 100, "decoder_layers": 100}
+    model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **dropouts)
+    found = profile_omegas(model, zipf_batch(16, 32, 10_000), seed=1)
+    for stack, published in PUBLISHED.items():
+        values = [omega for site, omega in found.items() if site.stack == stack]
+        for position, omega in published.items():
+            assert values[position - 1] == pytest.approx(omega, rel=0.03), (stack, position)
+    squares = [omega**2 for site, omega in found.items() if site.stack == "encoder"]
+    ffn = [after - before for before, after in zip(squares[1::2], squares[2::2], strict=False)]
+    assert sum(ffn) / len(ffn) == pytest.approx(0.32 / 0.9 / 0.9, rel=0.03)  # 2df/(d+f)^2 and two dropouts
