@@ -26,7 +26,7 @@ setup(
         "matplotlib>=3.8",
     ],
     extras_require={
-        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6"],
+        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "ctranslate2>=4"],
         "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8"],
         "serve": ["ctranslate2>=4"],
         "bench": ["torchscale==0.3.0"],

@@ -43,8 +43,30 @@ def as_cells(row: dict) -> list[str]:
 
 
 def markdown(rows: list[dict]) -> str:
-    """The table, then why methods do not fold."""
-    lines = [HEADER, ["---"] * len(HEADER), *map(as_cells, rows)]
-    table = ["| " + " | ".join([f"`{c[0]}`", *c[1:]] if i > 1 else c) + " |" for i, c in enumerate(lines)]
+    """The table, why methods do not fold, their options."""
+    cells = [[f"`{first}`", *rest] for first, *rest in map(as_cells, rows)]
     reasons = [f"- `{row['method']}`: {row['obstacle']}" for row in rows if row["obstacle"]]
-    return "\n".join([*table, "", "Why some do not fold into a plain Transformer:", "", *reasons])
+    options = [
+        [f"`{flag}`", " / ".join(option["choices"]) or _kind(option["default"]), str(option["default"]), option["help"]]
+        for row in rows
+        for flag, option in row["options"].items()
+    ]
+    return "\n".join(
+        [
+            *_grid(HEADER, cells),
+            "",
+            "Why some do not fold into a plain Transformer:",
+            "",
+            *reasons,
+            "",
+            *_grid(["option", "values", "default", "meaning"], options),
+        ]
+    )
+
+
+def _kind(default) -> str:
+    return {bool: "flag", type(None): "text"}.get(type(default), "number")
+
+
+def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]

@@ -4,6 +4,7 @@
 #
 #   scripts/quickstart.sh [--methods deepnorm,post_ln] [--depth 18] [--updates N] [--seed 1] [--out quickstart]
 #
+# Any methods, with commas between; `deepnet methods` lists them.
 # Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips what is done and resumes what is not.
 # Ends with a table and OUT/loss.png.
 set -euo pipefail
@@ -11,7 +12,7 @@ start="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 methods=deepnorm,post_ln depth=18 updates=1200 seed=1 out=quickstart
-usage() { sed -n '2,8s/^# \{0,1\}//p' scripts/quickstart.sh; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' scripts/quickstart.sh; }
 while [ $# -gt 0 ]; do
     case "$1" in
         --methods | --depth | --updates | --seed | --out)
@@ -28,6 +29,7 @@ done
 source scripts/setup.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
 data="$out/data" runs=()
+method_flags="$(deepnet methods --flags "$methods")"
 mkdir -p "$out"
 
 step() { echo; echo "== $*"; }
@@ -38,12 +40,13 @@ if [ ! -f "$data/dict.qaa.txt" ]; then
     deepnet prepare-text qaa qab "$out/text/train" "$out/text/valid" "$out/text/test" "$data" --vocab 1000
 fi
 
-train() {  # train METHOD RUN: resumes from RUN/checkpoint_last.pt if there is one
-    local method="$1" run="$2"
+train() {  # train RUN METHOD_FLAGS...: resumes from RUN/checkpoint_last.pt if there is one
+    local run="$1"
+    shift
     fairseq-train "$data" --user-dir deepnet_fairseq \
         --arch deepnet_transformer_18_18 --encoder-layers "$depth" --decoder-layers "$depth" \
         --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 2 \
-        --method "$method" --share-all-embeddings --dropout 0.0 \
+        "$@" --share-all-embeddings --dropout 0.0 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --optimizer adam --adam-betas '(0.9, 0.98)' \
         --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7 \
@@ -64,14 +67,15 @@ progress() {  # one line a hundred updates, and errors
     done
 }
 
-for method in ${methods//,/ }; do
+while read -r -u 3 _ method more; do  # "--method NAME" and what else its training needs
     run="$out/${depth}L-${depth}L-$updates-updates-seed$seed/$method"
     runs+=("$run")
     mkdir -p "$run"
     if [ ! -f "$run/trained" ]; then
         step "training $depth-$depth $method, $updates updates"
         [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
-        if ! train "$method" "$run"; then
+        # shellcheck disable=SC2086
+        if ! train "$run" --method "$method" $more; then
             grep -q FloatingPointError "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
             echo "   diverged"  # a result: what was saved last, if anything, is translated and scored
         fi
@@ -85,7 +89,7 @@ for method in ${methods//,/ }; do
             { tail -n 5 "$run/generate.log" >&2; exit 1; }
         mv "$run/generated.part" "$run/generated.txt"
     fi
-done
+done 3<<<"$method_flags"
 
 step "result ($depth-$depth, seed $seed)"
 deepnet compare "${runs[@]}" --reference "$out/text/test.qab" --plot "$out/loss.png" | tee "$out/result.txt"

@@ -52,9 +52,10 @@ def result(stdout) -> dict[str, dict[str, str]]:
 @needs_venv
 def test_quickstart_from_nothing_and_again(quickstart_out):
     """Some updates of a 2L-2L model: every step runs, a second call repeats none."""
-    options = ("--depth", "2", "--updates", "25", "--out", quickstart_out)
+    options = ("--depth", "2", "--updates", "25", "--out", quickstart_out, "--methods", "deepnorm,admin,t_fixup")
     first = bash("scripts/quickstart.sh", *options).stdout
-    assert {method: row["updates"] for method, row in result(first).items()} == {"deepnorm": "25", "post_ln": "25"}
+    updates = {method: row["updates"] for method, row in result(first).items()}
+    assert updates == {"deepnorm": "25", "admin": "25", "t_fixup": "25"}
     assert (quickstart_out / "loss.png").stat().st_size > 5000
     again = bash("scripts/quickstart.sh", *options).stdout
     assert "== training" not in again
@@ -104,6 +105,14 @@ def test_prepare_text(data, tmp_path):
     assert refused.stderr.startswith("deepnet: error: ")
     assert "train.xyz: no such file" in refused.stderr
     assert not (tmp_path / "bin2").exists()
+
+
+@needs_venv
+def test_quickstart_refuses_unknown_methods(tmp_path):
+    done = bash("scripts/quickstart.sh", "--methods", "deepnorm,deepnrom", "--out", tmp_path / "out", check=False)
+    assert done.returncode != 0
+    assert "--method deepnrom: unknown" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_quickstart_refuses_unknown_options():

@@ -12,7 +12,8 @@ def list_methods(args) -> None:
     from ..table import render
 
     if args.flags:
-        print(*("--method", args.flags, *get_method(args.flags).train_flags))
+        for name in args.flags.split(","):
+            print(*("--method", name, *get_method(name).train_flags))
         return
     rows = [facts(name) for name in sorted(METHODS)]
     if args.json:
@@ -28,4 +29,4 @@ def add(command) -> None:
     sub = command("methods", list_methods)
     sub.add_argument("--json", action="store_true")
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
-    sub.add_argument("--flags", metavar="METHOD", help="only print what trains METHOD, for scripts")
+    sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")

@@ -35,6 +35,7 @@ class RisingBranch(FullPrecision, Residual):
 class BranchNorm(Method):
     equation = "LN(x + a_t f(x)), a_t = min((t + 1) / T, 1)"
     paper = "Liu et al. 2023"
+    init_profiles = ("xavier_legacy", "fairseq_head")
     options = {"updates": Option(4000, "T, updates until a branch counts fully")}
 
     def check(self):
