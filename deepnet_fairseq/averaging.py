@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from .errors import UserError
+from .whole_file import whole
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -101,6 +101,5 @@ def _write(state: dict, out: Path) -> None:
     state = dict(state)
     state["cfg"] = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     state["last_optimizer_state"] = None
-    part = out.with_name(out.name + ".part")
-    torch.save(state, part)
-    os.replace(part, out)
+    with whole(out) as part:
+        torch.save(state, part)

@@ -100,9 +100,11 @@ def test_other_models_are_not_mixed_in(data, folder, tmp_path, flags, words):
         (("{folder}", "--last", "0"), "--last 0"),
         (("{folder}/checkpoint1.pt", "--last", "1"), "one folder"),
         (("nowhere.pt",), "nowhere.pt"),
+        (("{folder}/checkpoint1.pt", "--out", "no/such/folder/x.pt"), "make it first"),
     ],
 )
 def test_refusals(folder, tmp_path, words, named):
     words = [word.format(folder=folder) for word in words]
-    assert_one_line(run("deepnet", "average", *words, "--out", tmp_path / "mean.pt", check=False), named)
+    out = () if "--out" in words else ("--out", tmp_path / "mean.pt")
+    assert_one_line(run("deepnet", "average", *words, *out, check=False), named)
     assert not (tmp_path / "mean.pt").exists()

@@ -115,6 +115,12 @@ REFUSED = {
     "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), ("--quantization float16",)),
     "unknown type": (("{checkpoint}", "--to", "ctranslate2", "--quantization", "int3"), ("int3",)),
     "no data": (("{checkpoint}", "--to", "ctranslate2", "--data", "nowhere"), ("--data nowhere",)),
+    "no folder": (
+        ("{checkpoint}", "--to", "transformer", "--out", "no/such/folder/x.pt"),
+        ("--out no/such", "make it first"),
+    ),
+    "a folder": (("{checkpoint}", "--to", "transformer", "--out", "."), ("--out .: is a folder",)),
+    "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), ("--out", "name a new folder")),
     "stock model": (("{exported}", "--to", "transformer"), ("holds a transformer",)),
 }
 
@@ -124,7 +130,8 @@ def test_refusals(case, data, checkpoint, exported, tmp_path):
     flags, words = REFUSED[case]
     places = {"checkpoint": checkpoint, "exported": exported, "text": data.parent / "text" / "test.qaa"}
     flags = [str(flag).format(**places) for flag in flags]
-    assert_one_line(run("deepnet", "export", *flags, "--out", tmp_path / "out", check=False), *words)
+    out = () if "--out" in flags else ("--out", tmp_path / "out")
+    assert_one_line(run("deepnet", "export", *flags, *out, check=False), *words)
     assert not list(tmp_path.iterdir())
 
 

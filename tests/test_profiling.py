@@ -202,3 +202,25 @@ def test_published_profile():
     squares = [omega**2 for site, omega in found.items() if site.stack == "encoder"]
     ffn = [after - before for before, after in zip(squares[1::2], squares[2::2], strict=False)]
     assert sum(ffn) / len(ffn) == pytest.approx(0.32 / 0.9 / 0.9, rel=0.03)  # 2df/(d+f)^2 and two dropouts
+
+
+def profile_on_rank(rank, folder):
+    """What one of two processes finds, on a batch of its own."""
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    src, prev = batch(seed=rank)
+    model = small(2, method="admin", dropout=0.1)
+    found = take_profile(model, {"src_tokens": src, "prev_output_tokens": prev, "src_lengths": None}, seed=1)
+    torch.save(list(found.omega.values()), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_every_rank_takes_the_profile_of_the_first(tmp_path):
+    torch.multiprocessing.spawn(profile_on_rank, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    model = small(2, method="admin", dropout=0.1)
+    alone = [
+        list(take_profile(model, dict(zip(INPUT, (*batch(seed=r), None), strict=True)), 1).omega.values())
+        for r in (0, 1)
+    ]
+    assert first == second == pytest.approx(alone[0])
+    assert alone[0] != pytest.approx(alone[1])

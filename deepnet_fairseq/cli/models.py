@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
+from ..whole_file import check_file, check_folder
 
 
 def profile(args) -> None:
@@ -16,6 +17,7 @@ def profile(args) -> None:
     """
     from ..profiling.command import profile_run
 
+    check_file("--out", Path(args.out))
     found = profile_run(args.data, args.rest)
     if args.official:
         found.write_official(Path(args.out))
@@ -35,6 +37,7 @@ def export(args) -> None:
         raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
     if args.to == "transformer" and (args.quantization or args.data):
         raise UserError("--quantization and --data: only with --to ctranslate2")
+    (check_file if args.to == "transformer" else check_folder)("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint, args.fold)
     print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
     if args.to == "transformer":
@@ -53,6 +56,7 @@ def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
     from .. import averaging
 
+    check_file("--out", Path(args.out))
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]
         folders = [path for path in paths if path.is_dir()]

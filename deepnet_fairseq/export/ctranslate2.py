@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from fairseq import tasks
 
 from ..errors import UserError
+from ..whole_file import whole
 from .transformer import Folded, stock_model
 
 LARGEST = {None: 1e-2, "float32": 1e-2}  # on the log-probability of a token; quantised models are only reported
@@ -37,30 +36,26 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
         import ctranslate2
     except ImportError as error:
         raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out}: is not empty; name a new folder")
     task = _task(folded, data)
-    part = out.with_name(out.name + ".part")
-    with tempfile.TemporaryDirectory() as folder:
-        legacy = Path(folder) / "transformer.pt"
-        args = argparse.Namespace(**(vars(task.settings) | folded.model))
-        torch.save({"args": args, "model": folded.state}, legacy)
-        converter = ctranslate2.converters.FairseqConverter(str(legacy), data, args.source_lang, args.target_lang)
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            converter.convert(str(part), quantization=quantization, force=True)
-        except ValueError as error:
-            raise UserError(f"--to ctranslate2: {error}") from error
-    try:
+    with whole(out) as part:
+        _convert(ctranslate2, folded, task, part, quantization)
         check = _compare(folded, ctranslate2.Translator(str(part)), task, sentences)
         if quantization in LARGEST and not check.largest <= LARGEST[quantization]:
             raise UserError(f"--to ctranslate2: its scores differ by {check.largest:.1e}; nothing was written")
-        if out.exists():
-            out.rmdir()
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return check
+
+
+def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
+    """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
+    args = argparse.Namespace(**(vars(task.settings) | folded.model))
+    with tempfile.TemporaryDirectory() as folder:
+        legacy = Path(folder) / "transformer.pt"
+        torch.save({"args": args, "model": folded.state}, legacy)
+        converter = ctranslate2.converters.FairseqConverter(str(legacy), args.data, args.source_lang, args.target_lang)
+        try:
+            converter.convert(str(out), quantization=quantization)
+        except ValueError as error:
+            raise UserError(f"--to ctranslate2: {error}") from error
 
 
 def _task(folded: Folded, data: str):

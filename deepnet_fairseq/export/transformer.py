@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from ..building import SPECIALS, blank_task, from_checkpoint
 from ..errors import UserError
+from ..whole_file import whole
 from .fold import fold
 from .obstacle import obstacle
 
@@ -94,9 +94,8 @@ def write_transformer(folded: Folded, out: Path, half: bool = False) -> None:
     """A checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}
-    part = out.with_name(out.name + ".part")
-    torch.save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, part)
-    os.replace(part, out)
+    with whole(out) as part:
+        torch.save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, part)
 
 
 def _stock_state(model: nn.Module) -> dict[str, Tensor]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from ..errors import UserError
+from ..whole_file import whole
 from .recorder import residuals
 
 FORMAT = "deepnet_fairseq admin profile 1"
@@ -113,6 +113,5 @@ def positive(value) -> float:
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -1,0 +1,45 @@
+"""Outputs that appear under their name whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+
+def check_file(flag: str, path: Path) -> None:
+    """UserError, before the work is done, if no file can be written at `path`."""
+    if path.is_dir():
+        raise UserError(f"{flag} {path}: is a folder; name a file")
+    _check_parent(flag, path)
+
+
+def check_folder(flag: str, path: Path) -> None:
+    """UserError, before the work is done, if no new folder can be made at `path`; an empty one counts as new."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
+    _check_parent(flag, path)
+
+
+def _check_parent(flag: str, path: Path) -> None:
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no folder {parent}; make it first")
+    if not os.access(parent, os.W_OK):
+        raise UserError(f"{flag} {path}: {parent} is not writable; name another place")
+
+
+@contextmanager
+def whole(path: Path):
+    """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if path.is_dir():
+            path.rmdir()  # empty, or this fails
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
