@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from . import archs
 from .config import DeepTransformerConfig, namespace
@@ -38,37 +39,41 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepTran
     return DeepTransformer.build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
+def own_config(state: dict, path: str):
+    """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's."""
+    try:
+        saved = state["cfg"]["model"]
+    except (KeyError, TypeError, ConfigKeyError) as error:
+        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train") from error
+    name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
+    if name not in archs.PRESETS:
+        raise UserError(f"{path}: holds a {name}, not one of this package's models")
+    fields = {field: getattr(saved, field, None) for field in [*DeepTransformerConfig.__dataclass_fields__, "arch"]}
+    given = OmegaConf.create({field: value for field, value in fields.items() if value is not None})
+    cfg = merge_with_parent(DeepTransformerConfig(), given)
+    archs.fill(cfg)
+    return cfg
+
+
 def from_checkpoint(path: str):
     """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
 
     Needs neither data nor dictionaries. UserError, naming the file, if it is no checkpoint or another model's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    cfg = state["cfg"]
-    name = getattr(cfg.model, "arch", None) or getattr(cfg.model, "_name", None)
-    if name not in archs.PRESETS:
-        raise UserError(f"{path}: holds a {name}, not one of this package's models")
-    model_cfg = cfg.model
-    if isinstance(model_cfg, argparse.Namespace):
-        model_cfg = DeepTransformerConfig.from_namespace(model_cfg)
-    model_cfg = merge_with_parent(DeepTransformerConfig(), OmegaConf.create(_own_fields(model_cfg)))
-    archs.fill(model_cfg)
-    weights = state["model"]
-    sizes = [weights[f"{stack}.embed_tokens.weight"].size(0) for stack in ("encoder", "decoder")]
-    model = DeepTransformer.build_model(model_cfg, blank_task(*sizes))
+    model_cfg = own_config(state, path)
+    cfg, weights = state["cfg"], state["model"]
     try:
+        sizes = [weights[f"{stack}.embed_tokens.weight"].size(0) for stack in ("encoder", "decoder")]
+        model = DeepTransformer.build_model(model_cfg, blank_task(*sizes))
         model.load_state_dict(weights)
+    except KeyError as error:
+        raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg
     return model.eval(), cfg
-
-
-def _own_fields(model_cfg) -> dict:
-    names = [*DeepTransformerConfig.__dataclass_fields__, "arch"]
-    values = {name: getattr(model_cfg, name, None) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @lru_cache

@@ -66,7 +66,7 @@ def _check_constants(state: StateDict, own: StateDict) -> None:
             continue
         held, built = float(state[key]), float(value)
         if abs(held - built) > 0.01 * abs(built):  # half precision rounds them
-            raise UserError(f"{key} is {held:.4g}, this model's {built:.4g}: trained at other depths")
+            raise UserError(f"{key} is {held:.4g}, this model's {built:.4g}: trained at other depths or options")
 
 
 def _some(verb: str, keys: list[str]) -> str:

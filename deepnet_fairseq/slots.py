@@ -18,7 +18,8 @@ class FullPrecision(nn.Module):
     def _apply(self, fn, recurse=True):
         def keep(tensor):
             moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+            half = moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(moved.device, torch.float32) if half else moved
 
         if recurse:
             for child in self.children():

@@ -7,19 +7,25 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from .errors import UserError
 
 
-def check_file(flag: str, path: Path) -> None:
-    """UserError, before the work is done, if no file can be written at `path`."""
+def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
+    """UserError, before the work is done, if no file can be written at `path`, or if it is one of the `inputs`."""
     if path.is_dir():
         raise UserError(f"{flag} {path}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{flag} {path}: is no ordinary file; name another")
+    if path.resolve() in {given.resolve() for given in inputs}:
+        raise UserError(f"{flag} {path}: is one of the files to read; name another")
     _check_parent(flag, path)
 
 
 def check_folder(flag: str, path: Path) -> None:
     """UserError, before the work is done, if no new folder can be made at `path`; an empty one counts as new."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    if (path.exists() and not path.is_dir()) or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
     _check_parent(flag, path)
 
@@ -35,6 +41,7 @@ def _check_parent(flag: str, path: Path) -> None:
 @contextmanager
 def whole(path: Path):
     """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well."""
+    path = path.resolve()  # a link stays, what it points to is replaced
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -43,3 +50,12 @@ def whole(path: Path):
         os.replace(part, path)
     finally:
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def save(content: dict, path: Path) -> None:
+    """torch.save, whole; UserError if the disk does not take it."""
+    with whole(path) as part:
+        try:
+            torch.save(content, part)
+        except RuntimeError as error:  # torch's word for a full disk
+            raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]})") from error

@@ -1,9 +1,16 @@
 """Admin through fairseq's programs: profiled once, before the optimiser, and never again."""
 
 import json
+import random
 
+import numpy
 import pytest
 import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
+
+from deepnet_fairseq.profiling.start import first_training_batch
 
 from .conftest import TRAIN_FLAGS
 from .helpers import USER_DIR, run
@@ -110,8 +117,8 @@ def test_training_without_a_profile_is_refused(data, tmp_path, flags, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--encoder-layers", "4"), "taken with 3 encoder layers, this model has 4"),
-        (("--encoder-embed-dim", "32"), "taken with 64 encoder width, this model has 32"),
+        (("--encoder-layers", "4"), "taken with encoder layers 3, this model has 4"),
+        (("--encoder-embed-dim", "32"), "taken with encoder width 64, this model has 32"),
     ],
 )
 def test_a_profile_of_another_model_is_refused(data, profile, tmp_path, flags, words):
@@ -131,10 +138,43 @@ def test_unprofiled_training_is_refused_under_hydra(data, tmp_path):
     ("flags", "words"),
     [
         (("--method", "deepnorm"), "--method deepnorm: has no profile"),
-        (("--admin-profil",), "unrecognized"),
+        (("--method=deepnorm",), "--method deepnorm: has no profile"),
+        (("--encoder-leyers", "3"), "--encoder-leyers"),
+        (("--max-tokens", "0", "--arch", "transformer_18"), "--arch transformer_18: no such architecture"),
     ],
 )
 def test_profile_command_refuses(data, tmp_path, flags, words):
-    done = run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN[:-2], *flags, "--out", tmp_path / "p", check=False)
-    assert done.returncode != 0 and "Traceback" not in done.stdout
+    command = ("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN[:-2], *flags, "--out", tmp_path / "p")
+    assert_one_line(run(*command, check=False), words)
     assert not (tmp_path / "p").exists()
+
+
+def test_profile_command_needs_data_and_architecture(data, tmp_path):
+    out = ("--out", tmp_path / "p")
+    assert_one_line(run("deepnet", "profile", data, *TRAIN_FLAGS, *out, check=False), "--arch")
+    assert_one_line(run("deepnet", "profile", *TRAIN_FLAGS, *ADMIN, *out, check=False), "data")
+    assert_one_line(run("deepnet", "profile", tmp_path, *TRAIN_FLAGS, *ADMIN, *out, check=False), "no dict.LANG.txt")
+
+
+@pytest.mark.filterwarnings("ignore")  # of hydra, about fairseq
+def test_the_profiled_batch_is_the_first_one_trained_on(data):
+    """The batch itself, through fairseq's own trainer and iterator."""
+    parser = options.get_training_parser()
+    flags = [str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, flags))
+    task = tasks.setup_task(cfg.task)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    epoch = trainer.get_train_iterator(epoch=1)
+    state = random.getstate(), numpy.random.get_state()[1].tolist()
+    profiled = first_training_batch(epoch)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == state
+    trained = next(epoch.next_epoch_itr(shuffle=True))["net_input"]
+    assert torch.equal(profiled["src_tokens"], trained["src_tokens"])
+    unshuffled = next(trainer.get_train_iterator(epoch=1).next_epoch_itr(shuffle=False))["net_input"]
+    assert not torch.equal(profiled["src_tokens"], unshuffled["src_tokens"])
+
+
+def test_continue_once_needs_no_profile(data, auto, tmp_path):
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "4", "--save-dir", tmp_path)
+    printed = run(*train, "--continue-once", auto[0] / "checkpoint_last.pt").stdout
+    assert sorted(losses(printed)) == [4]

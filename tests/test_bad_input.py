@@ -53,6 +53,16 @@ def test_flags(mistake, data, tmp_path):
     assert not (tmp_path / "save").exists()
 
 
+def test_missing_architecture(data, tmp_path):
+    done = run("fairseq-train", data, *TRAIN_FLAGS, "--save-dir", tmp_path / "save", check=False)
+    assert_one_line(done, "--arch", "deepnet archs")
+
+
+def test_data_that_are_none(tmp_path):
+    done = run("fairseq-train", tmp_path, *TRAIN_FLAGS, *ARCH, check=False)
+    assert_one_line(done, f"{tmp_path}: holds no dict.LANG.txt")
+
+
 def test_missing_data(tmp_path):
     done = run("fairseq-train", tmp_path / "nowhere", *TRAIN_FLAGS, *ARCH, check=False)
     assert_one_line(done, f"{tmp_path / 'nowhere'}: no such file or folder")

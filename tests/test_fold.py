@@ -79,6 +79,7 @@ CASES = {
     "first omega, learned positions": ("upstream", first_omega_trained(encoder_learned_pos=True)),
     "first omega, no positions": ("upstream", first_omega_trained(no_token_positional_embeddings=True)),
     "LayerNorm on embeddings": ("upstream", {"method": "deepnorm", "layernorm_embedding": True}),
+    "few positions": ("upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10}),
     "unequal widths": ("upstream", {"method": "deepnorm", "decoder_embed_dim": 24, "activation_fn": "gelu"}),
     "normformer less its norms": ("upstream", {"method": "normformer", **BARE}),
 }  # fmt: skip

@@ -113,11 +113,14 @@ def test_neutral_init_is_that_of_post_ln(method, fields):
 
 
 @pytest.mark.parametrize(("method", "names"), [("admin", ".omega"), ("rezero", ".a"), ("dlcl", ".weights.weight"),
-                                               ("r_fixup", (".shift", ".scale"))])  # fmt: skip
+                                               ("branchnorm", ".a"), ("r_fixup", (".shift", ".scale"))])  # fmt: skip
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
 def test_numbers_that_half_precision_ruins_stay_in_float32(method, names, precision):
     model = small(2, method=method).to(precision)
     kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
     assert kept == {name for name in model.state_dict() if name.endswith(names)}
     assert len(kept) > 0
-    assert all(p.dtype == torch.float64 for p in small(1, method=method).double().parameters())
+    there_and_back = small(1, method=method).double()
+    assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
+    there_and_back.to(precision)
+    assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}

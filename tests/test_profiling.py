@@ -2,8 +2,8 @@
 
 import json
 import math
-import random
 
+import numpy
 import pytest
 import torch
 
@@ -70,12 +70,12 @@ def test_profiling_leaves_no_trace(training):
     model.decoder.layers[0].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
-    rng, numpy_like = torch.get_rng_state(), random.getstate()
+    rng, numpys = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
     first, second = profile_omegas(model, INPUT, seed=1), profile_omegas(model, INPUT, seed=1)
     assert first == second != profile_omegas(model, INPUT, seed=2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), rng) and random.getstate() == numpy_like
+    assert torch.equal(torch.get_rng_state(), rng) and numpy.random.get_state()[1].tolist() == numpys
     assert all(p.grad is None for p in model.parameters())
     assert not any(residual._forward_pre_hooks for _, residual in residuals(model))
 
@@ -131,14 +131,20 @@ def test_official_file_of_unequal_depth(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"encoder_layers": 3}, "2 encoder layers, this model has 3"),
-        ({"decoder_layers": 1}, "2 decoder layers, this model has 1"),
-        ({"decoder_embed_dim": 32}, "16 decoder width, this model has 32"),
+        ({"encoder_layers": 3}, "encoder layers 2, this model has 3"),
+        ({"decoder_layers": 1}, "decoder layers 2, this model has 1"),
+        ({"decoder_embed_dim": 32}, "decoder width 16, this model has 32"),
+        ({"encoder_ffn_embed_dim": 64}, "encoder ffn width 32, this model has 64"),
     ],
 )
 def test_profile_of_another_model_is_refused(profile, fields, words):
     with pytest.raises(UserError, match=words):
         profile.check(small(2, method="admin", **fields), "p.json")
+
+
+def test_other_dropouts_are_a_warning(profile, caplog):
+    profile.check(small(2, method="admin", dropout=0.3), "p.json")
+    assert "taken with --dropout 0.0, this model has 0.3" in caplog.text
 
 
 @pytest.mark.parametrize(

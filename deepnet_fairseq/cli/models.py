@@ -18,7 +18,7 @@ def profile(args) -> None:
     from ..profiling.command import profile_run
 
     check_file("--out", Path(args.out))
-    found = profile_run(args.data, args.rest)
+    found = profile_run(args.rest)
     if args.official:
         found.write_official(Path(args.out))
     else:
@@ -37,7 +37,10 @@ def export(args) -> None:
         raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
     if args.to == "transformer" and (args.quantization or args.data):
         raise UserError("--quantization and --data: only with --to ctranslate2")
-    (check_file if args.to == "transformer" else check_folder)("--out", Path(args.out))
+    if args.to == "transformer":
+        check_file("--out", Path(args.out), (Path(args.checkpoint),))
+    else:
+        check_folder("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint, args.fold)
     print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
     if args.to == "transformer":
@@ -56,7 +59,6 @@ def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
     from .. import averaging
 
-    check_file("--out", Path(args.out))
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]
         folders = [path for path in paths if path.is_dir()]
@@ -69,17 +71,19 @@ def average(args) -> None:
         if k < 1:
             raise UserError(f"--{'last' if args.best is None else 'best'} {k}: must be at least 1")
         paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
+    check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
     print(f"wrote {args.out}, the mean of {', '.join(path.name for path in paths)}")
 
 
 def add(command) -> None:
     sub = command("profile", profile)
-    sub.add_argument("data", metavar="DATA", help="binarised data, as for fairseq-train")
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
     sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")
     sub.set_defaults(passes_flags_on=True)
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.usage = "deepnet profile DATA --arch ARCH --max-tokens N --out FILE [--official] [flags of fairseq-train]"
+    sub.allow_abbrev = False
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT")

@@ -77,8 +77,9 @@ def _explained(load):
             ) from error
         except (KeyError, TypeError, AttributeError) as error:  # plain data, but not laid out as fairseq does
             raise UserError(f"{path}: not a checkpoint of fairseq (it lacks {error})") from error
-        if "model" not in state:
-            raise UserError(f"{path}: not a checkpoint of fairseq (it lacks 'model')")
+        weights = state.get("model")
+        if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+            raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
         return state
 
     return load_checkpoint_to_cpu

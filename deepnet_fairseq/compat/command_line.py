@@ -42,7 +42,12 @@ def _careful(parse):
     @functools.wraps(parse)
     def parse_args_and_arch(parser, *args, **kwargs):
         parser.error = functools.partial(_error, parser)
-        result = parse(parser, *args, **kwargs)
+        try:
+            result = parse(parser, *args, **kwargs)
+        except RuntimeError as error:
+            if str(error):
+                raise
+            parser.error("--arch: name an architecture; `deepnet archs` lists them")
         namespace = result[0] if isinstance(result, tuple) else result
         try:
             _undo_tpu(namespace)
@@ -64,6 +69,8 @@ def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
+        if getattr(args, "task", None) == "translation" and not any(Path(folder).glob("dict.*.txt")):
+            raise UserError(f"the data folder {folder}: holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
@@ -92,7 +99,7 @@ def _resumes(args: argparse.Namespace) -> bool:
     """Will fairseq load weights before it trains?"""
     restore = args.restore_file
     last = restore if restore != "checkpoint_last.pt" else os.path.join(args.save_dir, restore)
-    return bool(args.finetune_from_model) or PathManager.exists(last)
+    return any(path and PathManager.exists(path) for path in (last, args.finetune_from_model, args.continue_once))
 
 
 def _check_exists(flag: str, path: str | None) -> None:

@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..whole_file import whole
 from .transformer import Folded, stock_model
 
+LONGEST = 1024  # CTranslate2 cuts what it reads there
 LARGEST = {None: 1e-2, "float32": 1e-2}  # on the log-probability of a token; quantised models are only reported
 
 
@@ -55,7 +56,7 @@ def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | N
         try:
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
-            raise UserError(f"--to ctranslate2: {error}") from error
+            raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
 
 
 def _task(folded: Folded, data: str):
@@ -81,7 +82,9 @@ def _compare(folded: Folded, translator, task, count: int) -> Check:
     dataset = task.dataset(split)
     model = stock_model(folded.model, folded.state)
     differences = []
-    for index in range(min(count, len(dataset))):
+    longest = min(model.encoder.max_positions(), model.decoder.max_positions(), LONGEST)
+    short = [i for i in range(len(dataset)) if max(dataset.src_sizes[i], dataset.tgt_sizes[i]) < longest]
+    for index in short[:count]:
         sample = dataset.collater([dataset[index]])
         net_input, target = sample["net_input"], sample["target"]
         with torch.no_grad():
@@ -93,6 +96,8 @@ def _compare(folded: Folded, translator, task, count: int) -> Check:
         ]
         theirs = torch.tensor(translator.score_batch([words[0]], [words[1]])[0].log_probs)
         differences.append((ours - theirs).abs())
+    if not differences:
+        raise UserError(f"--data {task.settings.data}: no sentence of its {split} split is short enough for the model")
     pooled = torch.cat(differences)
     return Check(len(differences), pooled.max().item(), pooled.mean().item())
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..building import SPECIALS, blank_task, from_checkpoint
 from ..errors import UserError
-from ..whole_file import whole
+from ..whole_file import save
 from .fold import fold
 from .obstacle import obstacle
 
@@ -53,6 +53,9 @@ def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
         raise UserError(f"{path}: {error}") from error
     folded.sections = OmegaConf.to_container(cfg, enum_to_str=True)
     del folded.sections["model"]
+    if not isinstance(folded.sections.get("task"), dict):
+        raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
+    folded.sections.get("common", {})["user_dir"] = None
     return folded
 
 
@@ -94,8 +97,7 @@ def write_transformer(folded: Folded, out: Path, half: bool = False) -> None:
     """A checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}
-    with whole(out) as part:
-        torch.save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, part)
+    save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, out)
 
 
 def _stock_state(model: nn.Module) -> dict[str, Tensor]:
@@ -114,7 +116,8 @@ def _scores(model: nn.Module) -> Tensor:
     model.eval()
     generator = torch.Generator().manual_seed(0)
     sizes = [stack.embed_tokens.num_embeddings for stack in (model.encoder, model.decoder)]
-    src, prev = (torch.randint(SPECIALS, max(size, SPECIALS + 1), (4, 12), generator=generator) for size in sizes)
-    src[0, :3] = model.encoder.padding_idx
+    longest = min(12, model.encoder.max_positions(), model.decoder.max_positions())
+    src, prev = (torch.randint(SPECIALS, max(size, SPECIALS + 1), (4, longest), generator=generator) for size in sizes)
+    src[0, : longest // 3] = model.encoder.padding_idx
     lengths = src.ne(model.encoder.padding_idx).sum(1)
     return model(src, lengths, prev)[0].float().log_softmax(-1)

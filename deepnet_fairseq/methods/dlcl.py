@@ -86,6 +86,9 @@ class DLCL(Method):
         if self.window < 0:
             raise UserError(f"--dlcl-window {self.window}: must be at least 0, which is all outputs")
 
+    def constants(self, stack):
+        return {"window": float(self.window)} if self.window else {}
+
     def mixer(self, stack, dim):
         layers = self.depth(stack)
         weights = LayerWeights(layers + 1, self.init, self.window)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..errors import UserError
 from ..whole_file import whole
 from .recorder import residuals
 
+logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"
 
 
@@ -27,7 +29,9 @@ class Profile:
     decoder_layers: int
     omega: dict[str, float]
     encoder_width: int | None = None
+    encoder_ffn_width: int | None = None
     decoder_width: int | None = None
+    decoder_ffn_width: int | None = None
     seed: int | None = None
     dropout: dict[str, float] = field(default_factory=dict)
     data: dict = field(default_factory=dict)
@@ -39,13 +43,18 @@ class Profile:
         for name, value in built.items():
             held = getattr(self, name)
             if held is not None and held != value:
-                what, unit = name.split("_")
                 raise UserError(
-                    f"--admin-profile {path}: taken with {held} {what} {unit}, this model has {value}; "
+                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {held}, this model has {value}; "
                     "profile the model you train (`deepnet profile --help`)"
                 )
         if list(self.omega) != [str(site) for site, _ in residuals(model)]:
             raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
+        for name, value in dropouts(model).items():
+            if self.dropout.get(name, value) != value:
+                flag = f"--{name.replace('_', '-')}"
+                logger.warning(
+                    f"--admin-profile {path}: taken with {flag} {self.dropout[name]}, this model has {value}"
+                )
 
     def write(self, path: Path) -> None:
         """JSON; the file appears whole or not at all."""
@@ -62,10 +71,19 @@ class Profile:
 
 
 def shape(model: nn.Module) -> dict[str, int]:
-    """Depth and width of both stacks."""
+    """Depth and widths of both stacks."""
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
     depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
-    return depths | {f"{name}_width": stack.layers[0].sites["ffn"].dim for name, stack in stacks.items()}
+    widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
+    return depths | widths | {f"{name}_ffn_width": stack.layers[0].fc1.out_features for name, stack in stacks.items()}
+
+
+def dropouts(model: nn.Module) -> dict[str, float]:
+    """The three probabilities, by their config fields."""
+    layer = model.encoder.layers[0]
+    places = {"dropout": layer, "attention_dropout": layer.self_attn}
+    found = {name: place.dropout.p for name, place in places.items()}
+    return found | {"activation_dropout": layer.activation_dropout.p}
 
 
 def read_profile(path: str) -> Profile:

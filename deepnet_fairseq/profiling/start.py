@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .omega import apply_omegas, profile_omegas
-from .profile import Profile, read_profile, shape
+from .profile import Profile, dropouts, read_profile, shape
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,10 @@ def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
 
 
 def first_training_batch(iterator) -> dict:
-    """net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank."""
+    """net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
+
+    Under --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
+    """
     batches = list(iterator.frozen_batches)
     with data_utils.numpy_seed(iterator.seed + 1):
         numpy.random.shuffle(batches)
@@ -78,16 +81,11 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
-    layer = model.encoder.layers[0]
     return Profile(
         **shape(model),
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
         seed=seed,
-        dropout={
-            "dropout": layer.dropout.p,
-            "attention_dropout": layer.self_attn.dropout.p,
-            "activation_dropout": layer.activation_dropout.p,
-        },
+        dropout=dropouts(model),
         data=_fingerprint(net_input),
     )
 
