@@ -10,6 +10,7 @@ from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.compat.command_line import transformer_flags
 from deepnet_fairseq.config import DeepTransformerConfig, namespace
+from deepnet_fairseq.methods import METHODS
 
 from .helpers import run
 
@@ -46,6 +47,7 @@ def test_flags_override_and_the_decoder_follows_the_encoder():
 
 def test_flags_are_those_of_fairseqs_transformer():
     own = {"method", "init_profile", "_name"}
+    own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
     flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
     assert flags <= transformer_flags()
 
