@@ -89,8 +89,8 @@ def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
 
 def _check_same_run(first: dict, first_config, other: dict, config, first_path: Path, path: Path) -> None:
     ours, theirs = first["model"], other["model"]
-    for name in set(first_config) - MAY_DIFFER:
-        if config[name] != first_config[name]:
+    for name in first_config:
+        if config[name] != first_config[name] and name not in MAY_DIFFER:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{path}: trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
     seeds = [state["cfg"].common.seed for state in (first, other)]
