@@ -1,6 +1,7 @@
 """Each method's numbers against closed forms worked out by hand, at width 512 and feed-forward width 2048."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from deepnet_fairseq.building import build
 from deepnet_fairseq.init import weight_std
 from deepnet_fairseq.methods import get_method
+from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
 from deepnet_fairseq.site import SUBLAYERS, Site, Weight
 
 from .helpers import SMALL, VOCAB, batch, logits, small
@@ -146,6 +148,15 @@ def test_t_fixup(layers):
         found = [std(built, stack, 1, sublayer, role) for stack, sublayer, role in places]
         found.append(built.embedding_gain("encoder") * 512**-0.5)
         assert found == pytest.approx(T_FIXUP_STD[layers], rel=2e-4)
+
+
+def test_t_fixup_schedule():
+    """lr sqrt(P / (P + t)) with P = 4000."""
+    rates = []
+    optimizer = SimpleNamespace(set_lr=rates.append, get_lr=lambda: rates[-1])
+    schedule = object.__new__(TFixupSchedule)
+    schedule.cfg, schedule.optimizer = TFixupScheduleConfig(lr=[5e-4]), optimizer
+    assert [schedule.step_update(t) for t in (0, 4000, 12000)] == pytest.approx([5e-4, 3.5355e-4, 2.5e-4], rel=1e-4)
 
 
 def test_t_fixup_scales_a_shared_embedding_once():

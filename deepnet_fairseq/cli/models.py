@@ -23,7 +23,7 @@ def profile(args) -> None:
         found.write_official(Path(args.out))
     else:
         found.write(Path(args.out))
-    ends = [list(found.omega.values())[i] for i in (2 * found.encoder_layers - 1, -1)]
+    ends = [found.of(stack)[-1] for stack in ("encoder", "decoder")]
     print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: encoder {ends[0]:.4f}, decoder {ends[1]:.4f}")
     print(f"train with the same flags and --method admin --admin-profile {args.out}")
 

@@ -19,7 +19,6 @@ from ..slots import Scale
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
-WAYS = ("upstream", "downstream")
 
 
 @torch.no_grad()
@@ -85,13 +84,7 @@ def _divide_readers(layer: nn.Module, sublayer: str, factor: Scale) -> None:
 def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
     """Tokens and positions of one stack times a vector: an embedding of its own, a learned table of positions."""
     stack = getattr(model, name)
-    output = model.decoder.output_projection
-    output.weight = nn.Parameter(output.weight.clone())
-    for other in (model.encoder, model.decoder):
-        other.embed_tokens.weight = nn.Parameter(other.embed_tokens.weight.clone())
-    if model.encoder.embed_tokens is model.decoder.embed_tokens:
-        model.decoder.embed_tokens = _embedding(model.encoder.embed_tokens.weight.clone(), stack.padding_idx)
-    getattr(model, name).embed_tokens.weight *= factor
+    stack.embed_tokens = _embedding(stack.embed_tokens.weight * factor, stack.padding_idx)  # the others keep theirs
     if stack.embed_positions is not None:
         stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
     positions = {f"{name}_learned_pos": True} if stack.embed_positions is not None else {}

@@ -58,10 +58,10 @@ class Method:
     @classmethod
     def from_config(cls, cfg) -> Method:
         """The method at the depth and with the options of a filled config."""
-        values = {key: getattr(cfg, f"{cls.name}_{key}", option.default) for key, option in cls.options.items()}
+        values = {}
         for key, option in cls.options.items():
-            if option.choices:
-                values[key] = str(values[key])  # hydra hands over members of an enumeration
+            value = getattr(cfg, f"{cls.name}_{key}", option.default)
+            values[key] = str(value) if option.choices else value  # hydra hands over members of an enumeration
         return cls(cfg.encoder_layers, cfg.decoder_layers, **values)
 
     @classmethod

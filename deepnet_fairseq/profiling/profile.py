@@ -62,12 +62,12 @@ class Profile:
 
     def write_official(self, path: Path) -> None:
         """One line "index omega" a branch, counted from 1 in each stack, encoder first."""
-        lines, index = [], {"encoder": 0, "decoder": 0}
-        for site, omega in self.omega.items():
-            stack = site.split(".")[0]
-            index[stack] += 1
-            lines.append(f"{index[stack]} {omega!r}\n")
-        _write(path, "".join(lines))
+        columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
+        _write(path, "".join(f"{index} {omega!r}\n" for index, omega in columns))
+
+    def of(self, stack: str) -> list[float]:
+        """The omegas of one stack."""
+        return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
 
 
 def shape(model: nn.Module) -> dict[str, int]:

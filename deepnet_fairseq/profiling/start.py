@@ -103,6 +103,6 @@ def _sha256(*tensors: Tensor) -> str:
 
 
 def _summary(profile: Profile, source: str) -> str:
-    ends = {stack: [v for s, v in profile.omega.items() if s.startswith(stack)] for stack in ("encoder", "decoder")}
+    ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
     ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items())
     return f"admin profile {source}: omega of {ranges}"
