@@ -92,6 +92,7 @@ def check(cfg) -> None:
     for stack in ("encoder", "decoder"):
         _check_stack(cfg, stack)
     _check_options(cfg, method)
+    _check_norm_place(cfg, method.from_config(cfg))
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
@@ -115,9 +116,11 @@ def _check_options(cfg, method) -> None:
         for key, option in other.options.items():
             if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
-    built = method.from_config(cfg)
+
+
+def _check_norm_place(cfg, method) -> None:
     for stack in ("encoder", "decoder"):
-        if getattr(cfg, f"{stack}_normalize_before") and built.norm != "pre":
+        if getattr(cfg, f"{stack}_normalize_before") and method.norm != "pre":
             raise UserError(
                 f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
                 "drop the flag or take --method pre_ln"

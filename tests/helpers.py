@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,3 +91,17 @@ def run(*command, check=True) -> subprocess.CompletedProcess:
     if check:
         assert done.returncode == 0, done.stdout[-3000:]
     return done
+
+
+def extended_package(folder: Path, code: str) -> tuple[Path, dict]:
+    """A copy of the package with one more file in methods/, and the environment that finds it first."""
+    package = folder / "deepnet_fairseq"
+    shutil.copytree(USER_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "methods" / "halved.py").write_text(code)
+    return package, os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def call(env: dict, *words) -> str:
+    """What `python -m WORDS` prints in that environment."""
+    words = [sys.executable, "-m", *map(str, words)]
+    return subprocess.run(words, env=env, cwd=ROOT / "tests", text=True, capture_output=True, check=True).stdout

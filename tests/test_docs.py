@@ -7,7 +7,7 @@ import pytest
 
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import ROOT, run
+from .helpers import ROOT, call, extended_package, run
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 
@@ -20,18 +20,9 @@ def test_table_of_methods_is_the_commands():
 
 def test_example_of_a_new_method_runs(tmp_path):
     """The file as printed, in a copy of the package: listed, foldable, with its option."""
-    import os
-    import shutil
-    import subprocess
-    import sys
-
     code = re.search(r'```python\n("""Halved.*?)```', PAGE, re.DOTALL).group(1)
-    package = tmp_path / "deepnet_fairseq"
-    shutil.copytree(ROOT / "deepnet_fairseq", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "methods" / "halved.py").write_text(code)
-    command = [sys.executable, "-m", "deepnet_fairseq.cli", "methods", "--json"]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    printed = subprocess.run(command, env=env, cwd=ROOT / "tests", text=True, capture_output=True, check=True).stdout
+    _, env = extended_package(tmp_path, code)
+    printed = call(env, "deepnet_fairseq.cli", "methods", "--json")
     (halved,) = [row for row in json.loads(printed) if row["method"] == "halved"]
     assert halved["equation"] == "LN(x + s f(x))" and halved["obstacle"] is None
     assert halved["options"]["--halved-share"]["default"] == 0.5

@@ -1,11 +1,7 @@
 """Every registered method through fairseq's programs; a new file in methods/ joins by itself."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ import torch
 from deepnet_fairseq.methods import METHODS, get_method
 
 from .conftest import TRAIN_FLAGS
-from .helpers import ROOT, USER_DIR, run
+from .helpers import USER_DIR, call, extended_package, run
 from .test_commands import losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
@@ -86,23 +82,9 @@ class Halved(Method):
 '''
 
 
-@pytest.fixture
-def extended(tmp_path):
-    """A copy of the package with one more file in methods/, and the environment that finds it first."""
-    package = tmp_path / "deepnet_fairseq"
-    shutil.copytree(USER_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "methods" / "halved.py").write_text(NEW)
-    return package, os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-
-def call(env, *words):
-    words = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(words, env=env, cwd=ROOT / "tests", text=True, capture_output=True, check=True).stdout
-
-
-def test_a_file_in_methods_is_all_it_takes(data, extended):
+def test_a_file_in_methods_is_all_it_takes(data, tmp_path):
     """`deepnet methods`, --method, its own flag, training: nothing else was edited."""
-    package, env = extended
+    package, env = extended_package(tmp_path, NEW)
     assert "LN(x + f(x) / 2)" in call(env, "deepnet_fairseq.cli", "methods")
     flags = [word if word != USER_DIR else package for word in TRAIN_FLAGS]
     train = ("fairseq_cli.train", data, *flags, *ARCH, "--method", "halved", "--max-update", "2", "--no-save")

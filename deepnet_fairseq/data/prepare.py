@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import sentencepiece
 
 from ..errors import UserError
+from ..whole_file import whole
 from .parallel import ParallelText, read_parallel
 
 MIN_TRAIN_PAIRS = 100
@@ -39,19 +39,12 @@ def prepare_text(
         print(f"| {name}: {len(text):,} sentence pairs")
     model = train_bpe(texts["train"], vocab)
 
-    partial = dest.with_name(dest.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        (partial / "text").mkdir(parents=True)
-        (partial / "spm.model").write_bytes(model)
+    with whole(dest) as part:
+        (part / "text").mkdir(parents=True)
+        (part / "spm.model").write_bytes(model)
         print(f"| segmenting into {vocab:,} pieces")
-        segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, partial / "text")
-        binarise(langs, list(texts), partial / "text", partial)
-        if dest.exists():
-            dest.rmdir()
-        partial.rename(dest)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, part / "text")
+        binarise(langs, list(texts), part / "text", part)
     print(f"| wrote {dest}")
 
 

@@ -48,7 +48,7 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
 
 def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
     """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
-    args = argparse.Namespace(**(vars(task.settings) | folded.model))
+    args = argparse.Namespace(**(vars(task.cfg) | folded.model | {"task": folded.sections["task"]["_name"]}))
     with tempfile.TemporaryDirectory() as folder:
         legacy = Path(folder) / "transformer.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
@@ -67,7 +67,6 @@ def _task(folded: Folded, data: str):
         task = tasks.setup_task(settings)
     except (FileNotFoundError, AssertionError) as error:
         raise UserError(f"--data {data}: {error}") from error
-    task.settings = settings
     for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
         rows = folded.state[f"{side}.embed_tokens.weight"].size(0)
         if rows != len(dictionary):
@@ -78,7 +77,7 @@ def _task(folded: Folded, data: str):
 def _compare(folded: Folded, translator, task, count: int) -> Check:
     split = next((s for s in ("valid", "test", "train") if _has(task, s)), None)
     if split is None:
-        raise UserError(f"--data {task.settings.data}: no valid, test or train sentences to check the model with")
+        raise UserError(f"--data {task.cfg.data}: no valid, test or train sentences to check the model with")
     dataset = task.dataset(split)
     model = stock_model(folded.model, folded.state)
     differences = []
@@ -97,7 +96,7 @@ def _compare(folded: Folded, translator, task, count: int) -> Check:
         theirs = torch.tensor(translator.score_batch([words[0]], [words[1]])[0].log_probs)
         differences.append((ours - theirs).abs())
     if not differences:
-        raise UserError(f"--data {task.settings.data}: no sentence of its {split} split is short enough for the model")
+        raise UserError(f"--data {task.cfg.data}: no sentence of its {split} split is short enough for the model")
     pooled = torch.cat(differences)
     return Check(len(differences), pooled.max().item(), pooled.mean().item())
 
