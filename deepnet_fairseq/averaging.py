@@ -17,7 +17,8 @@ from .whole_file import save
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
-MAY_DIFFER = {"checkpoint_activations", "admin_profile"}  # within one run, between attempts
+# within one run, between attempts
+MAY_DIFFER = {"checkpoint_activations", "admin_profile", "deepnet_probe", "probe_interval", "probe_dir"}
 OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
 
 

@@ -17,6 +17,7 @@ from . import archs
 from .errors import UserError
 from .init_profiles import PROFILES
 from .methods import METHODS, Method, Option, get_method
+from .probes import PROBES, get_probes
 
 
 def _flag(default, help: str):
@@ -54,6 +55,9 @@ class _CommonConfig(FairseqDataclass):
     no_scale_embedding: bool = _flag(False, "do not multiply token embeddings by sqrt(width)")
     layernorm_embedding: bool = _flag(False, "LayerNorm after the embeddings")
     checkpoint_activations: bool = _flag(False, "recompute each layer in the backward pass to save memory")
+    deepnet_probe: Optional[str] = _flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
+    probe_interval: int = _flag(10, "updates from one look of --deepnet-probe to the next")
+    probe_dir: str = II("checkpoint.save_dir")
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
 
@@ -78,8 +82,8 @@ DeepTransformerConfig = make_dataclass(
 def namespace(arch: str, **fields) -> argparse.Namespace:
     """A filled and checked config of architecture `arch`, as fairseq's command line would make it."""
     defaults = {name: field.default for name, field in DeepTransformerConfig.__dataclass_fields__.items()}
-    positions = {"max_source_positions": 1024, "max_target_positions": 1024}
-    cfg = argparse.Namespace(**(defaults | positions | fields | {"arch": arch}))
+    elsewhere = {"max_source_positions": 1024, "max_target_positions": 1024, "probe_dir": "."}
+    cfg = argparse.Namespace(**(defaults | elsewhere | fields | {"arch": arch}))
     archs.fill(cfg)
     check(cfg)
     return cfg
@@ -93,6 +97,9 @@ def check(cfg) -> None:
         _check_stack(cfg, stack)
     _check_options(cfg, method)
     _check_norm_place(cfg, method.from_config(cfg))
+    get_probes(cfg.deepnet_probe)
+    if cfg.probe_interval < 1:
+        raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")

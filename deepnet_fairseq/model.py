@@ -17,6 +17,7 @@ from .encoder import Encoder
 from .errors import UserError
 from .init import initialize
 from .methods import get_method
+from .probes.attach import attach_probes
 
 
 @register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
@@ -38,6 +39,7 @@ class DeepTransformer(FairseqEncoderDecoderModel):
         )
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         method.attach(model, task)
+        attach_probes(model, task, cfg)
         return model
 
     def forward(

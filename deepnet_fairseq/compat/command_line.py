@@ -91,6 +91,8 @@ def _check_training(args: argparse.Namespace) -> None:
     if args.criterion == "label_smoothed_cross_entropy_with_alignment":
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
+    if cfg.deepnet_probe and args.ddp_backend == "fully_sharded":
+        raise UserError("--deepnet-probe: not with --ddp-backend fully_sharded, where no rank has a whole gradient")
     if not _resumes(args):
         get_method(cfg.method).from_config(cfg).check_start()
 

@@ -65,10 +65,24 @@ def first_training_batch(iterator) -> dict:
 
     Under --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
     """
+    return _net_input(iterator, _first_epoch(iterator)[0])
+
+
+def held_training_batch(iterator, device: torch.device, sentences: int = 32) -> dict:
+    """net_input of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
+    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:sentences])
+    return utils.move_to_cuda(net_input, device) if device.type == "cuda" else net_input
+
+
+def _first_epoch(iterator) -> list:
     batches = list(iterator.frozen_batches)
     with data_utils.numpy_seed(iterator.seed + 1):
         numpy.random.shuffle(batches)
-    return iterator.collate_fn([iterator.dataset[i] for i in batches[0]])["net_input"]
+    return batches
+
+
+def _net_input(iterator, batch) -> dict:
+    return iterator.collate_fn([iterator.dataset[i] for i in batch])["net_input"]
 
 
 def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:

@@ -1,0 +1,110 @@
+"""From fairseq's training to a Session: the task's and the optimiser's methods are wrapped, on the instances alone."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from fairseq.logging import metrics
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from torch import nn
+
+from ..profiling.start import held_training_batch
+from .base import Probe, get_probes
+from .model_update import ModelUpdate
+from .record import FILE, Writer
+from .reference import REFERENCE, reference
+from .session import Session
+
+
+class TrainingProbes:
+    """The probes of a fairseq-train run, every `interval` updates: into fairseq's log and the file in `folder`."""
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
+        self.session = Session(model, probes)
+        self.interval, self.folder = interval, folder
+        self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
+        self.writer: Writer | None = None  # of the first rank
+        self.iterator, self._opened = None, False
+        self.update = 0
+        self._wrapped = None  # the optimiser in use
+
+    def attach(self, task) -> None:
+        """Wraps the task that is about to train the model; one that only translates with it is left alone."""
+        if not hasattr(task, "get_batch_iterator"):
+            return
+        get_batch_iterator, train_step = task.get_batch_iterator, task.train_step
+
+        def first_iterator(*args, **kwargs):
+            task.get_batch_iterator = get_batch_iterator
+            self.iterator = get_batch_iterator(*args, **kwargs)
+            return self.iterator
+
+        @functools.wraps(train_step)
+        def probed_step(sample, model, criterion, optimizer, update_num, *args, **kwargs):
+            self.before_step(optimizer, update_num)
+            return train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+        task.get_batch_iterator, task.train_step = first_iterator, probed_step
+
+    def before_step(self, optimizer, update: int) -> None:
+        """Before each forward pass of training: the first of a probed update begins a session."""
+        if not self._opened:
+            self._open(update)
+        if optimizer is not self._wrapped:
+            self._wrap(optimizer)
+        if update % self.interval == 0 and not self.session.active:
+            self.update = update
+            self.session.begin()
+
+    def _wrap(self, optimizer) -> None:
+        """All gradients are accumulated and reduced when fairseq clips them, and not clipped yet."""
+        clip = optimizer.clip_grad_norm
+
+        @functools.wraps(clip)
+        def probed_clip(*args, **kwargs):
+            try:
+                if self.session.active:
+                    self.session.gradients(_scale(optimizer))
+                norm = clip(*args, **kwargs)  # raises at an overflow: the update is not made
+                if self.session.active:
+                    self._write()
+                return norm
+            finally:
+                self.session.end()
+
+        optimizer.clip_grad_norm, self._wrapped = probed_clip, optimizer
+
+    def _write(self) -> None:
+        values = self.session.values()
+        if self.writer is not None:
+            self.writer.row(self.update, values)
+        for key, value in self.session.summary(values).items():
+            metrics.log_scalar(key, value, priority=2000, round=6)
+
+    def _open(self, update: int) -> None:
+        """Starts or continues the run's file and settles on the batch and F(x, theta_0) of the model update."""
+        self._opened = True
+        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if first:
+            self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
+        if ModelUpdate.name in self.header["probes"]:
+            self.session.held = held_training_batch(self.iterator, next(self.session.model.parameters()).device)
+            self.session.reference = reference(self.session, self.folder / REFERENCE, update, first)
+
+
+def attach_probes(model: nn.Module, task, cfg) -> None:
+    """Watches the training of `model` by `task` as a filled model config asks; without --deepnet-probe, nothing."""
+    probes = get_probes(cfg.deepnet_probe)
+    if probes:
+        depths = {name: getattr(cfg, name) for name in ("encoder_layers", "decoder_layers", "encoder_embed_dim")}
+        header = {"method": cfg.method} | depths
+        TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
+
+
+def _scale(optimizer) -> float | torch.Tensor:
+    """What turns the gradients at hand into those of the mean loss: fairseq's fp16 optimisers multiply later."""
+    if isinstance(optimizer, AMPOptimizer):
+        return 1 / optimizer.scaler.get_scale()
+    return getattr(optimizer, "_multiply_factor", 1.0)

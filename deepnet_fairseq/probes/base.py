@@ -1,0 +1,98 @@
+"""What a probe is, and the registry of probes. A probe watches one update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .record import Values
+
+PROBES: dict[str, type[Probe]] = {}
+
+
+class Probe:
+    """One quantity of one update. A new instance watches each probed update."""
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
+        """Attaches hooks for one forward pass and yields their handles; masks[stack] (B, T) is True at tokens."""
+        yield from ()
+
+    def gradients(self, scale: float | Tensor) -> None:
+        """Called once, with the update's gradients in place; times `scale` they are those of the mean loss."""
+
+    def values(self) -> Values:
+        """What was found, by address; the same on every rank."""
+        raise NotImplementedError
+
+    @staticmethod
+    def summary(values: Values) -> Values:
+        """What goes into fairseq's log."""
+        return values
+
+
+def register_probe(name: str):
+    """Class decorator: offers a Probe as `--deepnet-probe NAME`."""
+
+    def add(cls: type[Probe]) -> type[Probe]:
+        cls.name = name
+        PROBES[name] = cls
+        return cls
+
+    return add
+
+
+def get_probes(names: str | None) -> list[type[Probe]]:
+    """The probes of a list with commas, or all of "all"; UserError for one that is not there."""
+    if names is None:
+        return []
+    if names == "all":
+        return list(PROBES.values())
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in PROBES]
+    if unknown or not wanted:
+        raise UserError(f"--deepnet-probe {names}: choose some of {','.join(PROBES)}, or all")
+    return [PROBES[name] for name in dict.fromkeys(wanted)]
+
+
+class TokenSums(Probe):
+    """A probe that adds up, over tokens of all forward passes and ranks of the update, some sums per address."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, address: str, *sums: Tensor) -> None:
+        """Adds numbers to the sums of `address`, in float64."""
+        found = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
+        self.sums[address] = self.sums.get(address, 0) + found
+
+    def totals(self) -> dict[str, list[float]]:
+        """The sums over all ranks."""
+        if not self.sums:
+            return {}
+        stacked = torch.stack(list(self.sums.values()))
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(stacked)
+        return dict(zip(self.sums, stacked.tolist(), strict=True))
+
+    @staticmethod
+    def summary(values):
+        """The mean over layers, by kind of branch."""
+        kinds: dict[str, list[float]] = {}
+        for address, value in values.items():
+            kinds.setdefault(kind(address), []).append(value)
+        return {name: sum(found) / len(found) for name, found in kinds.items()}
+
+
+def kind(address: str) -> str:
+    """An address without its layer: "decoder.18.ffn" -> "decoder.ffn"."""
+    return ".".join(word for word in address.split(".") if not word.isdigit())

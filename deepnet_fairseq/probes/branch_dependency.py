@@ -1,0 +1,44 @@
+"""How much of each residual sum comes from its branch: Admin's explanation of unstable training."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..profiling.recorder import residuals
+from .base import TokenSums, register_probe
+
+
+@register_probe("branch_dependency")
+class BranchDependency(TokenSums):
+    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout.
+
+    x and f as they are summed: with the factors that the method gives to shortcut and branch.
+    """
+
+    def hooks(self, masks):
+        for site, residual in residuals(self.model):
+            yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
+
+    def _visit(self, address: str, mask: Tensor, residual, inputs, merged) -> None:
+        f = inputs[1].detach()[mask]
+        branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it
+        self.add(address, f.numel(), *_moments(branch), *_moments(merged.detach()[mask]))
+
+    def values(self):
+        found = {}
+        for address, (count, *moments) in self.totals().items():
+            branch, merged = _variance(count, *moments[:2]), _variance(count, *moments[2:])
+            found[address] = branch / merged if merged > 0 else float("nan")
+        return found
+
+
+def _moments(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    wide = tensor.double()
+    return wide.sum(), wide.square().sum()
+
+
+def _variance(count: float, total: float, squares: float) -> float:
+    return squares / count - (total / count) ** 2 if count else float("nan")

@@ -1,0 +1,56 @@
+"""Gradient norms by layer and by weight."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..init import branch_weights
+from .base import Probe, register_probe
+
+
+@register_probe("gradient_norm")
+class GradientNorm(Probe):
+    """L2 norms of the gradient of the mean loss per token (natural log), before clipping.
+
+    Addresses: "decoder.18" all parameters of a layer, "decoder.18.ffn.fc1" one weight matrix, "encoder.embed_tokens"
+    and the like what stands outside the layers; a matrix that several of them share is named after the first. In the
+    log: layers, the rest, and as "decoder.fc1" the norm over all weights of one role.
+    """
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.found: dict[str, float] = {}
+
+    def gradients(self, scale):
+        named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(named.values()), 2, dtype=torch.float32)) * scale
+        weights = {id(weight.linear.weight): f"{weight.site}.{weight.role}" for weight in branch_weights(self.model)}
+        parameters = dict(self.model.named_parameters())
+        squares: dict[str, float] = {}
+        for name, norm in zip(named, norms.tolist(), strict=True):
+            for address in (_owner(name), weights.get(id(parameters[name]))):
+                if address:
+                    squares[address] = squares.get(address, 0.0) + norm * norm
+        self.found = {address: math.sqrt(square) for address, square in squares.items()}
+
+    def values(self):
+        return self.found
+
+    @staticmethod
+    def summary(values):
+        squares: dict[str, float] = {}
+        for address, norm in values.items():
+            words = address.split(".")
+            key = f"{words[0]}.{words[-1]}" if len(words) == 4 else address
+            squares[key] = squares.get(key, 0.0) + norm * norm
+        return {key: math.sqrt(square) for key, square in squares.items()}
+
+
+def _owner(name: str) -> str:
+    """ "encoder.layers.0.fc1.bias" -> "encoder.1", "decoder.embed_tokens.weight" -> "decoder.embed_tokens"."""
+    words = name.split(".")
+    if words[1] == "layers":
+        return f"{words[0]}.{int(words[2]) + 1}"
+    return ".".join(words[:-1])

@@ -1,0 +1,54 @@
+"""How near a run comes to the ends of half precision."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..profiling.recorder import residuals
+from .base import Probe, register_probe
+
+LARGEST = 65504.0  # of fp16
+
+
+@register_probe("half_precision")
+class HalfPrecision(Probe):
+    """Largest absolute values, to set beside fp16's largest number 65504.
+
+    "encoder" and "decoder": of what any module of the stack gives, the sums of shortcut and branch and the scores of
+    the vocabulary included; "gradient": of any element of the gradient of the mean loss per token. fairseq's gradients
+    in half precision are those of the summed loss times the loss scale.
+    """
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.largest: dict[str, torch.Tensor] = {}
+
+    def hooks(self, masks):
+        for name in ("encoder", "decoder"):
+            for module in getattr(self.model, name).modules():
+                if not any(True for _ in module.children()):
+                    yield module.register_forward_hook(partial(self._visit, name))
+        for site, residual in residuals(self.model):
+            if any(True for _ in residual.children()):
+                yield residual.register_forward_hook(partial(self._visit, site.stack))
+
+    def _visit(self, address: str, module, inputs, output) -> None:
+        if torch.is_tensor(output) and output.is_floating_point():
+            self._keep(address, output.detach().abs().amax().float())
+
+    def _keep(self, address: str, value: torch.Tensor) -> None:
+        known = self.largest.get(address)
+        self.largest[address] = value if known is None else torch.maximum(known, value)
+
+    def gradients(self, scale):
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch._foreach_norm(grads, float("inf"), dtype=torch.float32)
+        self._keep("gradient", torch.stack(norms).amax() * scale)
+
+    def values(self):
+        stacked = torch.stack(list(self.largest.values()))
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(stacked, torch.distributed.ReduceOp.MAX)
+        return dict(zip(self.largest, stacked.tolist(), strict=True))

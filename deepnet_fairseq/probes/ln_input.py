@@ -1,0 +1,41 @@
+"""The norm of what each LayerNorm reads: behind it a gradient shrinks by sqrt(d) / ||x|| (Xiong et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch import Tensor, nn
+
+from ..init import NORMS
+from ..site import NORM_NAMES
+from .base import TokenSums, register_probe
+
+SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
+
+
+def layer_norms(stack: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Every LayerNorm of a stack with its address: a branch's as "decoder.3.ffn", any other by its module's name."""
+    for path, module in stack.named_modules():
+        if isinstance(module, NORMS):
+            words = path.split(".")
+            if words[0] == "layers":
+                words = [str(int(words[1]) + 1), *(SUBLAYER.get(word, word) for word in words[2:])]
+            yield ".".join([name, *words]), module
+
+
+@register_probe("ln_input")
+class LNInput(TokenSums):
+    """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c)."""
+
+    def hooks(self, masks):
+        for name in ("encoder", "decoder"):
+            for address, norm in layer_norms(getattr(self.model, name), name):
+                yield norm.register_forward_pre_hook(partial(self._visit, address, masks[name]))
+
+    def _visit(self, address: str, mask: Tensor, module, inputs) -> None:
+        norms = inputs[0].detach()[mask].float().norm(dim=-1)
+        self.add(address, norms.numel(), norms.sum())
+
+    def values(self):
+        return {address: total / count for address, (count, total) in self.totals().items() if count}

@@ -1,0 +1,57 @@
+"""How far the model has moved: ||F(x, theta_i) - F(x, theta_0)|| on one batch that stays the same."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .base import Probe, register_probe
+
+
+@register_probe("model_update")
+class ModelUpdate(Probe):
+    """The accumulated model update (Wang et al. 2022, Figure 4a): L2 norm over features, averaged over tokens.
+
+    F: output of the decoder before the vocabulary ("decoder"), and of the encoder ("encoder"), in evaluation mode, so
+    without dropout. At most 2 sqrt(d) where a LayerNorm of unit gain ends the stack, sqrt(2 d) for independent outputs.
+    """
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.found: dict[str, float] = {}
+
+    def compare(self, now: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
+        """Outputs of `outputs` for theta_i and theta_0."""
+        self.found = {name: (now[name] - reference[name]).norm(dim=-1).mean().item() for name in now}
+
+    def values(self):
+        return self.found
+
+
+def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
+    """Encoder and decoder output at the tokens of a batch (net_input of a fairseq sample), each (tokens, C), float32.
+
+    Leaves model and random numbers as they were.
+    """
+    source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
+    with _evaluating(model), torch.no_grad():
+        memory = model.encoder(source, net_input["src_lengths"])
+        features, _ = model.decoder(target, memory, features_only=True)
+    encoded = memory["encoder_out"][0].transpose(0, 1)
+    return {
+        "encoder": encoded[source.ne(model.encoder.padding_idx)].float(),
+        "decoder": features[target.ne(model.decoder.padding_idx)].float(),
+    }
+
+
+@contextmanager
+def _evaluating(model: nn.Module):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

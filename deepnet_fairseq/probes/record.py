@@ -1,0 +1,77 @@
+"""The file of one run's probes: JSON lines, a header and then one row a probed update."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError
+
+FILE = "probes.jsonl"  # beside the run's checkpoints
+FORMAT = 1
+
+Values = dict[str, float]  # address inside the model, as "decoder.18" or "encoder.1.self_attn" -> value
+
+
+@dataclass
+class Record:
+    """header: method, layers, width, probes and interval of the run; rows[update][probe][address]: value.
+
+    `update` counts the updates already made: row 0 is the model as it was built.
+    """
+
+    header: dict
+    rows: dict[int, dict[str, Values]]
+
+    def updates(self) -> list[int]:
+        return sorted(self.rows)
+
+    def series(self, probe: str, address: str) -> tuple[list[int], list[float]]:
+        """Updates at which `probe` has a value for `address`, and these values."""
+        found = [(u, self.rows[u][probe][address]) for u in self.updates() if address in self.rows[u].get(probe, {})]
+        return [u for u, _ in found], [value for _, value in found]
+
+
+class Writer:
+    """Appends to the file of a run; what a resumed run repeats counts anew."""
+
+    def __init__(self, path: Path, header: dict, fresh: bool):
+        self.path = path
+        if fresh or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"format": FORMAT} | header) + "\n")
+
+    def row(self, update: int, values: dict[str, Values]) -> None:
+        """One line, with five significant digits; a value that is not finite becomes null."""
+        rounded = {probe: {where: _short(v) for where, v in found.items()} for probe, found in values.items()}
+        with open(self.path, "a") as file:
+            file.write(json.dumps({"update": update} | rounded, separators=(",", ":")) + "\n")
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def read_record(path: Path) -> Record:
+    """The rows of a run's file, the later of two for one update; null is NaN. UserError if it is no such file."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        header = json.loads(lines[0])
+        if header["format"] != FORMAT:
+            raise UserError(f"{path}: is of format {header['format']}, this package reads {FORMAT}")
+        rows = {}
+        for line in lines[1:]:
+            row = json.loads(line)
+            update = int(row.pop("update"))
+            rows[update] = {probe: _floats(values) for probe, values in row.items()}
+    except (IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path}: is no record of probes, or broken ({error}); delete it") from error
+    return Record(header, rows)
+
+
+def _floats(values: dict) -> Values:
+    return {where: math.nan if value is None else float(value) for where, value in values.items()}

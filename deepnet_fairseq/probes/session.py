@@ -1,0 +1,77 @@
+"""One update under observation: which probes see which forward pass, and what becomes of their values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import Probe
+from .model_update import ModelUpdate, outputs
+from .record import Values
+
+
+class Session:
+    """The probed updates of one run.
+
+    model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
+    without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
+    only: the passes that activation checkpointing repeats, and those of validation, find none.
+    """
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]]):
+        self.model, self.kinds = model, probes
+        self.held: dict | None = None  # for model_update: net_input of its batch,
+        self.reference: dict[str, Tensor] | None = None  # and the outputs on it for theta_0
+        self.watching: list[Probe] = []
+        self._outer, self._inner = [], []
+
+    @property
+    def active(self) -> bool:
+        return bool(self.watching)
+
+    def begin(self) -> None:
+        """The weights are theta_i and the forward passes of update i + 1 come next."""
+        self.end()
+        self.watching = [probe(self.model) for probe in self.kinds]
+        for probe in self.watching:
+            if isinstance(probe, ModelUpdate):
+                probe.compare(outputs(self.model, self.held), self.reference)
+        self._outer = [
+            self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.model.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def gradients(self, scale: float | Tensor) -> None:
+        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
+        for probe in self.watching:
+            probe.gradients(scale)
+
+    def values(self) -> dict[str, Values]:
+        """Probe -> address -> value; on every rank at the same time."""
+        return {probe.name: probe.values() for probe in self.watching}
+
+    def summary(self, values: dict[str, Values]) -> Values:
+        """ "probe/address" -> value, what goes into fairseq's log."""
+        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
+        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
+
+    def end(self) -> None:
+        """Takes all hooks off; the model is as it was."""
+        for handle in self._outer + self._inner:
+            handle.remove()
+        self._outer, self._inner, self.watching = [], [], []
+
+    def _enter(self, model, inputs, kwargs) -> None:
+        names = ("src_tokens", "src_lengths", "prev_output_tokens")
+        given = dict(zip(names, inputs, strict=False)) | kwargs
+        masks = {
+            "encoder": given["src_tokens"].ne(model.encoder.padding_idx),
+            "decoder": given["prev_output_tokens"].ne(model.decoder.padding_idx),
+        }
+        with torch.no_grad():
+            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
+
+    def _leave(self, model, inputs, output) -> None:
+        for handle in self._inner:
+            handle.remove()
+        self._inner = []

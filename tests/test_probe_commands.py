@@ -1,0 +1,152 @@
+"""Probes in fairseq-train: nothing changes, the log and the file carry them, in every mode of training."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from deepnet_fairseq.probes.record import read_record
+
+from .conftest import TRAIN_FLAGS
+from .helpers import run
+
+ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
+PROBES = ("--deepnet-probe", "all", "--probe-interval", "2")
+
+
+def train(data, folder, *flags, check=True):
+    return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", folder, *flags, check=check).stdout
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
+
+
+def close(found, expected, tolerance):
+    """All values of two rows of records, except the largest single numbers, which round differently."""
+    assert found.keys() == expected.keys()
+    for probe in found.keys() - {"half_precision"}:
+        assert found[probe].keys() == expected[probe].keys()
+        scale = max(abs(value) for value in expected[probe].values())
+        for address, value in expected[probe].items():
+            assert found[probe][address] == pytest.approx(value, rel=tolerance, abs=tolerance * scale * 0.1), address
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    """A run of 20 updates without probes, with dropout."""
+    folder = tmp_path_factory.mktemp("plain")
+    train(data, folder, "--max-update", "20", "--dropout", "0.1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def probed(data, tmp_path_factory):
+    """The same run with all probes, its output in out.txt."""
+    folder = tmp_path_factory.mktemp("probed")
+    out = train(data, folder, "--max-update", "20", "--dropout", "0.1", *PROBES)
+    (folder / "out.txt").write_text(out)
+    return folder
+
+
+def test_probes_change_nothing(plain, probed):
+    """Bit-identical weights after 20 updates."""
+    ours, theirs = weights(probed), weights(plain)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert not (plain / "probes.jsonl").exists()
+
+
+def test_rows_and_log(probed):
+    """A row every second update; fairseq's own log has the same numbers."""
+    record = read_record(probed / "probes.jsonl")
+    assert record.updates() == list(range(0, 20, 2))
+    assert record.header["method"] == "deepnorm" and record.header["encoder_layers"] == 3
+    logged = [json.loads(row) for row in re.findall(r"\| train_inner \| (\{.*\})", (probed / "out.txt").read_text())]
+    assert len(logged) == 20 and all("loss" in row for row in logged)
+    for probe, address in (("model_update", "decoder"), ("gradient_norm", "decoder.2"), ("gradient_norm", "encoder.3")):
+        values = [float(row[f"{probe}/{address}"]) for row in logged if row.get(f"{probe}/{address}") is not None]
+        assert values == pytest.approx(record.series(probe, address)[1], rel=1e-3, abs=2e-6)
+    assert "ln_input/decoder.encoder_attn" in logged[0] and "branch_dependency/encoder.ffn" in logged[0]
+    update = record.series("model_update", "decoder")[1]
+    assert update[0] == 0 and all(later > 0 for later in update[1:]) and update[-1] > 5 * update[1]
+
+
+def test_whole_gradient_norm_is_fairseqs(probed):
+    """The layers' and the other norms make up gnorm, which fairseq logs before clipping."""
+    record = read_record(probed / "probes.jsonl")
+    logged = [json.loads(row) for row in re.findall(r"\| train_inner \| (\{.*\})", (probed / "out.txt").read_text())]
+    for update in (0, 10, 18):
+        norms = [v for a, v in record.rows[update]["gradient_norm"].items() if a.count(".") == 1]
+        assert sum(v * v for v in norms) ** 0.5 == pytest.approx(float(logged[update]["gnorm"]), abs=2e-3)
+
+
+def test_resumed_run_goes_on(data, probed, tmp_path):
+    """Stopped after 9 updates and resumed: the rows of a run that never stopped, theta_0 remembered."""
+    train(data, tmp_path, "--max-update", "9", "--dropout", "0.1", *PROBES)
+    out = train(data, tmp_path, "--max-update", "20", "--dropout", "0.1", *PROBES)
+    resumed, whole = read_record(tmp_path / "probes.jsonl"), read_record(probed / "probes.jsonl")
+    assert resumed.updates() == whole.updates() and "counts from update" not in out
+    close(resumed.rows[18], whole.rows[18], 1e-4)
+    (tmp_path / "probes.reference.pt").write_bytes(b"broken")
+    out = train(data, tmp_path, "--max-update", "22", *PROBES)
+    assert "probes.reference.pt: does not hold the outputs of update 0; model_update counts from update 20" in out
+
+
+def first_row(data, folder, *flags):
+    train(data, folder, "--max-update", "1", "--no-save", *PROBES, *flags)
+    return read_record(folder / "probes.jsonl").rows[0]
+
+
+def test_accumulation_checkpointing_clipping(data, tmp_path):
+    """Gradients are whole, before clipping; recomputed passes count once."""
+    expected = first_row(data, tmp_path / "a", "--dropout", "0", "--update-freq", "2")
+    for flags in (("--checkpoint-activations",), ("--clip-norm", "0.001")):
+        found = first_row(data, tmp_path / flags[0], "--dropout", "0", "--update-freq", "2", *flags)
+        close(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
+def test_half_precision_gradients_are_unscaled(data, tmp_path, flag):
+    """fairseq's half-precision optimisers divide by the number of tokens after clipping; the probe does not wait."""
+    full = first_row(data, tmp_path / "full", "--dropout", "0")["gradient_norm"]
+    flags = ("--bf16",) if flag == "--bf16" else ("--bf16", flag)
+    half = first_row(data, tmp_path / "half", "--dropout", "0", *flags)["gradient_norm"]
+    for address in ("decoder.2", "encoder.1", "decoder.1.ffn.fc1", "encoder.embed_tokens"):
+        assert half[address] == pytest.approx(full[address], rel=0.05)
+
+
+def test_two_ranks_are_one_larger_batch(data, tmp_path):
+    """Two processes see what one sees that accumulates two batches."""
+    one = first_row(data, tmp_path / "one", "--dropout", "0", "--update-freq", "2")
+    words = [data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--no-save", *PROBES, "--dropout", "0"]
+    words += ["--save-dir", tmp_path / "two", "--distributed-world-size", "2", "--distributed-no-spawn"]
+    words += ["--distributed-init-method", "env://", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    quoted = " ".join(f"'{word}'" for word in words)
+    rank = "exec fairseq-train --distributed-rank $RANK " + quoted
+    run("torchrun", "--nproc_per_node", "2", "--master_port", "29611", "--no-python", "bash", "-c", rank)
+    record = read_record(tmp_path / "two" / "probes.jsonl")
+    assert record.updates() == [0]
+    close(record.rows[0], one, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--deepnet-probe", "gradients"), "--deepnet-probe gradients: choose some of"),
+        (("--probe-interval", "0"), "--probe-interval 0: must be at least 1"),
+        ((*PROBES, "--ddp-backend", "fully_sharded"), "--deepnet-probe: not with --ddp-backend fully_sharded"),
+    ],
+)
+def test_mistakes(data, tmp_path, flags, message):
+    out = train(data, tmp_path / "run", "--max-update", "1", *flags, check=False)
+    assert message in out.splitlines()[-1] and "Traceback" not in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp_path):
+    """Other programs do not look at the probes of the run that made a checkpoint."""
+    out = run("fairseq-generate", data, "--user-dir", TRAIN_FLAGS[1], "--path", probed / "checkpoint_last.pt", "--cpu")
+    assert "Generate test" in out.stdout
+    both = [probed / "checkpoint_last.pt", plain / "checkpoint_last.pt"]
+    run("deepnet", "average", *both, "--out", tmp_path / "mean.pt")
