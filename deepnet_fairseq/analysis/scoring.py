@@ -10,14 +10,30 @@ from sacrebleu.metrics import BLEU
 from ..errors import UserError
 
 HYPOTHESIS = re.compile(r"^D-(\d+)\t[^\t]*\t(.*)$", re.MULTILINE)
+REFERENCE = re.compile(r"^T-(\d+)\t(.*)$", re.MULTILINE)
 
 
 def hypotheses(generated: Path) -> list[str]:
     """The detokenised translations (lines D-n) in the order of the test set."""
-    found = {int(n): text for n, text in HYPOTHESIS.findall(generated.read_text(encoding="utf-8"))}
+    return _in_order(HYPOTHESIS, generated, "translations")
+
+
+def _in_order(pattern: re.Pattern, generated: Path, what: str) -> list[str]:
+    found = {int(n): text for n, text in pattern.findall(generated.read_text(encoding="utf-8"))}
     if sorted(found) != list(range(len(found))):
-        raise UserError(f"{generated}: translations are missing; generate again")
+        raise UserError(f"{generated}: {what} are missing; generate again")
     return [found[n] for n in range(len(found))]
+
+
+def score_generated(generated: Path, tokenize: str = "13a") -> tuple[float, str]:
+    """BLEU in 0..100 and sacreBLEU's signature, against the references that fairseq-generate printed (lines T-n)."""
+    translations, references = hypotheses(generated), _in_order(REFERENCE, generated, "references")
+    if not translations or len(translations) != len(references):
+        raise UserError(
+            f"{generated}: {len(translations)} translations for {len(references)} references; generate again"
+        )
+    metric = BLEU(tokenize=tokenize, force=True)
+    return metric.corpus_score(translations, [references]).score, str(metric.get_signature())
 
 
 def bleu(generated: Path, reference: Path) -> tuple[float, str]:

@@ -1,0 +1,144 @@
+"""A training run on disk: what was set (run.json), its log, its probes and its score."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import UserError
+from ..methods import METHODS
+from ..probes.record import FILE, Record, read_record
+from .logs import RunLog, read_log
+from .validation import Validation, read_validation
+
+ENOUGH = 400  # updates; before, a healthy run may still be where it started
+STUCK = 0.68  # of the loss of the first logged interval
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """One folder: run.json, train.log and, as the figure needs them, probes.jsonl and score.json.
+
+    facts: run.json, with method, encoder_layers and decoder_layers at least.
+    """
+
+    folder: Path
+    facts: dict
+
+    @classmethod
+    def read(cls, folder: Path) -> RecordedRun:
+        """UserError if run.json is missing, broken, or lacks what every run has."""
+        path = folder / "run.json"
+        facts = _json(path)
+        if facts.get("method") not in METHODS:
+            raise UserError(f"{path}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
+        for key in ("encoder_layers", "decoder_layers"):
+            if not isinstance(facts.get(key), int) or facts[key] < 1:
+                raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
+        return cls(folder, facts)
+
+    @property
+    def method(self) -> str:
+        return self.facts["method"]
+
+    @property
+    def depth(self) -> str:
+        return f"{self.facts['encoder_layers']}L-{self.facts['decoder_layers']}L"
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.facts["decoder_layers"]
+
+    @property
+    def total_layers(self) -> int:
+        return self.facts["encoder_layers"] + self.facts["decoder_layers"]
+
+    @property
+    def layers(self) -> int:
+        """N of an N-N model; UserError if it is none."""
+        if self.facts["encoder_layers"] != self.decoder_layers:
+            raise UserError(f"{self.folder / 'run.json'}: {self.depth}; this figure compares N-N models, move it away")
+        return self.decoder_layers
+
+    def choice(self, key: str, choices) -> str:
+        """run.json's value of `key`, one of `choices`."""
+        value = self.facts.get(key)
+        if value not in choices:
+            raise UserError(f"{self.folder / 'run.json'}: {key} {value!r}: must be one of {', '.join(choices)}")
+        return value
+
+    @cached_property
+    def log(self) -> RunLog:
+        return read_log(self.folder / "train.log")
+
+    @cached_property
+    def validation(self) -> Validation:
+        """Without points if the run diverged before its first validation."""
+        try:
+            return read_validation(self.folder / "train.log")
+        except UserError:
+            if self.diverged:
+                return Validation([], [], [])
+            raise
+
+    @cached_property
+    def record(self) -> Record:
+        return read_record(self.folder / FILE)
+
+    def probe(self, update: int, probe: str) -> dict[str, float]:
+        """address -> value; UserError if that probe was not recorded at that update."""
+        values = self.record.rows.get(update, {}).get(probe)
+        if not values:
+            raise UserError(f"{self.folder / FILE}: has no {probe} at update {update}; record it again with that probe")
+        return values
+
+    @cached_property
+    def diverged(self) -> bool:
+        """Did the numbers end, or did the model learn no more than how often each word occurs?
+
+        The trainer says the first. The second is a rule of thumb: after 400 updates or more, the training loss is still
+        above 68% of that of the first logged interval. On the embedded corpus, logged every 25 updates, runs that fail
+        are at 75-82% after 400 updates and others below 63%; a log without the start of the run is misjudged.
+        """
+        if (self.folder / "diverged").exists():
+            return True
+        if not (self.folder / "train.log").is_file():
+            return False
+        log, final = self.log, self.log.final_loss()
+        stuck = log.updates[-1] >= ENOUGH and final > STUCK * log.losses[0]
+        return log.diverged or stuck or not math.isfinite(final)
+
+    @cached_property
+    def bleu(self) -> float | None:
+        """BLEU in 0..100; None if the run diverged before there was anything to score."""
+        path = self.folder / "score.json"
+        if not path.exists() and self.diverged:
+            return None
+        value = _json(path).get("bleu")
+        if not isinstance(value, (int, float)):
+            raise UserError(f'{path}: holds no number "bleu"; score the run again')
+        return float(value)
+
+
+def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
+    """The runs below folder/figureN, by name; UserError if there is none."""
+    place = folder / f"figure{figure}"
+    found = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    if not found:
+        raise UserError(f"{place}: holds no runs; record some first")
+    return [RecordedRun.read(path) for path in found]
+
+
+def _json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; record the run again") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is no JSON ({error}); record the run again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold one JSON object; record the run again")
+    return content

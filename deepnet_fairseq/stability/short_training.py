@@ -1,0 +1,156 @@
+"""The first updates of a fairseq-train run, in this process, with all probes on and nothing left behind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+from fairseq import options, tasks, utils
+from fairseq.data import iterators
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+from .. import archs, config
+from ..errors import UserError
+from ..probes.record import FILE, Values, read_record
+
+# what a check does its own way; fairseq's parser takes the last of two
+FORCED = ("--no-save", "--distributed-world-size", "1")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One update: the loss before it in bits per token (NaN if the update failed), its learning rate, target tokens.
+
+    probes[probe][address]: values as the probes define them.
+    """
+
+    update: int
+    lr: float
+    loss: float
+    tokens: float
+    probes: dict[str, Values]
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """What a check saw. peak: of the learning rate; failure: why the trainer gave up, if so; seconds without set-up."""
+
+    method: str
+    layers: tuple[int, int]
+    parameters: int
+    peak: float
+    observed: list[Observed]
+    failure: str | None
+    seconds: float
+
+
+def train_briefly(
+    flags: list[str], updates: int, warmup: int | None, seconds: float, progress: Callable[[int, float], None]
+) -> ShortTraining:
+    """Trains as `fairseq-train FLAGS` would, on one process, for `updates` or until `seconds` are over.
+
+    warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each. UserError for
+    flags that fairseq-train or this package refuses, and for another package's architecture.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        args = _parse([*flags, *FORCED, "--save-dir", folder], warmup)
+        trainer = _trainer(args)
+        failure, seen = None, []
+        start = time.monotonic()
+        try:
+            for samples in itertools.islice(_batches(trainer), updates):
+                seen.append(_step(trainer, samples))
+                progress(*seen[-1][:3:2])
+                if time.monotonic() - start > seconds and len(seen) >= MIN_UPDATES:
+                    break
+        except FloatingPointError as error:
+            failure = str(error).splitlines()[0]
+        elapsed = time.monotonic() - start
+        rows = read_record(Path(folder) / FILE).rows
+    observed = [Observed(u, lr, loss, tokens, rows.get(u, {})) for u, lr, loss, tokens in seen]
+    if failure:
+        observed.append(Observed(len(seen), trainer.get_lr(), math.nan, 0, rows.get(len(seen), {})))
+    cfg = config.namespace(**vars(args))
+    return ShortTraining(
+        cfg.method,
+        (cfg.encoder_layers, cfg.decoder_layers),
+        sum(p.numel() for p in trainer.get_model().parameters()),
+        max(args.lr),
+        observed,
+        failure,
+        elapsed,
+    )
+
+
+MIN_UPDATES = 8
+
+
+def _parse(flags: list[str], warmup: int | None) -> argparse.Namespace:
+    args = options.parse_args_and_arch(options.get_training_parser(), flags)
+    if args.arch not in archs.PRESETS:
+        raise UserError(
+            f"--arch {args.arch}: the check is for deepnet_transformer, whose --method post_ln and pre_ln are the same"
+        )
+    args.deepnet_probe, args.probe_interval = "all", 1
+    if args.max_tokens is None and args.batch_size is None:
+        raise UserError("--max-tokens: give the batch size of the run to come")
+    if warmup is not None:
+        if not getattr(args, "warmup_updates", 0):
+            raise UserError("--compress-warmup: this schedule has no warm-up; drop the flag")
+        args.warmup_updates = min(warmup, args.warmup_updates)
+    return args
+
+
+def _trainer(args: argparse.Namespace) -> Trainer:
+    cfg = convert_namespace_to_omegaconf(args)
+    metrics.reset()
+    numpy.random.seed(cfg.common.seed)
+    utils.set_torch_seed(cfg.common.seed)
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+
+
+def _batches(trainer: Trainer) -> Iterator[list]:
+    """Batches as the trainer takes them, epoch after epoch."""
+    update_freq = trainer.cfg.optimization.update_freq
+    for epoch in itertools.count(1):
+        iterator = trainer.get_train_iterator(epoch)
+        if epoch == 1:
+            trainer.lr_step_begin_epoch(epoch)
+            trainer.lr_step_update()
+        shuffle = epoch > trainer.cfg.dataset.curriculum
+        frequency = update_freq[min(epoch, len(update_freq)) - 1]
+        trainer.begin_epoch(epoch)
+        yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
+
+
+def _step(trainer: Trainer, samples: list) -> tuple[int, float, float, float]:
+    """update, lr, loss, tokens."""
+    update, lr = trainer.get_num_updates(), trainer.get_lr()
+    with metrics.aggregate("train_inner"), _quiet():
+        log = trainer.train_step(samples)
+    tokens = sum(sample["ntokens"] for sample in samples if sample)
+    return update, lr, math.nan if log is None else float(log["loss"]), tokens
+
+
+@contextlib.contextmanager
+def _quiet():
+    """fairseq prints a page of hooks' findings before it reports numbers that are not finite."""
+    level = logging.getLogger("fairseq").level
+    logging.getLogger("fairseq").setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.getLogger("fairseq").setLevel(level)

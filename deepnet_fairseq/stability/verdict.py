@@ -1,0 +1,114 @@
+"""From a short training to one word on the long one. The thresholds are calibrated in docs/check.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+from .short_training import Observed, ShortTraining
+from .signals import STACKS, evenness, headroom, profile
+
+UNEVEN = 0.05  # smallest over largest gradient norm of a stack's layers, before the learning rate can have done it
+STARVED = 1e-3  # the same at the end of the check
+HEALED = 1.5  # times its start: it evens out by itself, as under ReZero, whose branches open one by one
+LOST = 1e-7  # at the end, even where the start was even
+TIGHT = 4.0  # doublings of the activations left in fp16
+LATEST = 5  # updates whose median counts as the end
+
+STABLE, AT_RISK, DIVERGING = "stable", "at risk", "diverging"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """kind: AT_RISK or DIVERGING; update: since when; evidence: one line with the numbers."""
+
+    kind: str
+    update: int
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """kind: the worst of the findings, STABLE without any; notes: what the check could not see."""
+
+    kind: str
+    findings: list[Finding]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        if self.kind == STABLE:
+            return STABLE
+        first = next(finding for finding in self.findings if finding.kind == self.kind)
+        where = f" at update {first.update}" if self.kind == DIVERGING else ""
+        return f"{self.kind}{where}: {first.evidence}"
+
+
+def judge(training: ShortTraining) -> Verdict:
+    """The verdict on a short training."""
+    findings = [
+        *_not_finite(training),
+        *(finding for stack in STACKS for finding in _starved(training.observed, stack)),
+        *_rising(training.observed),
+        *_tight(training),
+    ]
+    kinds = {finding.kind for finding in findings}
+    kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else STABLE
+    return Verdict(kind, findings, _notes(training))
+
+
+def _not_finite(training: ShortTraining):
+    broken = [o.update for o in training.observed if not math.isfinite(o.loss)]
+    if training.failure or broken:
+        update = broken[0] if broken else training.observed[-1].update
+        yield Finding(DIVERGING, update, f"loss or gradients are not finite ({training.failure or 'loss'})")
+
+
+def _starved(observed: list[Observed], stack: str):
+    """The lower layers get nothing: from the start under Post-LN (Figure 3a), and once it has diverged (Figure 4d)."""
+    even = [(o.update, evenness(profile(o, stack))) for o in observed[1:]]  # some methods start with zeros
+    even = [(update, value) for update, value in even if math.isfinite(value)]
+    if len(even) < LATEST:
+        return
+    start, end = (median(value for _, value in part) for part in (even[:LATEST], even[-LATEST:]))
+    uneven_and_stays = start < UNEVEN and end < min(UNEVEN, HEALED * start)
+    if not uneven_and_stays and end >= LOST:
+        return
+    starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # not yet
+    since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
+    norms = profile(observed[-1], stack) or profile(observed[0], stack)
+    where = f"{stack} layer {norms.index(min(norms)) + 1}"
+    evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
+    yield Finding(DIVERGING if uneven_and_stays and end < STARVED else AT_RISK, since, evidence)
+
+
+def _rising(observed: list[Observed]):
+    losses = [o.loss for o in observed if math.isfinite(o.loss)]
+    if len(losses) >= 2 * LATEST and (end := median(losses[-LATEST:])) > median(losses[:LATEST]):
+        yield Finding(AT_RISK, observed[-1].update, f"the loss rises, from {losses[0]:.2f} to {end:.2f} bits")
+
+
+def _tight(training: ShortTraining):
+    room = headroom(training.observed)
+    if room is None:
+        return
+    if room.doublings < TIGHT:
+        evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504"
+        yield Finding(AT_RISK, training.observed[-1].update, f"{evidence}: train with --bf16")
+    elif room.loss_scale < 1:
+        yield Finding(
+            AT_RISK, training.observed[-1].update, f"gradients need a loss scale of {room.loss_scale:g} in fp16"
+        )
+
+
+def _notes(training: ShortTraining):
+    reached, peak = max(o.lr for o in training.observed), training.peak
+    notes = []
+    if reached < 0.5 * peak:
+        notes.append(
+            f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
+            "--compress-warmup 20 goes there"
+        )
+    if math.isfinite(training.observed[-1].loss) and len(training.observed) < 2 * LATEST:
+        notes.append("few updates: give more --seconds")
+    return notes

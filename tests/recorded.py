@@ -1,0 +1,79 @@
+"""Made-up recorded runs, with known numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from deepnet_fairseq.analysis.figures import figure3, figure4, figure7
+from deepnet_fairseq.methods import METHODS
+
+
+def falling(to, last=400):
+    """Update -> training loss: from 10 bits to what the last intervals have."""
+    return {25: 10.0} | dict.fromkeys(range(last - 75, last + 1, 25), to)
+
+
+HEALTHY, STUCK = falling(5.0), falling(8.0)
+
+
+def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses=None, valid=None, bleu=None, **facts):
+    """A run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
+    folder = root / f"figure{figure}" / name
+    folder.mkdir(parents=True)
+    facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers} | facts
+    (folder / "run.json").write_text(json.dumps(facts))
+    rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
+    for update, (epoch, loss) in (valid or {}).items():
+        rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))
+    (folder / "train.log").write_text("".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows))
+    if probes is not None:
+        rows = [{"format": 1, "encoder_embed_dim": 64}, *({"update": u} | row for u, row in probes.items())]
+        (folder / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if bleu is not None:
+        (folder / "score.json").write_text(json.dumps({"bleu": bleu, "signature": "s"}))
+    return folder
+
+
+def update(value, at=10):
+    return {at: {"model_update": {"decoder": value, "encoder": 1.0}}}
+
+
+def watched(layers=18, updates=3):
+    """Probes of Figure 4: update u; norms, on average, 8 + u behind FFN and 9 behind self-attention."""
+    layer = range(1, layers + 1)
+    return {
+        u: {
+            "model_update": {"decoder": float(u)},
+            "ln_input": {f"encoder.{l}.ffn": 7.0 + u for l in layer}
+            | {f"decoder.{l}.ffn": 9.0 + u for l in layer}
+            | {f"{stack}.{l}.self_attn": 9.0 for stack in ("encoder", "decoder") for l in layer}
+            | {"decoder.layer_norm": 99.0, "decoder.1.encoder_attn": 99.0},
+            "gradient_norm": {f"decoder.{l}": (l + u) / 100 for l in range(1, layers + 1)}
+            | {"decoder.1.ffn.fc1": 99.0},
+        }
+        for u in range(updates)
+    }
+
+
+def every_figure(root):
+    """One or a few runs for each figure."""
+    for method in figure3.METHODS:
+        for layers in (6, 18):
+            norms = {f"decoder.{l}": l / 10 for l in range(1, layers + 1)}
+            probes = {0: {"gradient_norm": norms}}
+            record(root, 3, f"profile-{method}-{layers}", method, layers, probes, part="profile")
+        record(root, 3, f"curve-{method}", method, valid={100: (1, 8.0), 200: (2, 6.5)}, part="curve")
+    for series in figure4.SERIES:
+        record(root, 4, series, "post_ln", probes=watched(), series=series)
+    for method, exponent in (("post_ln", 1.1), ("deepnorm", 0.5)):
+        for layers in (6, 24, 50):
+            record(root, 5, f"{method}{layers}", method, layers, update(1e-3 * layers**exponent), update=10)
+    for method in METHODS:
+        record(root, 6, method, method, 6, bleu=30.0)
+    record(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
+    for panel in figure7.PANELS:
+        for value in ("1e-3", "5e-4"):
+            record(root, 7, f"{panel}{value}", valid={100: (1, 7.0), 200: (1, 5.0)}, panel=panel, value=value)
+    for layers in (6, 10, 50):
+        record(root, 8, f"{layers}", layers=layers, bleu=20 + 5 * math.log10(2 * layers))

@@ -1,0 +1,149 @@
+"""scripts/figure3.sh ... figure8.sh: what they would run, and one of them from corpus to picture."""
+
+import json
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from deepnet_fairseq.probes.record import read_record
+
+from .helpers import ROOT
+from .test_scripts import needs_venv
+
+FIGURES = (3, 4, 5, 6, 7, 8)
+DATA_OF = {
+    3: "IWSLT-14 De-En",
+    4: "IWSLT-14 De-En",
+    5: "IWSLT-14 De-En",
+    6: "IWSLT-14 De-En",
+    7: "WMT-17 En-De",
+    8: "OPUS-100",
+}
+
+
+def figure(number, *flags, check=True, **environment):
+    """Runs a figure's script."""
+    clean = {
+        key: value for key, value in os.environ.items() if key not in ("DATA", "OUT", "SMOKE", "DEPTHS", "METHODS")
+    }
+    words = ["bash", ROOT / f"scripts/figure{number}.sh", *map(str, flags)]
+    env = clean | {key: str(value) for key, value in environment.items()}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def commands(number, *flags, **environment):
+    """The flags of each training that --dry-run prints: flag -> its last value."""
+    found = []
+    for line in figure(number, "--dry-run", *flags, **environment).stdout.splitlines():
+        words = shlex.split(line)
+        assert words[0] == "fairseq-train"
+        found.append({a: b for a, b in zip(words, [*words[1:], ""]) if a.startswith("--")})
+    return found
+
+
+@needs_venv
+@pytest.mark.parametrize(
+    "number, count, paper",
+    [
+        (3, 2 + 2 * 19, {"--lr": "5e-4", "--warmup-updates": "4000", "--max-tokens": "4000", "--dropout": "0.4"}),
+        (4, 3, {"--lr": "5e-4", "--max-update": "30", "--init-profile": "fairseq_head", "--weight-decay": "1e-4"}),
+        (5, 2 * 95, {"--encoder-embed-dim": "64", "--encoder-ffn-embed-dim": "128", "--encoder-attention-heads": "2"}),
+        (
+            6,
+            10 * 10,
+            {"--max-update": "8000", "--lr": "5e-4", "--warmup-init-lr": "1e-7", "--encoder-embed-dim": "512"},
+        ),
+        (7, 9, {"--max-update": "30000", "--max-tokens": "4096", "--encoder-layers": "18", "--decoder-layers": "18"}),
+        (8, 5, {"--max-epoch": "4", "--dropout": "0.1", "--lr": "5e-4", "--max-tokens": "4096"}),
+    ],
+)
+def test_the_papers_setting(tmp_path, number, count, paper):
+    """How many trainings there are, and hyper-parameters of the paper's appendix."""
+    found = commands(number, "--patience", "7", DATA=tmp_path, OUT=tmp_path / "out")
+    assert len(found) == count
+    for flags in found:
+        assert paper.items() <= flags.items()
+        assert (
+            flags["--adam-betas"] == "(0.9, 0.98)"
+            and flags["--label-smoothing"] == "0.1"
+            and flags["--patience"] == "7"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@needs_venv
+def test_sweeps_of_figure_7(tmp_path):
+    found = commands(7, DATA=tmp_path, GPUS=8)
+    batches = [int(flags["--update-freq"]) * 8 for flags in found]
+    assert [flags["--lr"] for flags in found[:3]] == ["5e-4", "1e-3", "1.5e-3"] and batches[:3] == [128] * 3
+    assert batches[3:6] == [64, 128, 256] and {flags["--lr"] for flags in found[3:6]} == {"1.5e-3"}
+    assert [flags["--encoder-embed-dim"] for flags in found[6:]] == ["512", "768", "1024"]
+    assert {flags["--lr"] for flags in found[6:]} == {"5e-4"} and {flags["--clip-norm"] for flags in found[6:]} == {
+        "1.0"
+    }
+
+
+@needs_venv
+def test_loops_can_be_narrowed(tmp_path):
+    found = commands(6, DATA=tmp_path, METHODS="deepnorm admin", DEPTHS="10 100", SEED=3)
+    assert [(f["--method"], f["--encoder-layers"]) for f in found] == [
+        ("deepnorm", "10"), ("admin", "10"), ("deepnorm", "100"), ("admin", "100"),
+    ]  # fmt: skip
+    assert found[1]["--admin-profile"] == "auto" and all(flags["--seed"] == "3" for flags in found)
+
+
+@needs_venv
+@pytest.mark.parametrize("number", FIGURES)
+def test_without_data(tmp_path, number):
+    done = figure(number, check=False, OUT=tmp_path / "out")
+    assert done.returncode == 1
+    line = f"figure{number}.sh: DATA: give the folder of binarised data ({DATA_OF[number]}), or SMOKE=1"
+    assert done.stderr.splitlines()[-1].startswith(line)
+    done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
+    assert done.stderr.splitlines()[-1] == f"figure{number}.sh: DATA={tmp_path / 'absent'}: no such folder"
+
+
+@needs_venv
+@pytest.mark.parametrize("number", FIGURES)
+def test_help(number):
+    text = figure(number, "--help").stdout
+    assert (
+        f"Figure {number} of the DeepNet paper" in text
+        and "SMOKE=1" in text
+        and "--dry-run" in text
+        and "#" not in text
+    )
+
+
+@needs_venv
+def test_wrong_settings(tmp_path):
+    for environment, message in (
+        ({"JOBS": "two"}, "JOBS=two: give a number"),
+        ({"DEPTHS": "7"}, "DEPTHS: 7 is no even"),
+    ):
+        done = figure(8, "--dry-run", check=False, DATA=tmp_path, **environment)
+        assert done.returncode == 1 and message in done.stderr
+
+
+@needs_venv
+def test_a_failed_training_ends_the_script(data, tmp_path):
+    done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path)
+    assert done.returncode == 1 and "failed; whole log:" in done.stderr and "figure4.png" not in os.listdir(tmp_path)
+
+
+@needs_venv
+def test_figure_4_from_data_to_picture(data, tmp_path):
+    """Three runs of 30 updates in miniature, a summary, a picture; the second time nothing is trained."""
+    first = figure(4, "--encoder-layers", "4", "--decoder-layers", "4", SMOKE=1, DATA=data, OUT=tmp_path).stdout
+    assert first.count("training ") == 3 and "Figure 4" in first
+    picture = (tmp_path / "figure4.png").read_bytes()
+    for series in ("post_ln_no_warmup", "post_ln_warmup", "post_ln_init_warmup"):
+        run = tmp_path / "figure4" / series
+        assert json.loads((run / "run.json").read_text())["series"] == series
+        assert read_record(run / "probes.jsonl").updates() == list(range(30))
+    again = figure(4, SMOKE=1, DATA=data, OUT=tmp_path).stdout
+    assert "training " not in again and (tmp_path / "figure4.png").read_bytes() == picture

@@ -1,0 +1,147 @@
+"""What a recorded run tells, and the mistakes in one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+from deepnet_fairseq.analysis.figures import FIGURES
+from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
+from deepnet_fairseq.analysis.validation import read_validation
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
+
+from .recorded import HEALTHY, STUCK, falling, record, update, watched
+
+
+def test_which_runs_diverged(tmp_path):
+    cases = {
+        "healthy": (HEALTHY, False),
+        "stuck": (STUCK, True),
+        "just learning": (falling(6.7), False),
+        "just not": (falling(6.9), True),
+        "too short to tell": (falling(9.9, last=375), False),
+        "no numbers": ({25: 10.0, 50: math.nan}, True),
+    }
+    for name, (losses, diverged) in cases.items():
+        folder = record(tmp_path, 6, name, losses=losses)
+        assert RecordedRun.read(folder).diverged is diverged, name
+        (folder / "diverged").touch()
+        assert RecordedRun.read(folder).diverged, name
+    folder = record(tmp_path, 6, "told")
+    with open(folder / "train.log", "a") as log:
+        log.write("FloatingPointError: gradients are Nan/Inf\n")
+    assert RecordedRun.read(folder).diverged
+
+
+def test_validation_of_a_resumed_run(tmp_path):
+    folder = record(tmp_path, 7, "run", valid={100: (1, 7.0), 200: (2, 6.0)})
+    with open(folder / "train.log", "a") as log:
+        row = {"epoch": 2, "valid_loss": "5.5", "valid_num_updates": "200"}
+        log.write(f"later | INFO | valid | {json.dumps(row)}\n")
+    curve = read_validation(folder / "train.log")
+    assert (curve.updates, curve.epochs, curve.losses) == ([100, 200], [1, 2], [7.0, 5.5])
+    assert curve.once_an_epoch
+    twice = record(tmp_path, 7, "b", valid={1: (1, 7.0), 2: (1, 6.0)})
+    assert not read_validation(twice / "train.log").once_an_epoch
+
+
+def test_runs_by_name(tmp_path):
+    record(tmp_path, 6, "b", "admin")
+    record(tmp_path, 6, "a", "dlcl")
+    assert [run.method for run in runs_of(tmp_path, 6)] == ["dlcl", "admin"]
+
+
+@pytest.mark.parametrize(
+    "figure, facts, message",
+    [
+        (3, {"part": "whole", "method": "post_ln"}, "part 'whole': must be one of profile, curve"),
+        (3, {"part": "profile", "method": "admin"}, "method 'admin': must be one of post_ln, post_ln_init"),
+        (3, {"part": "profile", "method": "post_ln"}, "probes.jsonl: no such file"),
+        (3, {"part": "curve", "method": "post_ln"}, "train.log: no validation loss in it"),
+        (4, {}, "series None: must be one of post_ln_no_warmup"),
+        (4, {"series": "post_ln_warmup"}, "probes.jsonl: no such file"),
+        (5, {"update": "soon"}, "update 'soon': must be a number of updates"),
+        (5, {"method": "pre_ln", "update": 5}, "method 'pre_ln': must be one of post_ln, deepnorm"),
+        (5, {"update": 5}, "probes.jsonl: no such file"),
+        (6, {}, "score.json: no such file"),
+        (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
+        (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
+        (7, {"panel": "lr", "value": "high"}, "value 'high': must be a setting"),
+        (7, {"panel": "lr", "value": "1"}, "no validation loss in it"),
+        (8, {"method": "nothing"}, "method 'nothing' is unknown"),
+        (8, {"encoder_layers": "6"}, "encoder_layers '6': must be a number of layers"),
+    ],
+)
+def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
+    record(tmp_path, figure, "run", **facts)
+    with pytest.raises(SystemExit) as stop:
+        main(["figures", str(tmp_path)])
+    assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    "probes, message",
+    [
+        ({1: {"ln_input": {}}}, "has no model_update"),
+        (update(1.0), "has no ln_input of ffn"),
+        ({0: watched()[0] | {"gradient_norm": {}}}, "has no gradient_norm"),
+    ],
+)
+def test_probes_that_figure_4_lacks(probes, message, tmp_path):
+    record(tmp_path, 4, "run", "post_ln", probes=probes, series="post_ln_warmup")
+    with pytest.raises(UserError, match=message):
+        FIGURES[4](runs_of(tmp_path, 4), tmp_path / "a.png")
+
+
+def test_runs_that_do_not_belong_together(tmp_path):
+    for name in "ab":
+        record(tmp_path, 4, name, "post_ln", probes=watched(), series="post_ln_warmup")
+    with pytest.raises(UserError, match="second run of series post_ln_warmup"):
+        FIGURES[4](runs_of(tmp_path, 4), tmp_path / "a.png")
+    for when in (5, 10):
+        record(tmp_path, 5, str(when), probes=update(1.0, when), update=when)
+    with pytest.raises(UserError, match="update 5, others 10"):
+        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
+    folder = record(tmp_path, 4, "c", "post_ln", probes=watched(), series="post_ln_no_warmup")
+    text = (folder / "probes.jsonl").read_text()
+    (folder / "probes.jsonl").write_text(text.replace('"encoder_embed_dim": 64', '"encoder_embed_dim": 32'))
+    with pytest.raises(UserError, match="runs of widths 64, 32"):
+        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.folder.name != "b"], tmp_path / "a.png")
+
+
+def test_probe_at_another_update(tmp_path):
+    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
+    with pytest.raises(UserError, match="has no model_update at update 10"):
+        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("only, message", [("9", "--only 9: no such"), ("4,x", "--only x"), ("4", "holds no runs")])
+def test_figures_that_are_not_there(only, message, tmp_path):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        main(["figures", str(tmp_path), "--only", only])
+
+
+def test_nothing_found(tmp_path):
+    with pytest.raises(SystemExit, match="holds none of figure3, figure4"):
+        main(["figures", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no such folder"):
+        main(["figures", str(tmp_path / "missing")])
+
+
+@pytest.mark.parametrize("text, message", [(None, "no such file"), ("{", "is no JSON"), ("[]", "one JSON object")])
+def test_broken_run_json(text, message, tmp_path):
+    path = record(tmp_path, 6, "run") / "run.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(UserError, match=rf"run\.json: .*{message}"):
+        runs_of(tmp_path, 6)
+
+
+def test_score_without_a_number(tmp_path):
+    folder = record(tmp_path, 6, "run")
+    (folder / "score.json").write_text('{"bleu": "high"}')
+    with pytest.raises(UserError, match='holds no number "bleu"'):
+        FIGURES[6](runs_of(tmp_path, 6), tmp_path / "a.png")
