@@ -5,9 +5,11 @@ import torch
 
 from deepnet_fairseq.building import build
 from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling.start import take_profile
 
-from .helpers import PAD, VOCAB, batch, logits, small
+from .conftest import TRAIN_FLAGS
+from .helpers import PAD, VOCAB, batch, logits, run, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -40,3 +42,17 @@ def test_profile_of_a_half_precision_model_is_the_cpus():
     expected = take_profile(small(6, method="admin"), inputs, 1).omega
     found = take_profile(small(6, method="admin").cuda().half(), inputs, 1).omega
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["--fp16", "--memory-efficient-fp16", "--amp", "--bf16"])
+def test_probed_gradients_are_unscaled(data, tmp_path, precision):
+    """The first update's gradient norms in half precision are those of float32."""
+    found = {}
+    for name, flags in (("full", ()), ("half", ("--fp16", precision) if "fp16" in precision else (precision,))):
+        train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
+        arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16-init-scale", "64")
+        probes = ("--deepnet-probe", "all", "--probe-interval", "1", "--max-update", "1", "--no-save")
+        run("fairseq-train", data, *train, *arch, *probes, *flags, "--save-dir", tmp_path / name)
+        found[name] = read_record(tmp_path / name / "probes.jsonl").rows[0]["gradient_norm"]
+    for address in ("encoder.1", "decoder.6", "decoder.3.ffn.fc1", "encoder.embed_tokens"):
+        assert found["half"][address] == pytest.approx(found["full"][address], rel=0.05)

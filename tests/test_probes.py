@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES, get_probes
+from deepnet_fairseq.probes.attach import TrainingProbes
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.probes.record import Writer, read_record
 from deepnet_fairseq.probes.session import Session
@@ -220,6 +221,41 @@ def test_a_dropped_update_leaves_nothing():
     session.end()
     close(again, observe(model, [net_input()], "ln_input")["ln_input"])
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+class ScalingOptimizer:
+    """Like fairseq's in half precision: gradients are those of a scaled loss, and too large at the first attempt."""
+
+    _multiply_factor = 1 / 64
+
+    def __init__(self):
+        self.attempts = 0
+
+    def clip_grad_norm(self, max_norm):
+        self.attempts += 1
+        if self.attempts == 1:
+            raise OverflowError("setting loss scale to 64")
+        return 1.0
+
+
+def test_overflow_and_loss_scale(tmp_path):
+    """The update that overflows leaves no row; the next attempt at it does, with the gradients of the mean loss."""
+    model, optimizer, inputs = small(2), ScalingOptimizer(), net_input()
+    probes = TrainingProbes(model, get_probes("gradient_norm"), 1, tmp_path, {"method": "deepnorm"})
+    for attempt in (1, 2):
+        model.zero_grad()
+        probes.before_step(optimizer, 0)
+        (loss_of(model, inputs) * 64).backward()
+        if attempt == 1:
+            with pytest.raises(OverflowError):
+                optimizer.clip_grad_norm(0)
+            assert not probes.session.active and read_record(tmp_path / "probes.jsonl").rows == {}
+    optimizer.clip_grad_norm(0)
+    close(
+        read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"],
+        observe(small(2), [inputs])["gradient_norm"],
+        1e-4,
+    )
 
 
 def test_names():
