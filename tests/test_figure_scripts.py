@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -133,6 +135,22 @@ def test_wrong_settings(tmp_path):
 def test_a_failed_training_ends_the_script(data, tmp_path):
     done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path)
     assert done.returncode == 1 and "failed; whole log:" in done.stderr and "figure4.png" not in os.listdir(tmp_path)
+
+
+@needs_venv
+def test_ctrl_c_leaves_nothing_running(data, tmp_path):
+    """Trainings that run side by side end with the script, and go on from there the next time."""
+    env = os.environ | {"SMOKE": "1", "DATA": str(data), "OUT": str(tmp_path), "DEPTHS": "4 6", "JOBS": "2"}
+    command = ["bash", ROOT / "scripts/figure8.sh", "--max-update", "100000"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    logs = [tmp_path / "figure8" / f"deepnorm-{layers}" / "train.log" for layers in (4, 6)]
+    deadline = time.monotonic() + 120
+    while not all(log.exists() and "train_inner" in log.read_text() for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert subprocess.run(["pgrep", "-f", f"fairseq-train.*{tmp_path}"], stdout=subprocess.DEVNULL).returncode == 1
+    assert not (tmp_path / "figure8" / "failed").exists() and not (logs[0].parent / "trained").exists()
 
 
 @needs_venv

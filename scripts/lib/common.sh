@@ -38,6 +38,9 @@ begin() {  # begin FIGURE "$@": environment, options, folders
     jobs="${JOBS:-$jobs}"
     [ "$jobs" -ge 1 ] 2>/dev/null || fail "JOBS=$jobs: give a number of trainings at a time"
     [ -n "$dry_run" ] || mkdir -p "$out/$figure"
+    trap stop_queued EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
 }
 
 corpus() {  # sets `data`: $DATA, or with SMOKE=1 the embedded corpus, made once
@@ -75,7 +78,7 @@ run_train() {  # run_train RUN JSON FLAGS...: trains in RUN, or resumes there; J
     mkdir -p "$run"
     [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log" "$run/diverged"
     echo "$keys" >"$run/run.json"
-    echo "   training $run"
+    echo "   training $run (log: $run/train.log)"
     if ! "${command[@]}" >>"$run/train.log" 2>&1; then
         grep -q -E "FloatingPointError|Minimum loss scale reached" "$run/train.log" ||
             { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
@@ -105,16 +108,30 @@ queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failu
         return
     fi
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
-        wait -n || exit 1
+        wait -n || true
     done
-    "$@" &
+    [ ! -e "$out/$figure/failed" ] || exit 1
+    set -m  # a process group each, so that none outlives the script
+    (
+        trap '[ $? -eq 0 ] || touch "$out/$figure/failed"' EXIT
+        "$@"
+    ) &
+    set +m
+}
+
+stop_queued() {
+    local group
+    for group in $(jobs -rp); do
+        kill -- "-$group" 2>/dev/null || true
+    done
+    wait
+    [ -n "$dry_run" ] || rm -f "$out/$figure/failed"
 }
 
 finish() {  # waits for what is queued, and draws
-    while [ -n "$(jobs -p)" ]; do
-        wait -n || exit 1
-    done
+    wait
     [ -z "$dry_run" ] || return 0
+    [ ! -e "$out/$figure/failed" ] || exit 1
     step "$figure"
     deepnet figures "$out" --only "${figure#figure}" --out "$out"
 }
