@@ -10,7 +10,7 @@ source scripts/lib/common.sh
 begin figure3 "$@"
 corpus "IWSLT-14 De-En"
 
-depths="${DEPTHS:-$(seq 6 24)}"
+depths="${DEPTHS:-$(seq -s ' ' 6 24)}"
 setting=($(width 512 2048 8) --max-tokens 4000 --dropout 0.4 --weight-decay 1e-4 --lr 5e-4 --lr-scheduler inverse_sqrt
     --warmup-updates 4000 --warmup-init-lr 1e-7)
 length=(--max-epoch 30)
@@ -21,16 +21,18 @@ if [ -n "$smoke" ]; then
     length=(--max-update 400 --validate-interval-updates 40)
 fi
 
+numbers DEPTHS "$depths"
+
 record() {  # record METHOD DEPTH PART FLAGS...
     local method="$1" depth="$2" part="$3"
     shift 3
-    queue run_train "$out/$figure/$part-$method-$depth" \
+    queue run_train "$part-$method-$depth" \
         "{\"method\": \"$method\", \"encoder_layers\": $depth, \"decoder_layers\": $depth, \"part\": \"$part\"}" \
         --method "$method" --init-profile fairseq_head --encoder-layers "$depth" --decoder-layers "$depth" \
         --share-all-embeddings "${setting[@]}" "$@"
 }
 
-for method in ${METHODS:-post_ln post_ln_init}; do
+for method in post_ln post_ln_init; do
     record "$method" 18 curve "${length[@]}" --no-epoch-checkpoints --log-interval 20
     for depth in $depths; do
         record "$method" "$depth" profile --max-update 1 --no-save --disable-validation --log-interval 1 \

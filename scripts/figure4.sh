@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin figure4 "$@"
+full_precision
 corpus "IWSLT-14 De-En"
 
 setting=($(width 512 2048 8) --max-tokens 4000 --dropout 0.4 --weight-decay 1e-4)
@@ -16,7 +17,7 @@ setting=($(width 512 2048 8) --max-tokens 4000 --dropout 0.4 --weight-decay 1e-4
 record() {  # record SERIES METHOD SCHEDULE...
     local series="$1" method="$2"
     shift 2
-    queue run_train "$out/$figure/$series" \
+    queue run_train "$series" \
         "{\"method\": \"$method\", \"encoder_layers\": 18, \"decoder_layers\": 18, \"series\": \"$series\"}" \
         --method "$method" --init-profile fairseq_head --encoder-layers 18 --decoder-layers 18 --share-all-embeddings \
         "${setting[@]}" --lr 5e-4 "$@" --max-update 30 --no-save --disable-validation --log-interval 1 \

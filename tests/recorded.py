@@ -23,6 +23,7 @@ def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses
     folder.mkdir(parents=True)
     facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers} | facts
     (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "trained").touch()
     rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
     for update, (epoch, loss) in (valid or {}).items():
         rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))

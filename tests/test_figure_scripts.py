@@ -42,7 +42,9 @@ def commands(number, *flags, **environment):
     found = []
     for line in figure(number, "--dry-run", *flags, **environment).stdout.splitlines():
         words = shlex.split(line)
-        assert words[0] == "fairseq-train"
+        assert words[0] in ("fairseq-train", "fairseq-generate")
+        if words[0] == "fairseq-generate":
+            continue
         found.append({a: b for a, b in zip(words, [*words[1:], ""]) if a.startswith("--")})
     return found
 
@@ -124,8 +126,11 @@ def test_help(number):
 @needs_venv
 def test_wrong_settings(tmp_path):
     for environment, message in (
-        ({"JOBS": "two"}, "JOBS=two: give a number"),
-        ({"DEPTHS": "7"}, "DEPTHS: 7 is no even"),
+        ({"JOBS": "two"}, "JOBS: two is no whole number above 0"),
+        ({"DEPTHS": "7"}, "DEPTHS: 7 is no even number of layers"),
+        ({"DEPTHS": "06"}, "DEPTHS: 06 is no whole number above 0"),
+        ({"SEED": "1 2"}, "SEED=1 2: give one number"),
+        ({"GPUS": "3"}, "GPUS=3: must divide 128"),
     ):
         done = figure(8, "--dry-run", check=False, DATA=tmp_path, **environment)
         assert done.returncode == 1 and message in done.stderr
@@ -135,6 +140,34 @@ def test_wrong_settings(tmp_path):
 def test_a_failed_training_ends_the_script(data, tmp_path):
     done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path)
     assert done.returncode == 1 and "failed; whole log:" in done.stderr and "figure4.png" not in os.listdir(tmp_path)
+
+
+@needs_venv
+def test_pieces_of_the_data(tmp_path):
+    """Generated and scored as the data's subwords ask: IWSLT-14's are subword-nmt's, ours are sentencepiece's."""
+    (tmp_path / "dict.de.txt").write_text("ver@@ 3\nsuch 2\n")
+    lines = figure(6, "--dry-run", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm").stdout.splitlines()
+    assert lines[1].startswith("fairseq-generate") and "--remove-bpe subword_nmt" in lines[1]
+    (tmp_path / "dict.de.txt").write_text("▁ver 3\nsuch 2\n", encoding="utf-8")
+    lines = figure(6, "--dry-run", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm").stdout.splitlines()
+    assert "--remove-bpe sentencepiece" in lines[1]
+
+
+@needs_venv
+def test_precision_and_gpus(tmp_path):
+    """fp16 but for ReZero in Figure 6 and the first updates of Figures 4 and 5; an update is the paper's on any number."""
+    fake = tmp_path / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo GPU $gpu; done\n")
+    fake.chmod(0o755)
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    six = commands(6, DATA=tmp_path, DEPTHS="10 20", METHODS="deepnorm rezero pre_ln", PATH=path)
+    assert [flags["--method"] for flags in six if "--fp16" not in flags] == ["rezero", "rezero"]
+    for number in (4, 5):
+        assert not any("--fp16" in flags for flags in commands(number, DATA=tmp_path, DEPTHS="6", PATH=path))
+    eight = commands(8, DATA=tmp_path, GPUS=4, PATH=path)
+    assert {(flags["--update-freq"], flags["--distributed-world-size"]) for flags in eight} == {("32", "4")}
+    assert "GPUS=8: this machine has 4" in figure(8, "--dry-run", check=False, DATA=tmp_path, GPUS=8, PATH=path).stderr
 
 
 @needs_venv
@@ -156,12 +189,15 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
 @needs_venv
 def test_figure_4_from_data_to_picture(data, tmp_path):
     """Three runs of 30 updates in miniature, a summary, a picture; the second time nothing is trained."""
-    first = figure(4, "--encoder-layers", "4", "--decoder-layers", "4", SMOKE=1, DATA=data, OUT=tmp_path).stdout
+    shallow = ("--encoder-layers", "4", "--decoder-layers", "4")
+    first = figure(4, *shallow, SMOKE=1, DATA=data, OUT=tmp_path).stdout
     assert first.count("training ") == 3 and "Figure 4" in first
     picture = (tmp_path / "figure4.png").read_bytes()
     for series in ("post_ln_no_warmup", "post_ln_warmup", "post_ln_init_warmup"):
         run = tmp_path / "figure4" / series
         assert json.loads((run / "run.json").read_text())["series"] == series
         assert read_record(run / "probes.jsonl").updates() == list(range(30))
-    again = figure(4, SMOKE=1, DATA=data, OUT=tmp_path).stdout
+    again = figure(4, *shallow, SMOKE=1, DATA=data, OUT=tmp_path).stdout
+    other = figure(4, "--lr", "1", check=False, SMOKE=1, DATA=data, OUT=tmp_path)
+    assert other.returncode == 1 and "was trained with other settings (its file command)" in other.stderr
     assert "training " not in again and (tmp_path / "figure4.png").read_bytes() == picture

@@ -38,6 +38,8 @@ def observe(model, batches, names="all", scale=1.0):
     session.begin()
     for inputs in batches:
         (loss_of(model, inputs) / scale).backward()
+    sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
+    assert not any(value.requires_grad for value in sums)  # no graph is kept
     session.gradients(scale)
     values = session.values()
     session.end()
@@ -202,6 +204,20 @@ def test_accumulation_is_one_larger_batch():
         close(two[probe], one[probe], 1e-4)
 
 
+def test_a_dummy_batch_counts_for_nothing():
+    """What keeps a rank busy that has no batch left: the sums have all addresses, and nothing in them."""
+    model = small(2)
+    session = Session(model, get_probes("ln_input,branch_dependency"))
+    session.begin()
+    model(**net_input())
+    session.dummy = True
+    model(**net_input(seed=5))
+    found = session.values()
+    session.end()
+    close(found["ln_input"], observe(small(2), [net_input()], "ln_input")["ln_input"])
+    assert len(found["branch_dependency"]) == 10
+
+
 def test_activation_checkpointing_counts_once():
     plain = observe(small(2).train(), [net_input()])
     checkpointed = observe(small(2, checkpoint_activations=True).train(), [net_input()])
@@ -278,12 +294,17 @@ def test_record_round_trip(tmp_path):
     updates, values = record.series("model_update", "decoder")
     assert updates == [0, 5, 10] and values[:2] == [1.0, 3.1235] and math.isnan(values[2])
     assert all(json.loads(line) for line in path.read_text().splitlines())
+    with open(path, "a") as file:
+        file.write('{"update": 20, "model_upd')  # killed here
+    assert read_record(path).updates() == [0, 5, 10, 15]
+    Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).row(21, {"model_update": {"decoder": 5.0}})
+    assert read_record(path).updates() == [0, 5, 10, 15, 21] and read_record(path).header["interval"] == 3
     Writer(path, {"method": "deepnorm"}, fresh=True)
     assert read_record(path).rows == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no json", "[]", '{"format": 1}\n{"update": 1, "a": 3}', '{"format": 1}\n{"x": {}}']
+    "text", ["no json\n", "[]\n", '{"format": 1}\n{"update": 1, "a": 3}\n', '{"format": 1}\n{"x": {}}\n']
 )
 def test_broken_records(tmp_path, text):
     path = tmp_path / "probes.jsonl"
@@ -292,6 +313,9 @@ def test_broken_records(tmp_path, text):
         read_record(path)
     with pytest.raises(UserError, match="no such file; train with --deepnet-probe"):
         read_record(tmp_path / "absent")
+    path.write_text("")
+    with pytest.raises(UserError, match="is of format None, this package reads 1"):
+        read_record(path)
     path.write_text('{"format": 2}\n')
     with pytest.raises(UserError, match="is of format 2, this package reads 1"):
         read_record(path)

@@ -33,7 +33,7 @@ class RecordedRun:
         """UserError if run.json is missing, broken, or lacks what every run has."""
         path = folder / "run.json"
         facts = _json(path)
-        if facts.get("method") not in METHODS:
+        if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
             raise UserError(f"{path}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
         for key in ("encoder_layers", "decoder_layers"):
             if not isinstance(facts.get(key), int) or facts[key] < 1:
@@ -66,7 +66,7 @@ class RecordedRun:
     def choice(self, key: str, choices) -> str:
         """run.json's value of `key`, one of `choices`."""
         value = self.facts.get(key)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise UserError(f"{self.folder / 'run.json'}: {key} {value!r}: must be one of {', '.join(choices)}")
         return value
 
@@ -124,12 +124,21 @@ class RecordedRun:
 
 
 def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
-    """The runs below folder/figureN, by name; UserError if there is none."""
-    place = folder / f"figure{figure}"
-    found = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
-    if not found:
-        raise UserError(f"{place}: holds no runs; record some first")
-    return [RecordedRun.read(path) for path in found]
+    """The finished runs below folder/figureN, by name; UserError if there is none."""
+    finished = [path for path in _recorded(folder, figure) if (path / "trained").exists()]
+    if not finished:
+        raise UserError(f"{folder / f'figure{figure}'}: holds no finished runs; record some first")
+    return [RecordedRun.read(path) for path in finished]
+
+
+def unfinished(folder: Path, figure: int) -> list[str]:
+    """Names of the runs below folder/figureN that were begun and are not over."""
+    return [path.name for path in _recorded(folder, figure) if not (path / "trained").exists()]
+
+
+def _recorded(folder: Path, figure: int) -> list[Path]:
+    """Folders with a run.json; the scripts add an empty file `trained` when the run is over."""
+    return sorted(path.parent for path in (folder / f"figure{figure}").glob("*/run.json"))
 
 
 def _json(path: Path) -> dict:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..whole_file import whole
 from .figures import FIGURES
-from .recorded_run import runs_of
+from .recorded_run import runs_of, unfinished
 
 
 def chosen(runs: Path, only: str | None) -> list[int]:
@@ -31,9 +31,11 @@ def _number(word: str) -> int:
 
 def redraw(runs: Path, number: int, out: Path) -> str:
     """Writes out/figureN.png and, with the summary it returns, out/figureN.txt."""
-    recorded = runs_of(runs, number)
+    recorded, left_out = runs_of(runs, number), unfinished(runs, number)
     out.mkdir(parents=True, exist_ok=True)
     text = FIGURES[number](recorded, out / f"figure{number}.png")
+    if left_out:
+        text += f"\nnot finished, left out: {', '.join(left_out)}\n"
     with whole(out / f"figure{number}.txt") as part:
         part.write_text(text, encoding="utf-8")
     return text

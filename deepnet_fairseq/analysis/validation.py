@@ -40,8 +40,11 @@ def read_validation(path: Path) -> Validation:
         raise UserError(f"{path}: no such log")
     found: dict[int, tuple[int, float]] = {}
     for match in LINE.finditer(path.read_text(encoding="utf-8", errors="replace")):
-        row = json.loads(match.group(1))
-        found[int(row["valid_num_updates"])] = (int(row["epoch"]), float(row["valid_loss"]))
+        try:
+            row = json.loads(match.group(1))
+            found[int(row["valid_num_updates"])] = (int(row["epoch"]), float(row["valid_loss"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: a validation line lacks {error}; train with --log-format json") from error
     if not found:
         raise UserError(f"{path}: no validation loss in it (train with a validation set and --log-format json)")
     updates = sorted(found)

@@ -16,11 +16,11 @@ def check(args) -> None:
     where the verdict is "diverging".
     """
     from ..stability.report import as_dict, text
-    from ..stability.short_training import MIN_UPDATES, train_briefly
-    from ..stability.verdict import DIVERGING, judge
+    from ..stability.short_training import train_briefly
+    from ..stability.verdict import DIVERGING, LATEST, judge
 
-    if args.updates < MIN_UPDATES:
-        raise UserError(f"--updates {args.updates}: give at least {MIN_UPDATES}")
+    if args.updates < 2 * LATEST:
+        raise UserError(f"--updates {args.updates}: give at least {2 * LATEST}")
     if args.compress_warmup is not None and args.compress_warmup < 1:
         raise UserError(f"--compress-warmup {args.compress_warmup}: must be at least 1")
     if args.seconds <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ class TrainingProbes:
         self.iterator, self._opened = None, False
         self.update = 0
         self._wrapped = None  # the optimiser in use
+        self._written = None  # the last update with a row: fairseq repeats a step that failed, to look into it
 
     def attach(self, task) -> None:
         """Wraps the task that is about to train the model; one that only translates with it is left alone."""
@@ -43,20 +45,25 @@ class TrainingProbes:
 
         @functools.wraps(train_step)
         def probed_step(sample, model, criterion, optimizer, update_num, *args, **kwargs):
-            self.before_step(optimizer, update_num)
+            self.before_step(optimizer, update_num, dummy=kwargs.get("ignore_grad", False))
             return train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
 
         task.get_batch_iterator, task.train_step = first_iterator, probed_step
 
-    def before_step(self, optimizer, update: int) -> None:
-        """Before each forward pass of training: the first of a probed update begins a session."""
+    def before_step(self, optimizer, update: int, dummy: bool = False) -> None:
+        """Before each forward pass of training: the first of a probed update begins a session.
+
+        dummy: the batch counts for nothing, it keeps a rank busy that has no more of its own.
+        """
         if not self._opened:
             self._open(update)
         if optimizer is not self._wrapped:
             self._wrap(optimizer)
-        if update % self.interval == 0 and not self.session.active:
+        if update % self.interval == 0 and not self.session.active and update != self._written:
             self.update = update
+            self.session.model.set_num_updates(update)  # as the training step is about to
             self.session.begin()
+        self.session.dummy = dummy
 
     def _wrap(self, optimizer) -> None:
         """All gradients are accumulated and reduced when fairseq clips them, and not clipped yet."""
@@ -67,8 +74,8 @@ class TrainingProbes:
             try:
                 if self.session.active:
                     self.session.gradients(_scale(optimizer))
-                norm = clip(*args, **kwargs)  # raises at an overflow: the update is not made
-                if self.session.active:
+                norm = clip(*args, **kwargs)  # fp16 raises at an overflow: the update is not made
+                if self.session.active and not _overflows(optimizer, norm):
                     self._write()
                 return norm
             finally:
@@ -78,10 +85,12 @@ class TrainingProbes:
 
     def _write(self) -> None:
         values = self.session.values()
+        self._written = self.update
         if self.writer is not None:
             self.writer.row(self.update, values)
         for key, value in self.session.summary(values).items():
-            metrics.log_scalar(key, value, priority=2000, round=6)
+            if math.isfinite(value):
+                metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
 
     def _open(self, update: int) -> None:
         """Starts or continues the run's file and settles on the batch and F(x, theta_0) of the model update."""
@@ -108,3 +117,8 @@ def _scale(optimizer) -> float | torch.Tensor:
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()
     return getattr(optimizer, "_multiply_factor", 1.0)
+
+
+def _overflows(optimizer, norm) -> bool:
+    """AMP skips an update whose gradients overflow, without a word; any other optimiser raises, or means it."""
+    return isinstance(optimizer, AMPOptimizer) and not bool(torch.isfinite(norm))

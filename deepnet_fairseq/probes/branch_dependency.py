@@ -22,6 +22,7 @@ class BranchDependency(TokenSums):
         for site, residual in residuals(self.model):
             yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
 
+    @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual, inputs, merged) -> None:
         f = inputs[1].detach()[mask]
         branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it

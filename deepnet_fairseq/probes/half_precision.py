@@ -34,6 +34,7 @@ class HalfPrecision(Probe):
             if any(True for _ in residual.children()):
                 yield residual.register_forward_hook(partial(self._visit, site.stack))
 
+    @torch.no_grad()
     def _visit(self, address: str, module, inputs, output) -> None:
         if torch.is_tensor(output) and output.is_floating_point():
             self._keep(address, output.detach().abs().amax().float())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from ..init import NORMS
@@ -33,6 +34,7 @@ class LNInput(TokenSums):
             for address, norm in layer_norms(getattr(self.model, name), name):
                 yield norm.register_forward_pre_hook(partial(self._visit, address, masks[name]))
 
+    @torch.no_grad()
     def _visit(self, address: str, mask: Tensor, module, inputs) -> None:
         norms = inputs[0].detach()[mask].float().norm(dim=-1)
         self.add(address, norms.numel(), norms.sum())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..whole_file import whole
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
 FORMAT = 1
@@ -35,13 +36,15 @@ class Record:
 
 
 class Writer:
-    """Appends to the file of a run; what a resumed run repeats counts anew."""
+    """Appends to the file of a run; what a resumed run repeats counts anew, and so does its header."""
 
     def __init__(self, path: Path, header: dict, fresh: bool):
         self.path = path
-        if fresh or not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"format": FORMAT} | header) + "\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = path.read_bytes() if path.exists() and not fresh else b""
+        kept = kept[: kept.rfind(b"\n") + 1]  # without a line that a killed run left unfinished
+        with whole(path) as part:
+            part.write_bytes(kept + json.dumps({"format": FORMAT} | header).encode() + b"\n")
 
     def row(self, update: int, values: dict[str, Values]) -> None:
         """One line, with five significant digits; a value that is not finite becomes null."""
@@ -58,18 +61,20 @@ def read_record(path: Path) -> Record:
     """The rows of a run's file, the later of two for one update; null is NaN. UserError if it is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # the last is whole, or a killed run's
+    header, rows = {}, {}
     try:
-        header = json.loads(lines[0])
-        if header["format"] != FORMAT:
-            raise UserError(f"{path}: is of format {header['format']}, this package reads {FORMAT}")
-        rows = {}
-        for line in lines[1:]:
+        for line in lines:
             row = json.loads(line)
+            if "format" in row:
+                header = row
+                continue
             update = int(row.pop("update"))
             rows[update] = {probe: _floats(values) for probe, values in row.items()}
-    except (IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path}: is no record of probes, or broken ({error}); delete it") from error
+    if header.get("format") != FORMAT:
+        raise UserError(f"{path}: is of format {header.get('format')}, this package reads {FORMAT}")
     return Record(header, rows)
 
 

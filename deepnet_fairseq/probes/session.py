@@ -23,6 +23,7 @@ class Session:
         self.held: dict | None = None  # for model_update: net_input of its batch,
         self.reference: dict[str, Tensor] | None = None  # and the outputs on it for theta_0
         self.watching: list[Probe] = []
+        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
         self._outer, self._inner = [], []
 
     @property
@@ -68,6 +69,8 @@ class Session:
             "encoder": given["src_tokens"].ne(model.encoder.padding_idx),
             "decoder": given["prev_output_tokens"].ne(model.decoder.padding_idx),
         }
+        if self.dummy:
+            masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
         with torch.no_grad():
             self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from ..probes.record import Values
 from ..table import render
 from .short_training import ShortTraining
 from .signals import STACKS, evenness, headroom, ln_input, profile
@@ -90,7 +93,15 @@ def as_dict(training: ShortTraining) -> dict:
         "layers": training.layers,
         "parameters": training.parameters,
         "updates": [
-            {"update": seen.update, "lr": seen.lr, "loss": seen.loss, "probes": seen.probes}
-            for seen in training.observed
+            {"update": o.update, "lr": o.lr, "loss": _number(o.loss), "probes": _numbers(o.probes)}
+            for o in training.observed
         ],
     }
+
+
+def _numbers(probes: dict[str, Values]) -> dict[str, dict[str, float | None]]:
+    return {probe: {where: _number(value) for where, value in found.items()} for probe, found in probes.items()}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no others

@@ -24,6 +24,7 @@ from .. import archs, config
 from ..errors import UserError
 from ..probes.record import FILE, Values, read_record
 
+ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
 # what a check does its own way; fairseq's parser takes the last of two
 FORCED = ("--no-save", "--distributed-world-size", "1")
 
@@ -69,18 +70,23 @@ def train_briefly(
         failure, seen = None, []
         start = time.monotonic()
         try:
-            for samples in itertools.islice(_batches(trainer), updates):
-                seen.append(_step(trainer, samples))
-                progress(*seen[-1][:3:2])
-                if time.monotonic() - start > seconds and len(seen) >= MIN_UPDATES:
+            for samples in itertools.islice(_batches(trainer), ATTEMPTS * updates):
+                seen += _step(trainer, samples)
+                if seen:
+                    progress(*seen[-1][:3:2])
+                if len(seen) == updates or time.monotonic() - start > seconds:
                     break
         except FloatingPointError as error:
             failure = str(error).splitlines()[0]
         elapsed = time.monotonic() - start
-        rows = read_record(Path(folder) / FILE).rows
+        path = Path(folder) / FILE
+        rows = read_record(path).rows if path.exists() else {}
     observed = [Observed(u, lr, loss, tokens, rows.get(u, {})) for u, lr, loss, tokens in seen]
     if failure:
-        observed.append(Observed(len(seen), trainer.get_lr(), math.nan, 0, rows.get(len(seen), {})))
+        update = trainer.get_num_updates()
+        observed.append(Observed(update, trainer.get_lr(), math.nan, 0, rows.get(update, {})))
+    if not observed:
+        raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
     cfg = config.namespace(**vars(args))
     return ShortTraining(
         cfg.method,
@@ -93,15 +99,15 @@ def train_briefly(
     )
 
 
-MIN_UPDATES = 8
-
-
 def _parse(flags: list[str], warmup: int | None) -> argparse.Namespace:
     args = options.parse_args_and_arch(options.get_training_parser(), flags)
     if args.arch not in archs.PRESETS:
         raise UserError(
             f"--arch {args.arch}: the check is for deepnet_transformer, whose --method post_ln and pre_ln are the same"
         )
+    for name, default in (("restore_file", "checkpoint_last.pt"), ("finetune_from_model", None)):
+        if getattr(args, name) != default:
+            raise UserError(f"--{name.replace('_', '-')}: the check looks at a training from its first update; drop it")
     args.deepnet_probe, args.probe_interval = "all", 1
     if args.max_tokens is None and args.batch_size is None:
         raise UserError("--max-tokens: give the batch size of the run to come")
@@ -136,13 +142,13 @@ def _batches(trainer: Trainer) -> Iterator[list]:
         yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
 
 
-def _step(trainer: Trainer, samples: list) -> tuple[int, float, float, float]:
-    """update, lr, loss, tokens."""
+def _step(trainer: Trainer, samples: list) -> list[tuple[int, float, float, float]]:
+    """update, lr, loss, tokens; nothing if the update overflowed and only the loss scale changed."""
     update, lr = trainer.get_num_updates(), trainer.get_lr()
     with metrics.aggregate("train_inner"), _quiet():
         log = trainer.train_step(samples)
     tokens = sum(sample["ntokens"] for sample in samples if sample)
-    return update, lr, math.nan if log is None else float(log["loss"]), tokens
+    return [] if log is None else [(update, lr, float(log["loss"]), tokens)]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""From a short training to one word on the long one. The thresholds are calibrated in docs/check.md."""
+"""From a short training to one word on the long one. The thresholds are calibrated in docs/probes.md."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from statistics import median
 from .short_training import Observed, ShortTraining
 from .signals import STACKS, evenness, headroom, profile
 
-UNEVEN = 0.05  # smallest over largest gradient norm of a stack's layers, before the learning rate can have done it
-STARVED = 1e-3  # the same at the end of the check
-HEALED = 1.5  # times its start: it evens out by itself, as under ReZero, whose branches open one by one
-LOST = 1e-7  # at the end, even where the start was even
+# of the gradient norms of a stack's layers, smallest over largest
+UNEVEN = 0.1  # a risk, unless it evens out
+HEALED = 1.5  # times its start: it does, as under ReZero, whose branches open one by one
+STARVED = 1e-3  # at the end of the check, if it started uneven
+LOST = 1e-10  # at the end, even where the start was even
+FADING = 0.9  # what a layer passes on to the one below it at the start, on average, for the start to be uneven
 TIGHT = 4.0  # doublings of the activations left in fp16
 LATEST = 5  # updates whose median counts as the end
 
@@ -68,24 +70,28 @@ def _starved(observed: list[Observed], stack: str):
     """The lower layers get nothing: from the start under Post-LN (Figure 3a), and once it has diverged (Figure 4d)."""
     even = [(o.update, evenness(profile(o, stack))) for o in observed[1:]]  # some methods start with zeros
     even = [(update, value) for update, value in even if math.isfinite(value)]
-    if len(even) < LATEST:
+    if len(even) < 2 * LATEST - 1:
         return
     start, end = (median(value for _, value in part) for part in (even[:LATEST], even[-LATEST:]))
-    uneven_and_stays = start < UNEVEN and end < min(UNEVEN, HEALED * start)
-    if not uneven_and_stays and end >= LOST:
+    norms = profile(observed[-1], stack) or profile(observed[0], stack)
+    fading = start ** (1 / max(len(norms) - 1, 1))
+    fades = start < UNEVEN and fading < FADING and end < HEALED * start
+    if not fades and end >= LOST:
         return
     starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # not yet
     since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
-    norms = profile(observed[-1], stack) or profile(observed[0], stack)
     where = f"{stack} layer {norms.index(min(norms)) + 1}"
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
-    yield Finding(DIVERGING if uneven_and_stays and end < STARVED else AT_RISK, since, evidence)
+    yield Finding(DIVERGING if fades and end < STARVED else AT_RISK, since, evidence)
 
 
 def _rising(observed: list[Observed]):
     losses = [o.loss for o in observed if math.isfinite(o.loss)]
-    if len(losses) >= 2 * LATEST and (end := median(losses[-LATEST:])) > median(losses[:LATEST]):
-        yield Finding(AT_RISK, observed[-1].update, f"the loss rises, from {losses[0]:.2f} to {end:.2f} bits")
+    if len(losses) < 2 * LATEST:
+        return
+    start, end = median(losses[:LATEST]), median(losses[-LATEST:])
+    if end > start:
+        yield Finding(AT_RISK, observed[-1].update, f"the loss rises, from {start:.2f} to {end:.2f} bits")
 
 
 def _tight(training: ShortTraining):
@@ -110,5 +116,7 @@ def _notes(training: ShortTraining):
             "--compress-warmup 20 goes there"
         )
     if math.isfinite(training.observed[-1].loss) and len(training.observed) < 2 * LATEST:
-        notes.append("few updates: give more --seconds")
+        notes.append(
+            f"{len(training.observed)} updates in the time given are too few for a verdict; give more --seconds"
+        )
     return notes

@@ -58,7 +58,7 @@ def _points(sheet: Sheet, runs: list[RecordedRun], method: str) -> dict[int, flo
     """Draws both panels of one method; layers -> mean update of the runs that stayed finite."""
     style, theirs = style_of(method), PAPER[method]
     updates = [(run.layers, update_of(run)) for run in runs]
-    points = means((layers, update) for layers, update in updates if np.isfinite(update))
+    points = means((layers, update) for layers, update in updates if np.isfinite(update) and update > 0)
     for panel in (0, 1):
         sheet.paper(panel, list(theirs), list(theirs.values()), style, markersize=3, linestyle="none")
         if points:
