@@ -155,7 +155,7 @@ def test_pieces_of_the_data(tmp_path):
 
 @needs_venv
 def test_precision_and_gpus(tmp_path):
-    """fp16 but for ReZero in Figure 6 and the first updates of Figures 4 and 5; an update is the paper's on any number."""
+    """fp16 but for ReZero in Figure 6, and Figures 4 and 5; an update is the paper's on any number."""
     fake = tmp_path / "bin" / "nvidia-smi"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo GPU $gpu; done\n")

@@ -1,55 +1,18 @@
 """Each probe against an independent computation, on one process without fairseq's programs."""
 
-import json
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.probes import PROBES, get_probes
-from deepnet_fairseq.probes.attach import TrainingProbes
+from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.model_update import outputs
-from deepnet_fairseq.probes.record import Writer, read_record
-from deepnet_fairseq.probes.session import Session
 from deepnet_fairseq.profiling.recorder import recording
 
-from .helpers import PAD, VOCAB, batch, small
-
-
-def net_input(rows=3, seed=0):
-    src, prev = batch(rows=rows, seed=seed)
-    return {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
-
-
-def loss_of(model, inputs):
-    """Summed cross-entropy against made-up targets, as fairseq's criterion calls the model."""
-    targets = torch.arange(inputs["prev_output_tokens"].numel()) % VOCAB
-    return F.cross_entropy(model(**inputs)[0].flatten(0, 1), targets, reduction="sum")
-
-
-def observe(model, batches, names="all", scale=1.0):
-    """The values of one update over the given batches."""
-    session = Session(model, get_probes(names))
-    session.held = net_input(seed=9)
-    session.reference = outputs(model, session.held)
-    session.begin()
-    for inputs in batches:
-        (loss_of(model, inputs) / scale).backward()
-    sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
-    assert not any(value.requires_grad for value in sums)  # no graph is kept
-    session.gradients(scale)
-    values = session.values()
-    session.end()
-    return values
-
-
-def close(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
-    for address, value in expected.items():
-        assert found[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
+from .helpers import PAD, small
+from .observing import net_input, observe
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -185,137 +148,3 @@ def test_half_precision_extremes():
         model.decoder.output_projection.weight.mul_(1000)
         scores = model(**inputs)[0].abs().max().item()
     assert observe(model, [inputs], "half_precision")["half_precision"]["decoder"] == pytest.approx(scores, rel=1e-5)
-
-
-def test_accumulation_is_one_larger_batch():
-    """Two forward passes of an update count as the batch they make together, rows padded differently."""
-    whole = net_input(rows=4)
-    halves = [{key: value[rows] for key, value in whole.items()} for rows in (slice(0, 2), slice(2, 4))]
-    one = observe(small(2), [whole])
-    model = small(2)
-    targets = (torch.arange(whole["prev_output_tokens"].numel()) % VOCAB).view(4, -1)
-    session = Session(model, get_probes("gradient_norm,ln_input,branch_dependency"))
-    session.begin()
-    for half, target in zip(halves, (targets[:2], targets[2:])):
-        F.cross_entropy(model(**half)[0].flatten(0, 1), target.flatten(), reduction="sum").backward()
-    session.gradients(1.0)
-    two = session.values()
-    for probe in two:
-        close(two[probe], one[probe], 1e-4)
-
-
-def test_a_dummy_batch_counts_for_nothing():
-    """What keeps a rank busy that has no batch left: the sums have all addresses, and nothing in them."""
-    model = small(2)
-    session = Session(model, get_probes("ln_input,branch_dependency"))
-    session.begin()
-    model(**net_input())
-    session.dummy = True
-    model(**net_input(seed=5))
-    found = session.values()
-    session.end()
-    close(found["ln_input"], observe(small(2), [net_input()], "ln_input")["ln_input"])
-    assert len(found["branch_dependency"]) == 10
-
-
-def test_activation_checkpointing_counts_once():
-    plain = observe(small(2).train(), [net_input()])
-    checkpointed = observe(small(2, checkpoint_activations=True).train(), [net_input()])
-    for probe in PROBES:
-        close(checkpointed[probe], plain[probe])
-
-
-def test_a_dropped_update_leaves_nothing():
-    """As after an overflow: begun, never finished, begun again."""
-    model = small(2)
-    session = Session(model, get_probes("ln_input"))
-    session.begin()
-    model(**net_input(seed=1))
-    session.begin()
-    loss_of(model, net_input())
-    again = session.values()["ln_input"]
-    session.end()
-    close(again, observe(model, [net_input()], "ln_input")["ln_input"])
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-
-
-class ScalingOptimizer:
-    """Like fairseq's in half precision: gradients are those of a scaled loss, and too large at the first attempt."""
-
-    _multiply_factor = 1 / 64
-
-    def __init__(self):
-        self.attempts = 0
-
-    def clip_grad_norm(self, max_norm):
-        self.attempts += 1
-        if self.attempts == 1:
-            raise OverflowError("setting loss scale to 64")
-        return 1.0
-
-
-def test_overflow_and_loss_scale(tmp_path):
-    """The update that overflows leaves no row; the next attempt at it does, with the gradients of the mean loss."""
-    model, optimizer, inputs = small(2), ScalingOptimizer(), net_input()
-    probes = TrainingProbes(model, get_probes("gradient_norm"), 1, tmp_path, {"method": "deepnorm"})
-    for attempt in (1, 2):
-        model.zero_grad()
-        probes.before_step(optimizer, 0)
-        (loss_of(model, inputs) * 64).backward()
-        if attempt == 1:
-            with pytest.raises(OverflowError):
-                optimizer.clip_grad_norm(0)
-            assert not probes.session.active and read_record(tmp_path / "probes.jsonl").rows == {}
-    optimizer.clip_grad_norm(0)
-    close(
-        read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"],
-        observe(small(2), [inputs])["gradient_norm"],
-        1e-4,
-    )
-
-
-def test_names():
-    assert get_probes(None) == [] and get_probes("all") == list(PROBES.values())
-    assert get_probes("ln_input, gradient_norm,ln_input") == [PROBES["ln_input"], PROBES["gradient_norm"]]
-    for wrong in ("", "gradients", "ln_input,x"):
-        with pytest.raises(UserError, match="--deepnet-probe .*: choose some of branch_dependency,gradient_norm"):
-            get_probes(wrong)
-
-
-def test_record_round_trip(tmp_path):
-    """What is written is read; a repeated update replaces; a fresh run starts over; no number stays no number."""
-    path = tmp_path / "run" / "probes.jsonl"
-    writer = Writer(path, {"method": "deepnorm"}, fresh=True)
-    for update, value in ((0, 1.0), (5, 2.0), (5, 3.123456), (10, math.inf)):
-        writer.row(update, {"model_update": {"decoder": value}})
-    Writer(path, {"method": "deepnorm"}, fresh=False).row(15, {"ln_input": {"decoder.1.ffn": 4.0}})
-    record = read_record(path)
-    assert record.header["method"] == "deepnorm" and record.updates() == [0, 5, 10, 15]
-    updates, values = record.series("model_update", "decoder")
-    assert updates == [0, 5, 10] and values[:2] == [1.0, 3.1235] and math.isnan(values[2])
-    assert all(json.loads(line) for line in path.read_text().splitlines())
-    with open(path, "a") as file:
-        file.write('{"update": 20, "model_upd')  # killed here
-    assert read_record(path).updates() == [0, 5, 10, 15]
-    Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).row(21, {"model_update": {"decoder": 5.0}})
-    assert read_record(path).updates() == [0, 5, 10, 15, 21] and read_record(path).header["interval"] == 3
-    Writer(path, {"method": "deepnorm"}, fresh=True)
-    assert read_record(path).rows == {}
-
-
-@pytest.mark.parametrize(
-    "text", ["no json\n", "[]\n", '{"format": 1}\n{"update": 1, "a": 3}\n', '{"format": 1}\n{"x": {}}\n']
-)
-def test_broken_records(tmp_path, text):
-    path = tmp_path / "probes.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"probes.jsonl: is no record of probes, or broken"):
-        read_record(path)
-    with pytest.raises(UserError, match="no such file; train with --deepnet-probe"):
-        read_record(tmp_path / "absent")
-    path.write_text("")
-    with pytest.raises(UserError, match="is of format None, this package reads 1"):
-        read_record(path)
-    path.write_text('{"format": 2}\n')
-    with pytest.raises(UserError, match="is of format 2, this package reads 1"):
-        read_record(path)

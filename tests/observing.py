@@ -1,0 +1,46 @@
+"""One update of a small model with probes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deepnet_fairseq.probes import get_probes
+from deepnet_fairseq.probes.model_update import outputs
+from deepnet_fairseq.probes.session import Session
+
+from .helpers import PAD, VOCAB, batch
+
+
+def net_input(rows=3, seed=0):
+    src, prev = batch(rows=rows, seed=seed)
+    return {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
+
+
+def loss_of(model, inputs):
+    """Summed cross-entropy against made-up targets, as fairseq's criterion calls the model."""
+    targets = torch.arange(inputs["prev_output_tokens"].numel()) % VOCAB
+    return F.cross_entropy(model(**inputs)[0].flatten(0, 1), targets, reduction="sum")
+
+
+def observe(model, batches, names="all", scale=1.0):
+    """The values of one update over the given batches."""
+    session = Session(model, get_probes(names))
+    session.held = net_input(seed=9)
+    session.reference = outputs(model, session.held)
+    session.begin()
+    for inputs in batches:
+        (loss_of(model, inputs) / scale).backward()
+    sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
+    assert not any(value.requires_grad for value in sums)  # no graph is kept
+    session.gradients(scale)
+    values = session.values()
+    session.end()
+    return values
+
+
+def close(found, expected, tolerance=1e-5):
+    assert found.keys() == expected.keys()
+    for address, value in expected.items():
+        assert found[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
