@@ -3,13 +3,17 @@
 import json
 import math
 import os
+import re
 
 import pytest
 
+from deepnet_fairseq.analysis.calibration import cells_of, confusion
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.stability.short_training import Observed, ShortTraining
 from deepnet_fairseq.stability.signals import evenness, headroom, ln_input, profile
 from deepnet_fairseq.stability.verdict import AT_RISK, DIVERGING, STABLE, judge
 
+from . import recorded
 from .conftest import TRAIN_FLAGS
 from .helpers import ELSEWHERE, run
 
@@ -94,6 +98,30 @@ def test_signals():
     assert headroom([Observed(0, 1e-3, math.nan, 0, {})]) is None
     norms = {"encoder.1.ffn": 2.0, "decoder.1.ffn": 4.0, "decoder.1.self_attn": 9.0, "decoder.layer_norm": 50.0}
     assert ln_input(Observed(0, 1e-3, 1.0, 1, {"ln_input": norms}), "ffn") == 3.0
+
+
+def cell(folder, method, layers, verdict, losses):
+    run = recorded.record(folder, 9, f"{method}-{layers}", method, layers, losses=losses)
+    (run / "check.json").write_text(json.dumps({"verdict": verdict}))
+
+
+def test_calibration(tmp_path):
+    """Four cells: right both ways, a false alarm, a miss."""
+    cell(tmp_path, "deepnorm", 6, "stable", recorded.HEALTHY)
+    cell(tmp_path, "post_ln", 18, "diverging", recorded.STUCK)
+    cell(tmp_path, "rezero", 6, "at risk", recorded.HEALTHY)
+    cell(tmp_path, "dlcl", 18, "stable", recorded.STUCK)
+    text = confusion(cells_of(tmp_path / "figure9"))
+    assert "2 of 4 cells agree (50%)" in text
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert re.split(r" {2,}", rows["deepnorm"]) == ["deepnorm", "stable, trained", "-"]
+    assert "stable, diverged (!)" in rows["dlcl"] and "at risk, trained (!)" in rows["rezero"]
+    assert rows["stable"].split() == ["stable", "1", "1"] and rows["diverging"].split() == ["diverging", "0", "1"]
+    (tmp_path / "figure9" / "dlcl-18" / "check.json").write_text("{}")
+    with pytest.raises(UserError, match="check.json: is no report of `deepnet check --json`"):
+        cells_of(tmp_path / "figure9")
+    with pytest.raises(UserError, match="holds no finished runs with a check.json"):
+        cells_of(tmp_path)
 
 
 FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")

@@ -48,3 +48,27 @@ def test_commands_named_in_the_documentation_exist():
     for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
         named = set(re.findall(r"`?deepnet ([a-z][a-z-]+)", page.read_text()))
         assert named <= known, page
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    """Files and headings of this repository that a page links to."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        linked = (page.parent / path) if path else page
+        assert linked.exists(), target
+        if not heading:
+            continue
+        titles = [line.lstrip("# ").lower() for line in linked.read_text().splitlines() if line.startswith("#")]
+        anchors = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+        assert heading in anchors, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_no_placeholder_is_left(page):
+    assert not re.search(r"\b(TODO|FIXME|TBD|CALIBRATION|OVERHEAD|CHECK_LINE|LOST)\b", page.read_text())

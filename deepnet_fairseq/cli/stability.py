@@ -1,10 +1,11 @@
-"""Commands that tell whether a training will hold: check and theory."""
+"""Commands that tell whether a training will hold, and how well they can."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from ..errors import UserError
 
@@ -39,6 +40,13 @@ def _progress(update: int, loss: float) -> None:
         print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
 
 
+def calibration(args) -> None:
+    """verdicts of check beside what the trainings did"""
+    from ..analysis.calibration import cells_of, confusion
+
+    print(confusion(cells_of(Path(args.runs))))
+
+
 def add(command) -> None:
     sub = command("check", check)
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
@@ -49,3 +57,6 @@ def add(command) -> None:
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.usage = "deepnet check [--updates N] [--seconds S] [--compress-warmup K] [--json] DATA [flags of fairseq-train]"
     sub.allow_abbrev = False
+
+    sub = command("calibration", calibration)
+    sub.add_argument("runs", metavar="RUNS", help="folder that scripts/calibrate_check.sh has made")
