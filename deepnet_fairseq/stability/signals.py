@@ -27,7 +27,7 @@ def evenness(norms: list[float]) -> float:
     """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing."""
     if not norms or not all(map(math.isfinite, norms)):
         return math.nan
-    return min(norms) / max(norms) if max(norms) > 0 else math.nan
+    return min(norms) / max(norms) if max(norms) > 0 else 0.0
 
 
 @dataclass(frozen=True)

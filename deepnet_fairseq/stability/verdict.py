@@ -9,12 +9,13 @@ from statistics import median
 from .short_training import Observed, ShortTraining
 from .signals import STACKS, evenness, headroom, profile
 
-# of the gradient norms of a stack's layers, smallest over largest
-UNEVEN = 0.1  # a risk, unless it evens out
+# evenness of a stack's gradient norms, smallest over largest layer's
+UNEVEN = 0.1  # in the first updates: a risk, unless it evens out
 HEALED = 1.5  # times its start: it does, as under ReZero, whose branches open one by one
-STARVED = 1e-3  # at the end of the check, if it started uneven
-LOST = 1e-10  # at the end, even where the start was even
-FADING = 0.9  # what a layer passes on to the one below it at the start, on average, for the start to be uneven
+STARVED = 1e-3  # in the last updates, if it started uneven
+# the same for one layer: what it passes on to the one below, on average
+FADING = 0.9  # in the first updates, for the start to be uneven because of the depth
+LOST = 0.1  # in the last updates: no stack learns so, whatever its start
 TIGHT = 4.0  # doublings of the activations left in fp16
 LATEST = 5  # updates whose median counts as the end
 
@@ -74,15 +75,16 @@ def _starved(observed: list[Observed], stack: str):
         return
     start, end = (median(value for _, value in part) for part in (even[:LATEST], even[-LATEST:]))
     norms = profile(observed[-1], stack) or profile(observed[0], stack)
-    fading = start ** (1 / max(len(norms) - 1, 1))
-    fades = start < UNEVEN and fading < FADING and end < HEALED * start
-    if not fades and end >= LOST:
+    a_layer = 1 / max(len(norms) - 1, 1)
+    fades = start < UNEVEN and start**a_layer < FADING and end < HEALED * start
+    lost = end**a_layer < LOST
+    if not fades and not lost:
         return
     starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # not yet
     since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
     where = f"{stack} layer {norms.index(min(norms)) + 1}"
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
-    yield Finding(DIVERGING if fades and end < STARVED else AT_RISK, since, evidence)
+    yield Finding(DIVERGING if lost or end < STARVED else AT_RISK, since, evidence)
 
 
 def _rising(observed: list[Observed]):
