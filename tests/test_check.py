@@ -9,7 +9,7 @@ import pytest
 
 from deepnet_fairseq.analysis.calibration import cells_of, confusion
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.stability.short_training import Observed, ShortTraining
+from deepnet_fairseq.stability.observed import Observed, ShortTraining
 from deepnet_fairseq.stability.signals import evenness, headroom, ln_input, profile
 from deepnet_fairseq.stability.verdict import AT_RISK, DIVERGING, STABLE, judge
 

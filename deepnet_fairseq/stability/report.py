@@ -6,7 +6,7 @@ import math
 
 from ..probes.record import Values
 from ..table import render
-from .short_training import ShortTraining
+from .observed import ShortTraining
 from .signals import STACKS, evenness, headroom, ln_input, profile
 from .verdict import Verdict, judge
 

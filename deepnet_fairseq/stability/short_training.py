@@ -10,7 +10,6 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -22,38 +21,12 @@ from fairseq.trainer import Trainer
 
 from .. import archs, config
 from ..errors import UserError
-from ..probes.record import FILE, Values, read_record
+from ..probes.record import FILE, read_record
+from .observed import Observed, ShortTraining
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
 # what a check does its own way; fairseq's parser takes the last of two
 FORCED = ("--no-save", "--distributed-world-size", "1")
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One update: the loss before it in bits per token (NaN if the update failed), its learning rate, target tokens.
-
-    probes[probe][address]: values as the probes define them.
-    """
-
-    update: int
-    lr: float
-    loss: float
-    tokens: float
-    probes: dict[str, Values]
-
-
-@dataclass(frozen=True)
-class ShortTraining:
-    """What a check saw. peak: of the learning rate; failure: why the trainer gave up, if so; seconds without set-up."""
-
-    method: str
-    layers: tuple[int, int]
-    parameters: int
-    peak: float
-    observed: list[Observed]
-    failure: str | None
-    seconds: float
 
 
 def train_briefly(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..probes.half_precision import LARGEST
-from .short_training import Observed
+from .observed import Observed
 
 STACKS = ("encoder", "decoder")
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from .short_training import Observed, ShortTraining
+from .observed import Observed, ShortTraining
 from .signals import STACKS, evenness, headroom, profile
 
 # evenness of a stack's gradient norms, smallest over largest layer's

@@ -1,0 +1,34 @@
+"""What a check saw of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..probes.record import Values
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One update: the loss before it in bits per token (NaN if the update failed), its learning rate, target tokens.
+
+    probes[probe][address]: values as the probes define them.
+    """
+
+    update: int
+    lr: float
+    loss: float
+    tokens: float
+    probes: dict[str, Values]
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """What a check saw. peak: of the learning rate; failure: why the trainer gave up, if so; seconds without set-up."""
+
+    method: str
+    layers: tuple[int, int]
+    parameters: int
+    peak: float
+    observed: list[Observed]
+    failure: str | None
+    seconds: float
