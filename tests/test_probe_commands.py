@@ -1,6 +1,7 @@
 """Probes in fairseq-train: nothing changes, the log and the file carry them, in every mode of training."""
 
 import json
+import math
 import re
 
 import pytest
@@ -150,3 +151,18 @@ def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp
     assert "Generate test" in out.stdout
     both = [probed / "checkpoint_last.pt", plain / "checkpoint_last.pt"]
     run("deepnet", "average", *both, "--out", tmp_path / "mean.pt")
+
+
+def test_divergence_is_named_and_recorded(data, tmp_path):
+    """T-Fixup at an absurd learning rate: fairseq's own error and status, and the rows up to it, the last one null."""
+    flags = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20")
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags, "--no-save", "--save-dir", tmp_path,
+               "--deepnet-probe", "all", "--probe-interval", "1", check=False)  # fmt: skip
+    assert done.returncode != 0
+    assert done.stdout.rstrip().splitlines()[-1].endswith("FloatingPointError: gradients are Nan/Inf")
+    record = read_record(tmp_path / "probes.jsonl")
+    last = record.rows[record.updates()[-1]]["gradient_norm"]
+    assert any(math.isnan(norm) for norm in last.values()) and record.updates()[-1] < 20
+    checked = run("deepnet", "check", data, *TRAIN_FLAGS, *ARCH, *flags[:6], check=False)
+    assert checked.returncode == 3 and "verdict: diverging at update" in checked.stdout
+    assert "not finite (gradients are Nan/Inf)" in checked.stdout and "Traceback" not in checked.stdout
