@@ -160,12 +160,20 @@ queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failu
     set +m
 }
 
-stop_queued() {
-    local group
-    for group in $(jobs -rp); do
-        kill -- "-$group" 2>/dev/null || true
+stop_queued() {  # ends what still runs, by process group, in earnest where a polite signal does not do
+    local group tenths running=()
+    for group in "${slots[@]}"; do
+        kill -- "-$group" 2>/dev/null && running+=("$group")
     done
-    wait
+    for ((tenths = 0; tenths < 100 && ${#running[@]} > 0; tenths++)); do
+        sleep 0.1
+        for group in "${!running[@]}"; do
+            kill -0 -- "-${running[group]}" 2>/dev/null || unset "running[group]"
+        done
+    done
+    for group in "${running[@]}"; do
+        kill -KILL -- "-$group" 2>/dev/null || true
+    done
     [ -n "$dry_run" ] || rm -f "$out/$figure/failed"
 }
 
