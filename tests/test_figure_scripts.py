@@ -175,13 +175,20 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
     """Trainings that run side by side end with the script, and go on from there the next time."""
     env = os.environ | {"SMOKE": "1", "DATA": str(data), "OUT": str(tmp_path), "DEPTHS": "4 6", "JOBS": "2"}
     command = ["bash", ROOT / "scripts/figure8.sh", "--max-update", "100000"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )  # fmt: skip
     logs = [tmp_path / "figure8" / f"deepnorm-{layers}" / "train.log" for layers in (4, 6)]
     deadline = time.monotonic() + 120
-    while not all(log.exists() and "train_inner" in log.read_text() for log in logs) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    try:
+        while not all(log.exists() and "train_inner" in log.read_text() for log in logs):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.terminate()
     assert subprocess.run(["pgrep", "-f", f"fairseq-train.*{tmp_path}"], stdout=subprocess.DEVNULL).returncode == 1
     assert not (tmp_path / "figure8" / "failed").exists() and not (logs[0].parent / "trained").exists()
 
