@@ -110,7 +110,7 @@ def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
     fields = set(configs["yaml"]) - {"probe_dir"}  # each run's own
     assert {"method", "encoder_layers", "decoder_ffn_embed_dim"} <= fields
     for name in routes:
-        assert {k: configs[name][k] for k in fields} == configs["yaml"], name
+        assert {k: configs[name][k] for k in fields} == {k: configs["yaml"][k] for k in fields}, name
     assert len(set(sizes.values())) == 1
 
 
