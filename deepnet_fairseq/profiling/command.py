@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 
-from fairseq import options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.trainer import Trainer
-
 from ..errors import UserError
+from ..trainer import build_trainer, parse
 from .profile import Profile
 
-FORCED = ("--method", "admin", "--admin-profile", "auto", "--distributed-world-size", "1")
+FORCED = ("--method", "admin", "--admin-profile", "auto")
 
 
 def profile_run(flags: list[str]) -> Profile:
@@ -24,14 +21,8 @@ def profile_run(flags: list[str]) -> Profile:
     methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]
     if set(methods) - {"admin"}:
         raise UserError(f"--method {methods[0]}: has no profile, only admin has")
-    args = options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
-    cfg = convert_namespace_to_omegaconf(args)
-    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
-        raise UserError("--max-tokens: give the batch size of the run to come")
+    args = parse([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)
-    utils.set_torch_seed(cfg.common.seed)
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    trainer = Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+    trainer = build_trainer(args)
     trainer.get_train_iterator(epoch=1)
-    return model.omega_profile
+    return trainer.get_model().omega_profile

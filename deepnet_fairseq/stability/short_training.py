@@ -10,23 +10,20 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import numpy
-from fairseq import options, tasks, utils
 from fairseq.data import iterators
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from .. import archs, config
 from ..errors import UserError
 from ..probes.record import FILE, read_record
+from ..trainer import build_trainer, parse
 from .observed import Observed, ShortTraining
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
-# what a check does its own way; fairseq's parser takes the last of two
-FORCED = ("--no-save", "--distributed-world-size", "1")
 
 
 def train_briefly(
@@ -38,27 +35,24 @@ def train_briefly(
     flags that fairseq-train or this package refuses, and for another package's architecture.
     """
     with tempfile.TemporaryDirectory() as folder:
-        args = _parse([*flags, *FORCED, "--save-dir", folder], warmup)
-        trainer = _trainer(args)
+        args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
+        trainer = build_trainer(args)
         failure, seen = None, []
         start = time.monotonic()
         try:
             for samples in itertools.islice(_batches(trainer), ATTEMPTS * updates):
-                seen += _step(trainer, samples)
-                if seen:
-                    progress(*seen[-1][:3:2])
+                if step := _step(trainer, samples):
+                    seen.append(step)
+                    progress(step.update, step.loss)
                 if len(seen) == updates or time.monotonic() - start > seconds:
                     break
         except FloatingPointError as error:
             failure = str(error).splitlines()[0]
+            seen.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
         elapsed = time.monotonic() - start
         path = Path(folder) / FILE
         rows = read_record(path).rows if path.exists() else {}
-    observed = [Observed(u, lr, loss, tokens, rows.get(u, {})) for u, lr, loss, tokens in seen]
-    if failure:
-        update = trainer.get_num_updates()
-        observed.append(Observed(update, trainer.get_lr(), math.nan, 0, rows.get(update, {})))
-    if not observed:
+    if not seen:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
     cfg = config.namespace(**vars(args))
     return ShortTraining(
@@ -66,14 +60,14 @@ def train_briefly(
         (cfg.encoder_layers, cfg.decoder_layers),
         sum(p.numel() for p in trainer.get_model().parameters()),
         max(args.lr),
-        observed,
+        [replace(step, probes=rows.get(step.update, {})) for step in seen],
         failure,
         elapsed,
     )
 
 
-def _parse(flags: list[str], warmup: int | None) -> argparse.Namespace:
-    args = options.parse_args_and_arch(options.get_training_parser(), flags)
+def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
+    """The run's args with all probes on and its warm-up compressed; UserError for a run that a check cannot watch."""
     if args.arch not in archs.PRESETS:
         raise UserError(
             f"--arch {args.arch}: the check is for deepnet_transformer, whose --method post_ln and pre_ln are the same"
@@ -82,23 +76,11 @@ def _parse(flags: list[str], warmup: int | None) -> argparse.Namespace:
         if getattr(args, name) != default:
             raise UserError(f"--{name.replace('_', '-')}: the check looks at a training from its first update; drop it")
     args.deepnet_probe, args.probe_interval = "all", 1
-    if args.max_tokens is None and args.batch_size is None:
-        raise UserError("--max-tokens: give the batch size of the run to come")
     if warmup is not None:
         if not getattr(args, "warmup_updates", 0):
             raise UserError("--compress-warmup: this schedule has no warm-up; drop the flag")
         args.warmup_updates = min(warmup, args.warmup_updates)
     return args
-
-
-def _trainer(args: argparse.Namespace) -> Trainer:
-    cfg = convert_namespace_to_omegaconf(args)
-    metrics.reset()
-    numpy.random.seed(cfg.common.seed)
-    utils.set_torch_seed(cfg.common.seed)
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
 def _batches(trainer: Trainer) -> Iterator[list]:
@@ -115,13 +97,13 @@ def _batches(trainer: Trainer) -> Iterator[list]:
         yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
 
 
-def _step(trainer: Trainer, samples: list) -> list[tuple[int, float, float, float]]:
-    """update, lr, loss, tokens; nothing if the update overflowed and only the loss scale changed."""
+def _step(trainer: Trainer, samples: list) -> Observed | None:
+    """One update, without what the probes will have written; None if it overflowed and only the loss scale changed."""
     update, lr = trainer.get_num_updates(), trainer.get_lr()
     with metrics.aggregate("train_inner"), _quiet():
         log = trainer.train_step(samples)
     tokens = sum(sample["ntokens"] for sample in samples if sample)
-    return [] if log is None else [(update, lr, float(log["loss"]), tokens)]
+    return None if log is None else Observed(update, lr, float(log["loss"]), tokens, {})
 
 
 @contextlib.contextmanager
