@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from deepnet_fairseq.probes import get_probes
+from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.probes.session import Session
 
@@ -27,8 +28,8 @@ def loss_of(model, inputs):
 def observe(model, batches, names="all", scale=1.0):
     """The values of one update over the given batches."""
     session = Session(model, get_probes(names))
-    session.held = net_input(seed=9)
-    session.reference = outputs(model, session.held)
+    held = net_input(seed=9)
+    session.held = Held(held, outputs(model, held))
     session.begin()
     for inputs in batches:
         (loss_of(model, inputs) / scale).backward()

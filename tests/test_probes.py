@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
+from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.profiling.recorder import recording
 
@@ -126,7 +127,7 @@ def test_model_update_of_a_known_change():
     with torch.no_grad():
         model.decoder.layers[-1].final_layer_norm.weight.mul_(1.1)
     probe = PROBES["model_update"](model)
-    probe.compare(outputs(model, inputs), before)
+    probe.begin(Held(inputs, before))
     assert probe.values()["decoder"] == pytest.approx(0.1 * math.sqrt(16), rel=1e-3)
     assert probe.values()["encoder"] == 0
 

@@ -12,8 +12,7 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import nn
 
 from ..profiling.start import held_training_batch
-from .base import Probe, get_probes
-from .model_update import ModelUpdate
+from .base import Held, Probe, get_probes
 from .record import FILE, Writer
 from .reference import REFERENCE, reference
 from .session import Session
@@ -93,14 +92,16 @@ class TrainingProbes:
                 metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
 
     def _open(self, update: int) -> None:
-        """Starts or continues the run's file and settles on the batch and F(x, theta_0) of the model update."""
+        """Starts or continues the run's file and settles on its held batch and F(x, theta_0)."""
         self._opened = True
         first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
-        if ModelUpdate.name in self.header["probes"]:
-            self.session.held = held_training_batch(self.iterator, next(self.session.model.parameters()).device)
-            self.session.reference = reference(self.session, self.folder / REFERENCE, update, first)
+        if any(probe.needs_held for probe in self.session.kinds):
+            model = self.session.model
+            net_input = held_training_batch(self.iterator, next(model.parameters()).device)
+            kept = reference(model, net_input, self.folder / REFERENCE, update, write=first)
+            self.session.held = Held(net_input, kept)
 
 
 def attach_probes(model: nn.Module, task, cfg) -> None:

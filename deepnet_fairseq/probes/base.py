@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,24 @@ from .record import Values
 PROBES: dict[str, type[Probe]] = {}
 
 
+class Held(NamedTuple):
+    """A batch that stays the same all through a run: its net_input, and what `outputs` gave on it for theta_0."""
+
+    net_input: dict
+    reference: dict[str, Tensor]
+
+
 class Probe:
     """One quantity of one update. A new instance watches each probed update."""
 
     name: ClassVar[str]
+    needs_held: ClassVar[bool] = False  # is `begin` to be given a Held?
 
     def __init__(self, model: nn.Module):
         self.model = model
+
+    def begin(self, held: Held | None) -> None:
+        """Called once, before the update's first forward pass; held: the run's, if any of its probes needs one."""
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         """Attaches hooks for one forward pass and yields their handles; masks[stack] (B, T) is True at tokens."""

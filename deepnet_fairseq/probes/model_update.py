@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from .base import Probe, register_probe
+from .base import Held, Probe, register_probe
 
 
 @register_probe("model_update")
@@ -18,13 +18,15 @@ class ModelUpdate(Probe):
     without dropout. At most 2 sqrt(d) where a LayerNorm of unit gain ends the stack, sqrt(2 d) for independent outputs.
     """
 
+    needs_held = True
+
     def __init__(self, model):
         super().__init__(model)
         self.found: dict[str, float] = {}
 
-    def compare(self, now: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
-        """Outputs of `outputs` for theta_i and theta_0."""
-        self.found = {name: (now[name] - reference[name]).norm(dim=-1).mean().item() for name in now}
+    def begin(self, held: Held) -> None:
+        now = outputs(self.model, held.net_input)
+        self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
 
     def values(self):
         return self.found

@@ -7,28 +7,27 @@ import pickle
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..whole_file import save
 from .model_update import outputs
-from .session import Session
 
 REFERENCE = "probes.reference.pt"
 logger = logging.getLogger(__name__)
 
 
-def reference(session: Session, path: Path, update: int, write: bool) -> dict[str, Tensor]:
-    """F(x, theta_0) on the session's held batch: what the model gives now at update 0, else what `path` holds.
+def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
+    """F(x, theta_0) on the held batch: what the model gives now at update 0, else what `path` holds.
 
     A resumed run that finds no such file, or one of another batch, counts from where it is, and says so.
     """
-    held = session.held["src_tokens"]
+    held = net_input["src_tokens"]
     if update:
         kept = _read(path)
         if kept is not None and torch.equal(kept["src_tokens"], held.cpu()):
             return {name: value.to(held.device) for name, value in kept["outputs"].items()}
         logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
-    now = outputs(session.model, session.held)
+    now = outputs(model, net_input)
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
         cpu = {name: value.cpu() for name, value in now.items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Probe
-from .model_update import ModelUpdate, outputs
+from .base import Held, Probe
 from .record import Values
 
 
@@ -20,8 +19,7 @@ class Session:
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
         self.model, self.kinds = model, probes
-        self.held: dict | None = None  # for model_update: net_input of its batch,
-        self.reference: dict[str, Tensor] | None = None  # and the outputs on it for theta_0
+        self.held: Held | None = None  # set before the first update, where a probe needs it
         self.watching: list[Probe] = []
         self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
         self._outer, self._inner = [], []
@@ -35,8 +33,7 @@ class Session:
         self.end()
         self.watching = [probe(self.model) for probe in self.kinds]
         for probe in self.watching:
-            if isinstance(probe, ModelUpdate):
-                probe.compare(outputs(self.model, self.held), self.reference)
+            probe.begin(self.held)
         self._outer = [
             self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
             self.model.register_forward_hook(self._leave, always_call=True),
