@@ -24,13 +24,12 @@ class GradientNorm(Probe):
         self.found: dict[str, float] = {}
 
     def gradients(self, scale):
-        named = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        norms = torch.stack(torch._foreach_norm(list(named.values()), 2, dtype=torch.float32)) * scale
+        named = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm([p.grad for _, p in named], 2, dtype=torch.float32)) * scale
         weights = {id(weight.linear.weight): f"{weight.site}.{weight.role}" for weight in branch_weights(self.model)}
-        parameters = dict(self.model.named_parameters())
         squares: dict[str, float] = {}
-        for name, norm in zip(named, norms.tolist(), strict=True):
-            for address in (_owner(name), weights.get(id(parameters[name]))):
+        for (name, parameter), norm in zip(named, norms.tolist(), strict=True):
+            for address in (_owner(name), weights.get(id(parameter))):
                 if address:
                     squares[address] = squares.get(address, 0.0) + norm * norm
         self.found = {address: math.sqrt(square) for address, square in squares.items()}
