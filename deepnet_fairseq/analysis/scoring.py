@@ -27,20 +27,19 @@ def _in_order(pattern: re.Pattern, generated: Path, what: str) -> list[str]:
 
 def score_generated(generated: Path, tokenize: str = "13a") -> tuple[float, str]:
     """BLEU in 0..100 and sacreBLEU's signature, against the references that fairseq-generate printed (lines T-n)."""
-    translations, references = hypotheses(generated), _in_order(REFERENCE, generated, "references")
-    if not translations or len(translations) != len(references):
-        raise UserError(
-            f"{generated}: {len(translations)} translations for {len(references)} references; generate again"
-        )
-    metric = BLEU(tokenize=tokenize, force=True)
-    return metric.corpus_score(translations, [references]).score, str(metric.get_signature())
+    references = _in_order(REFERENCE, generated, "references")
+    return _score(generated, references, "references; generate again", tokenize)
 
 
 def bleu(generated: Path, reference: Path) -> tuple[float, str]:
-    """BLEU in 0..100 and sacreBLEU's signature."""
-    translations = hypotheses(generated)
+    """BLEU in 0..100 and sacreBLEU's signature, against the lines of a file."""
     references = reference.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    if len(translations) != len(references):
-        raise UserError(f"{generated}: {len(translations)} translations for {len(references)} lines of {reference}")
-    metric = BLEU(force=True)  # text that is tokenised already is what we compare
+    return _score(generated, references, f"lines of {reference}", "13a")
+
+
+def _score(generated: Path, references: list[str], named: str, tokenize: str) -> tuple[float, str]:
+    translations = hypotheses(generated)
+    if not translations or len(translations) != len(references):
+        raise UserError(f"{generated}: {len(translations)} translations for {len(references)} {named}")
+    metric = BLEU(tokenize=tokenize, force=True)  # text that is tokenised already is what we compare
     return metric.corpus_score(translations, [references]).score, str(metric.get_signature())
