@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
+from ..profiling.recorder import in_mode
 from .base import Held, Probe, register_probe
 
 
@@ -38,7 +37,7 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
     Leaves model and random numbers as they were.
     """
     source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
-    with _evaluating(model), torch.no_grad():
+    with in_mode(model, training=False), torch.no_grad():
         memory = model.encoder(source, net_input["src_lengths"])
         features, _ = model.decoder(target, memory, features_only=True)
     encoded = memory["encoder_out"][0].transpose(0, 1)
@@ -46,14 +45,3 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
         "encoder": encoded[source.ne(model.encoder.padding_idx)].float(),
         "decoder": features[target.ne(model.decoder.padding_idx)].float(),
     }
-
-
-@contextmanager
-def _evaluating(model: nn.Module):
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

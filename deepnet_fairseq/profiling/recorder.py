@@ -63,15 +63,22 @@ def recording(model: nn.Module):
 
 
 @contextmanager
+def in_mode(model: nn.Module, training: bool):
+    """Training or evaluation mode inside the context; then each module's own, as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
 def aside(model: nn.Module, seed: int):
     """A forward pass without trace: training mode, no gradients, dropout drawn from `seed`; then all as before."""
-    modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
-        model.train()
-        try:
+        with in_mode(model, training=True):
             yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
