@@ -14,8 +14,6 @@ from ..style import Style, style_of
 from .sheet import Sheet
 from .summary import means, number, read_off, summary
 
-PAPER = style_of("deepnorm")
-
 
 def scaling_law(points: dict[int, float]) -> Line:
     """L(d) = A log10 d + B: slope A, intercept B. points: encoder and decoder layers together -> BLEU."""
@@ -25,14 +23,16 @@ def scaling_law(points: dict[int, float]) -> Line:
 def draw(runs: list[RecordedRun], path: Path) -> str:
     """runs: methods at several depths, with score.json, or diverged."""
     sheet = Sheet(1, 1, paper.SETTING[8], size=(5.6, 4.4))
-    sheet.paper(0, list(paper.FIGURE8), list(paper.FIGURE8.values()), PAPER, linestyle="none")
-    law = _law(sheet, paper.FIGURE8, PAPER, "--")
-    fits = [["method", "points", "A (BLEU per decade)", "95%", "B", "95%", "R2"], ["DeepNorm, paper", *law]]
+    fits = [["method", "points", "A (BLEU per decade)", "95%", "B", "95%", "R2"]]
+    for method, theirs in paper.FIGURE8.items():
+        style = style_of(method)
+        sheet.paper(0, list(theirs), list(theirs.values()), style, linestyle="none")
+        fits.append([f"{style.label}, paper", *_law(sheet, theirs, style, "--")])
     scores = [["layers", "method", "BLEU", "paper"]]
     missing = []
-    for method in dict.fromkeys(["deepnorm", *sorted(run.method for run in runs)]):
+    for method in dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)]):
         points, failed = _points(sheet, [run for run in runs if run.method == method], method)
-        label, theirs = style_of(method).label, paper.FIGURE8 if method == "deepnorm" else {}
+        label, theirs = style_of(method).label, paper.FIGURE8.get(method, {})
         if len(points) > 1:
             fits.append([label, *_law(sheet, points, style_of(method), "-")])
         else:
