@@ -1,0 +1,174 @@
+"""What all recipes share: their options, their plan, and the frame around their steps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UserError
+from ..steps import Steps, read_json, write_json
+from .destination import claimed, outputs
+
+if TYPE_CHECKING:
+    from ..remote.source import RemoteFile
+
+LIKELY = "sacremoses and the Perl tokeniser differ in a few lines; --moses DIR uses the original"
+FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--vocab", "shards": "--shards",
+         "temperature": "--temperature"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `deepnet prepare` was asked for; None where the recipe's own value holds."""
+
+    dest: Path
+    downloads: Path
+    mirror: str | None = None
+    miniature: bool = False
+    moses: Path | None = None
+    workers: int = 1
+    pairs: tuple[str, ...] | None = None
+    text: Path | None = None  # --from: a folder of text that is tokenised already
+    vocab: int | None = None
+    shards: int | None = None
+    temperature: float | None = None
+
+
+class Recipe(ABC):
+    """How one corpus is made: from which files, by which steps, with which outcome."""
+
+    name: str
+    title: str
+    space: int  # bytes that downloads and all steps need together
+    takes: frozenset[str] = frozenset()  # the fields of Options that mean something here, of those in FLAGS
+    expected: dict[str, int] = {}  # count -> what it is known to be
+
+    @abstractmethod
+    def files(self, options: Options) -> tuple[RemoteFile, ...]:
+        """What is downloaded."""
+
+    @abstractmethod
+    def outline(self, options: Options) -> tuple[str, ...]:
+        """One line a step, for the plan."""
+
+    @abstractmethod
+    def tools(self, options: Options) -> dict[str, str]:
+        """Name -> version of what changes the outcome; UserError if one is not there."""
+
+    @abstractmethod
+    def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
+        """Runs the steps that make DEST/bin and DEST/reference; returns what recipe.json says beside the common part.
+
+        files: name -> what was downloaded. Returned are "pieces", "detokenise", "lowercase", "counts" and more.
+        """
+
+    def settings(self, options: Options) -> dict:
+        """What the outcome depends on, as JSON can hold it."""
+        chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
+        chosen = {field: os.fspath(value) if isinstance(value, Path) else value for field, value in chosen.items()}
+        chosen["pairs"] = list(options.pairs) if options.pairs else None
+        return chosen | {"tools": self.tools(options)}
+
+    def build(self, options: Options) -> None:
+        """Makes DEST, or what is missing of it; says so if nothing is."""
+        from ..remote.disk import need_space
+
+        self.check(options)
+        with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
+            settings, summary = self.settings(options), options.dest / "recipe.json"
+            if (whole := read_json(summary)).get("settings") == settings and whole["outputs"] == outputs(options.dest):
+                print(f"{options.dest}: whole")
+                return
+            summary.unlink(missing_ok=True)
+            need_space(options.dest, 0 if options.miniature else self._missing(options), f"the corpus {self.name}")
+            steps = Steps(options.dest)
+            fetched = self.fetch(options, steps) if options.text is None else {}
+            paths = {name: options.downloads / name for name in fetched}
+            facts = self.make(options, steps, paths)
+            common = {"recipe": self.name, "miniature": options.miniature, "tools": self.tools(options)}
+            write_json(
+                summary,
+                common | facts | {"files": fetched, "settings": settings, "outputs": outputs(options.dest)},
+            )
+            print(f"| wrote {options.dest}")
+
+    def check(self, options: Options) -> None:
+        """UserError for options that this recipe has no use for, and for tools that are not there."""
+        for field, flag in FLAGS.items():
+            if getattr(options, field) is not None and field not in self.takes:
+                raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
+        if options.text is not None and not options.text.is_dir():
+            raise UserError(f"--from {options.text}: no such folder")
+        self.tools(options)
+
+    def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
+        """Downloads what is missing; name -> {"sha256", "size", "url"}."""
+        from ..remote.download import fetch_all
+
+        files = self.files(options)
+        paths = [options.downloads / file.name for file in files]
+        facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
+
+        def make() -> dict:
+            found = fetch_all(files, options.downloads, options.mirror)
+            return {
+                file.name: {
+                    "sha256": _sha256(found[file.name]), "size": found[file.name].stat().st_size, "url": file.urls[0],
+                }
+                for file in files
+            }  # fmt: skip
+
+        return steps.run("download", paths, {"files": facts, "miniature": options.miniature}, make, keep=True)
+
+    def _missing(self, options: Options) -> int:
+        """Bytes still to be written: `space` less what DEST and the downloads hold already."""
+        folders = {options.dest.resolve(), options.downloads.resolve()}
+        held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
+        return max(0, self.space - sum(file.stat().st_size for file in held))
+
+    def report(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
+        """Prints a count beside what is expected; UserError if they are more than 1% apart."""
+        known = None if options.miniature else self.expected.get(what)
+        line = f"| {what}: {count:,} {unit}"
+        if known is None:
+            print(line)
+        elif count == known:
+            print(f"{line} (as expected)")
+        elif options.text is not None:
+            print(f"{line} (the recipe makes {known:,})")
+        elif abs(count - known) <= known / 100:
+            print(f"{line}; WARNING: {known:,} are expected ({LIKELY})")
+        else:
+            raise UserError(
+                f"{what}: {count:,} {unit}, but {known:,} are expected; remove the downloads in {options.downloads} "
+                "and start again, or take --miniature if these are a miniature's"
+            )
+
+    def plan(self, options: Options) -> str:
+        """What build() would do."""
+        self.check(options)
+        lines = [f"{self.name}: {self.title}", f"into {options.dest}, about {self.space / 1e9:.1f} GB with all steps"]
+        if options.text is None:
+            lines += ["files:"]
+            for file in self.files(options):
+                size = f"{file.size:,} bytes" if file.size else "size not known"
+                lines += [f"  {file.name}  {size}  {file.checksum or 'no checksum known, recorded'}  {file.origin}"]
+                lines += [f"    {url}" for url in file.urls]
+        lines += ["steps:", *(f"  {number}. {step}" for number, step in enumerate(self.outline(options), 1))]
+        lines += ["tools:", *(f"  {tool} {number}" for tool, number in self.tools(options).items())]
+        lines += ["expected:", *(f"  {what}: {count:,}" for what, count in self.expected.items())]
+        return "\n".join(lines)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    return {package: version(package) for package in packages}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

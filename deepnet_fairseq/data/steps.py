@@ -1,0 +1,95 @@
+"""The steps of a recipe: each is done once, and again when its output is not whole or anything before it changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..whole_file import whole
+
+
+class Steps:
+    """The steps of one recipe in one folder, in a fixed order; what is done is recorded in FOLDER/steps/NAME.json."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.previous = ""  # the key of the step before
+
+    def run(
+        self, name: str, outputs: Sequence[Path], settings: dict, make: Callable[[], dict | None], keep=False
+    ) -> dict:
+        """What make() returned, now or when the step was done.
+
+        outputs: files, or folders with all that is in them; make writes each under its name whole (`whole_file.whole`).
+        settings: what the step depends on beside the steps before it, as JSON can hold it. The step is skipped when it
+        was done with these settings, after the same steps, and its outputs still have the sizes and times they had;
+        otherwise the outputs are removed first (with `keep` make deals with them), and the steps after this one are
+        done again, too.
+        """
+        record = self.folder / "steps" / f"{name}.json"
+        asked = _digest([name, settings, self.previous])
+        done = read_json(record)
+        if done.get("asked") == asked and done.get("outputs") == self._state(outputs):
+            print(f"== {name}: done before", flush=True)
+        else:
+            print(f"== {name}", flush=True)
+            record.unlink(missing_ok=True)
+            for path in () if keep else outputs:
+                remove(path)
+            result = make() or {}
+            done = {"asked": asked, "outputs": self._state(outputs), "result": result}
+            missing = [name for name, state in done["outputs"].items() if state is None]
+            if missing:
+                raise RuntimeError(f"step {name} did not make {', '.join(missing)}")
+            write_json(record, done)
+        self.previous = _digest([asked, done["outputs"]])
+        return done["result"]
+
+    def _state(self, outputs: Sequence[Path]) -> dict[str, list[int] | None]:
+        """Path from the folder -> size in bytes and time of change in ns; None for what is not there."""
+        files = [file for path in outputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+        return {os.path.relpath(file, self.folder): _stat(file) for file in files if not file.is_dir()} | {
+            os.path.relpath(path, self.folder): None for path in outputs if not path.exists()
+        }
+
+
+def _stat(file: Path) -> list[int] | None:
+    return [file.stat().st_size, file.stat().st_mtime_ns] if file.exists() else None
+
+
+def _digest(content) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_json(path: Path) -> dict:
+    """{} for a file that is missing or torn."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as part:
+        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """The file or folder `path`, and whatever an interrupted `whole(path)` left beside it."""
+    unfinished = path.parent.glob(f"{_escaped(path.name)}.*.part") if path.parent.is_dir() else ()
+    for gone in (path, *unfinished):
+        if gone.is_dir() and not gone.is_symlink():
+            moved = gone.with_name(f"{gone.name}.{os.getpid()}.part")
+            gone.rename(moved)  # a program that outlived its parent may still write into it
+            shutil.rmtree(moved)
+        else:
+            gone.unlink(missing_ok=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
