@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "language")
+
 
 def compare(args) -> None:
     """a table and a plot of several runs: loss, BLEU, time"""
@@ -14,11 +16,38 @@ def compare(args) -> None:
 
 
 def score(args) -> None:
-    """sacreBLEU of a fairseq-generate output, as JSON"""
-    from ..analysis.scoring import score_generated
+    """BLEU, chrF, length and speed of what fairseq-generate printed, as JSON
 
-    value, signature = score_generated(Path(args.generated), args.tokenize)
-    print(json.dumps({"bleu": round(value, 2), "signature": signature}))
+    With --data, against the raw references of a prepared corpus; without, against those in the output (lines T-n), as
+    they are. "bleu" is the number to put beside the paper's; "sacrebleu" and "chrf" come with the 95% interval of 1000
+    bootstrap samples.
+    """
+    from ..analysis.scoring import score
+    from ..whole_file import check_file, whole
+
+    out = args.out and Path(args.out)
+    if out:
+        check_file("--out", out, (Path(args.generated),))
+    text = json.dumps(score(Path(args.generated), args.data, args.tokenize, args.paper, args.partial))
+    print(text)
+    if out:
+        with whole(out) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+
+
+def significance(args) -> None:
+    """whether systems differ from a baseline: paired tests of BLEU and chrF
+
+    p is the chance of a difference as large between systems that are equally good; where the runs have many directions,
+    each is tested by itself.
+    """
+    from ..analysis.scoring import significance
+    from ..analysis.scoring.paired_table import as_json, table
+
+    comparisons = significance(
+        Path(args.baseline), [Path(system) for system in args.systems], args.data, args.test, args.samples
+    )
+    print(json.dumps(as_json(comparisons)) if args.json else table(comparisons))
 
 
 def add(command) -> None:
@@ -28,5 +57,32 @@ def add(command) -> None:
     sub.add_argument("--plot", required=True, help="PNG to write")
 
     sub = command("score", score)
-    sub.add_argument("generated", metavar="FILE", help="what fairseq-generate printed, with its references")
-    sub.add_argument("--tokenize", default="13a", choices=("13a", "none", "intl", "char"), help="sacreBLEU's tokenizer")
+    sub.add_argument(
+        "generated", metavar="GENERATED", help="what fairseq-generate printed, or a folder of [SUBSET/]SRC-TGT.txt"
+    )
+    _add_data(sub)
+    sub.add_argument(
+        "--tokenize",
+        choices=TOKENIZERS,
+        help="sacreBLEU's tokenizer (default: the corpus's, else 13a); language: the one for the target language; "
+        "flores101, flores200: spBLEU beside it; none: text in words, scored as fairseq does",
+    )
+    sub.add_argument(
+        "--paper", choices=("tokenised", "sacrebleu", "spbleu"), help="what the paper used, and `bleu` shall be"
+    )
+    sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
+    sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")
+
+    sub = command("significance", significance)
+    sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
+    sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
+    _add_data(sub)
+    sub.add_argument(
+        "--test", choices=("bs", "ar"), default="bs", help="paired bootstrap (default) or approximate randomisation"
+    )
+    sub.add_argument("--samples", type=int, default=0, metavar="N", help="default: 1000 for bs, 10000 for ar")
+    sub.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def _add_data(sub) -> None:
+    sub.add_argument("--data", metavar="BIN", help="binarised data that was translated; recipe.json lies beside it")

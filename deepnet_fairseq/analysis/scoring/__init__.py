@@ -1,0 +1,20 @@
+"""Scores of what fairseq-generate printed, and whether two systems differ."""
+
+from .generated import hypotheses
+from .metrics import bleu
+from .outputs import find_outputs
+from .paired_test import compare_to_baseline, significance
+from .prepared import Prepared, prepare
+from .score_json import score, score_output
+
+__all__ = [
+    "Prepared",
+    "bleu",
+    "compare_to_baseline",
+    "find_outputs",
+    "hypotheses",
+    "prepare",
+    "score",
+    "score_output",
+    "significance",
+]
