@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import sentencepiece
@@ -53,16 +54,15 @@ def train_bpe(text: ParallelText, vocab: int) -> bytes:
     if len(text) < MIN_TRAIN_PAIRS:
         raise UserError(f"{len(text)} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
     print(f"| training a joint BPE of {vocab:,} pieces on {2 * len(text):,} sentences")
+    return sentencepiece_model(text.source + text.target, vocab, character_coverage=1.0)
+
+
+def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:
+    """A SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not go with `vocab`."""
     model = io.BytesIO()
+    options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(text.source + text.target),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab,
-            character_coverage=1.0,
-            minloglevel=2,
-        )
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **options)
     except RuntimeError as error:
         if limit := re.search(r"<= (\d+)", str(error)):
             raise UserError(f"--vocab {vocab}: this text supports at most {limit.group(1)} pieces") from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...errors import UserError
 from .base import Options, Recipe
+from .own_text import OwnText
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in ()}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (OwnText(),)}
 
 
 def find(name: str) -> Recipe:

@@ -1,0 +1,1 @@
+"""Many languages, one vocabulary: parallel text of many pairs -> binarised data for one multilingual model."""

@@ -1,0 +1,74 @@
+"""The text of one language pair, read as a stream: a corpus may be larger than the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from ...errors import UserError
+
+Sentences = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class PairText:
+    """langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start;
+    state: whatever changes when the text does (sizes and times of its files, checksums), for the record of a step."""
+
+    langs: tuple[str, str]
+    subsets: dict[str, Callable[[], Sentences]]
+    state: dict
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.langs)
+
+    @property
+    def directions(self) -> tuple[str, str]:
+        return self.name, "-".join(reversed(self.langs))
+
+
+def parse_pair(pair: str) -> tuple[str, str]:
+    """ "de-en" -> ("de", "en"); UserError for anything fairseq would misread."""
+    langs = tuple(pair.split("-"))
+    if len(langs) != 2 or langs[0] == langs[1] or not all(lang.replace("_", "").isalnum() for lang in langs):
+        raise UserError(f"--pairs {pair}: no pair of languages; write two codes with a hyphen between, de-en")
+    return langs
+
+
+def read_pairs(source: Path, target: Path, empty: str = "refuse") -> Sentences:
+    """Sentence pairs of two aligned files; UserError for a missing file, bad UTF-8, unequal lengths.
+
+    empty: what a pair with an empty side means: "refuse" it, "drop" it (training text) or "keep" it (a published test
+    set, whose sentences must stay what they are).
+    """
+    for number, (left, right) in enumerate(zip_longest(read_lines(source), read_lines(target)), 1):
+        if left is None or right is None:
+            short, other = (source, target) if left is None else (target, source)
+            raise UserError(
+                f"{short} ends after {number - 1:,} lines, {other} goes on: each line must translate its twin"
+            )
+        if (left and right) or empty == "keep":
+            yield left, right
+        elif empty == "refuse":
+            raise UserError(f"{target if left else source}, line {number}: empty; remove the pair from both files")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines without surrounding white space; only \\n ends one, other line ends within it become blanks."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"{path}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
+            yield one_line(text)
+
+
+def one_line(text: str) -> str:
+    """`text` without surrounding white space, and without what other tools would take for the end of a line."""
+    return " ".join(text.strip().splitlines())
