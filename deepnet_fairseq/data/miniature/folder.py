@@ -1,0 +1,47 @@
+"""A mirror of what a recipe downloads, filled with a miniature."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...errors import UserError
+from ...whole_file import whole
+from ..recipes import RECIPES, Options
+from . import iwslt14, m2m102, opus100, wmt
+
+Archive = Callable[[str], bytes]  # address -> content
+MINIATURES: dict[str, Archive] = {
+    "iwslt14_de_en": iwslt14.archive,
+    "wmt17_en_de": wmt.archive,
+    "wmt14_en_de": wmt.archive,
+    "opus100": opus100.archive,
+    "m2m102": m2m102.archive,
+}
+
+
+def build(recipe: str, folder: Path, pairs: tuple[str, ...] | None = None) -> None:
+    """FOLDER/HOST/PATH for every address of the recipe's files, and FOLDER/SHA256SUMS; the same bytes each time.
+
+    pairs: as in `deepnet prepare --pairs`. UserError for a recipe that downloads nothing, or an unknown one.
+    """
+    if recipe not in MINIATURES:
+        raise UserError(f"serve-miniature {recipe}: no such miniature; there are {', '.join(MINIATURES)}")
+    sums = []
+    options = Options(dest=folder, downloads=folder, miniature=True, pairs=pairs)
+    for file in RECIPES[recipe].files(options):
+        content = MINIATURES[recipe](file.urls[0])
+        for url in file.urls:
+            parts = urlsplit(url)
+            path = f"{parts.netloc}{parts.path}"
+            _write(folder / path, content)
+            sums.append(f"{hashlib.sha256(content).hexdigest()}  {path}\n")
+    _write(folder / "SHA256SUMS", "".join(sorted(sums)).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as part:
+        part.write_bytes(content)

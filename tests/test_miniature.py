@@ -1,0 +1,216 @@
+"""Miniatures of the corpora: in the formats of the published archives, the same bytes each time, behind a server."""
+
+import io
+import re
+import tarfile
+import zipfile
+from itertools import islice
+from xml.etree import ElementTree
+
+import pytest
+import requests
+
+from deepnet_fairseq.data.miniature import iwslt14, m2m102, opus100, serve, wmt
+from deepnet_fairseq.data.miniature.text import spoilt, translations
+
+WMT_17 = ("training-parallel-europarl-v7.tgz", "training-parallel-commoncrawl.tgz", "training-parallel-nc-v12.tgz")
+OPUS = "https://object.pouta.csc.fi/OPUS-{}/v1/moses/{}.txt.zip"
+TAGS = ("url", "keywords", "talkid", "title", "description")
+
+
+def texts(archive: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
+
+
+def lines(text: str) -> list[str]:
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+def words(line: str) -> int:
+    return len(re.findall(r"\w+|[^\w\s]", line))
+
+
+def survives_cleaning(source: str, target: str, ratio: float = 1.5, longest: int = 175) -> bool:
+    """What clean-corpus-n.perl keeps, near enough for what is spoilt on purpose."""
+    short, long = sorted((words(source), words(target)))
+    return short >= 1 and long <= longest and long <= ratio * short
+
+
+@pytest.fixture(scope="module")
+def iwslt():
+    return texts(iwslt14.archive("http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"))
+
+
+def test_iwslt14_has_the_files_that_prepare_iwslt14_reads(iwslt):
+    sets = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+    names = [f"train.tags.de-en.{lang}" for lang in ("de", "en")]
+    names += [f"IWSLT14.{name}.de-en.{lang}.xml" for name in sets for lang in ("de", "en")]
+    assert set(iwslt) == {f"de-en/{name}" for name in [*names, "README"]}
+
+
+def test_iwslt14_training_text_stands_between_tags_and_cleaning_drops_what_is_spoilt(iwslt):
+    sides = [lines(iwslt[f"de-en/train.tags.de-en.{lang}"]) for lang in ("de", "en")]
+    for side in sides:
+        assert {
+            tag: sum(line.startswith(f"<{tag}>") and line.endswith(f"</{tag}>") for line in side) for tag in TAGS
+        } == (dict.fromkeys(TAGS, 120))
+    kept = [
+        tuple(re.sub("</?(title|description)>", "", line) for line in pair)
+        for pair in zip(*sides, strict=True)
+        if not re.match("<(url|keywords|talkid)>", pair[0])
+    ]
+    clean = [pair for pair in kept if survives_cleaning(*pair)]
+    assert len(clean) == 6000
+    assert len(kept) == 6060
+    assert sum(not pair[0] for pair in kept) == 20
+    assert sum(words(pair[0]) > 175 and words(pair[1]) > 175 for pair in kept) == 20
+    assert len(set(clean)) == len(clean)
+    assert all(any(character in line for line, _ in clean) for character in "\"'’&[]")
+
+
+def test_iwslt14_test_sets_are_xml_with_aligned_segments(iwslt):
+    segments = {"de": [], "en": []}
+    for name, text in iwslt.items():
+        if name.endswith(".xml"):
+            root = ElementTree.fromstring(text.encode())
+            assert root.tag == "mteval" and len(root.findall("*/doc")) == 2
+            assert all(re.fullmatch(r'<seg id="\d+"> .* </seg>', line) for line in lines(text) if "<seg" in line)
+            segments[name.split(".")[-2]].append([seg.text for seg in root.iter("seg")])
+            assert "&amp;" in text
+    for found in segments.values():
+        assert [len(part) for part in found] == [60] * 5
+    assert any("’" in seg for part in segments["en"] for seg in part)
+    assert all(survives_cleaning(*pair) for parts in zip(*segments.values()) for pair in zip(*parts))
+    train = set(lines(iwslt["de-en/train.tags.de-en.en"]))
+    assert not any(seg.strip() in train for part in segments["en"] for seg in part)
+
+
+@pytest.mark.parametrize("name, size", zip(WMT_17, (3030, 1530, 1530)))
+def test_wmt_training_archives(name, size):
+    members = {
+        "training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
+        "training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
+        "training-parallel-nc-v12.tgz": "training/news-commentary-v12.de-en",
+    }
+    found = texts(wmt.archive(f"http://example.org/{name}"))
+    assert set(found) == {f"{members[name]}.{lang}" for lang in ("de", "en")}
+    pairs = list(zip(*(lines(found[f"{members[name]}.{lang}"]) for lang in ("de", "en")), strict=True))
+    assert len(pairs) == size
+    assert sum(survives_cleaning(*pair, longest=250) for pair in pairs) == size - 30
+    web = "\u2028" in "".join(found.values())
+    assert web == ("crawl" in name)
+    if web:  # such a reader would come out of step
+        assert len(found["commoncrawl.de-en.de"].splitlines()) > size
+
+
+def test_wmt_held_out_sets():
+    dev, test = (texts(wmt.archive(f"http://example.org/{name}")) for name in ("dev.tgz", "test-full.tgz"))
+    kinds = [f"{kind}.{lang}.sgm" for kind in ("src", "ref") for lang in ("de", "en")]
+    assert set(test) == {f"test-full/newstest2014-deen-{kind}" for kind in kinds}
+    assert set(dev) == {f"dev/newstest2013.{lang}" for lang in ("de", "en")} | {
+        f"dev/newstest2013-{kind}" for kind in kinds
+    }
+    for text in test.values():
+        assert len(ElementTree.fromstring(text).findall("doc/p/seg")) == 200
+    plain = lines(dev["dev/newstest2013.en"])
+    assert [seg.text for seg in ElementTree.fromstring(dev["dev/newstest2013-src.en.sgm"]).iter("seg")] == plain
+    assert '<seg id="1">' in test["test-full/newstest2014-deen-ref.de.sgm"]
+
+
+def test_opus100_pairs_in_alphabetical_order_and_of_unequal_size():
+    found = texts(opus100.archive("http://example.org/opus-100-corpus-v1.0.tar.gz"))
+    counts = {}
+    for name, text in found.items():
+        kind, pair, split, lang = re.fullmatch(
+            r"opus-100-corpus/v1\.0/(supervised|zero-shot)/(\w\w-\w\w)/opus\.\2-(train|dev|test)\.(\w\w)", name
+        ).groups()
+        assert lang in pair.split("-") and pair == "-".join(sorted(pair.split("-")))
+        assert counts.setdefault((kind, pair, split), len(lines(text))) == len(lines(text))
+    supervised = {pair: size for (kind, pair, split), size in counts.items() if split == "train"}
+    assert supervised == {"de-en": 3000, "en-fr": 1500, "en-ru": 750, "an-en": 150}
+    assert {key for key in counts if key[0] == "zero-shot"} == {
+        ("zero-shot", pair, "test") for pair in ("de-fr", "de-ru", "fr-ru")
+    }
+    assert sorted(pair for _, pair, split in counts if split == "dev") == ["de-en", "en-fr", "en-ru"]
+    english = [line for name, text in found.items() if name.endswith(".en") for line in lines(text)]
+    assert len(set(english)) == len(english)  # over all pairs and splits
+    assert re.search("[а-я]", found["opus-100-corpus/v1.0/supervised/en-ru/opus.en-ru-test.ru"])
+
+
+def test_m2m102_zips_and_flores():
+    for corpus, pair, size in (("CCMatrix", "de-en", 2000), ("CCAligned", "en-fr", 500), ("Tatoeba", "de-en", 300)):
+        with zipfile.ZipFile(io.BytesIO(m2m102.archive(OPUS.format(corpus, pair)))) as archive:
+            sides = [f"{corpus}.{pair}.{lang}" for lang in pair.split("-")]
+            assert set(archive.namelist()) == {*sides, "README", "LICENSE"}
+            assert [len(lines(archive.read(side).decode())) for side in sides] == [size, size]
+    flores = texts(m2m102.archive("https://example.org/flores101_dataset.tar.gz"))
+    assert {len(lines(text)) for name, text in flores.items() if name.endswith(("dev", "devtest"))} == {100}
+    assert {"flores101_dataset/dev/eng.dev", "flores101_dataset/devtest/deu.devtest"} <= set(flores)
+
+
+def test_languages_say_the_same_in_alphabets_of_their_own():
+    rows = list(islice(translations("test", ("de", "fr", "ru"), frames=("{}",)), 300))
+    for other in (1, 2):
+        letters = {}
+        for row in rows:
+            for here, there in zip(row[0], row[other], strict=True):
+                assert letters.setdefault(here, there) == there
+        assert len(set(letters.values())) == len(letters)
+        assert letters["a"] != "a" or letters["e"] != "e"
+    other = islice(translations("other", ("de",), frames=("{}",)), 300)
+    known = {word for row in rows for word in row[0].split()}
+    spoken = [word for row in other for word in row[0].split()]
+    assert sum(word in known for word in spoken) > 0.8 * len(spoken)  # the rest are names and compounds
+
+
+def test_spoilt_pairs_are_dropped_by_cleaning_and_others_are_not():
+    pairs = translations("test", ("de", "en"))
+    bad = [pair for _ in range(20) for pair in spoilt(pairs)]
+    assert not any(survives_cleaning(*pair, longest=250) for pair in bad)
+    assert all(survives_cleaning(*pair) for pair in islice(pairs, 2000))
+
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def url(tmp_path):
+    (tmp_path / "host" / "a b").mkdir(parents=True)
+    (tmp_path / "host" / "a b" / "file.tgz").write_bytes(CONTENT)
+    with serve(tmp_path) as url:
+        yield f"{url}/host/a%20b/file.tgz"
+
+
+def test_server_gives_files_and_nothing_else(url):
+    answer = requests.get(url)
+    assert (answer.status_code, answer.content) == (200, CONTENT)
+    assert answer.headers["Content-Length"] == str(len(CONTENT))
+    head = requests.head(url)
+    assert (head.status_code, head.content, head.headers["ETag"]) == (200, b"", answer.headers["ETag"])
+    for other in ("missing", "", "../../../../../../etc/passwd", "%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd"):
+        assert requests.get(f"{url.rpartition('/')[0]}/{other}").status_code == 404
+
+
+def test_server_resumes(url):
+    size = len(CONTENT)
+    for asked, part in (("5-", CONTENT[5:]), ("0-0", CONTENT[:1]), ("-7", CONTENT[-7:]), ("9-99999", CONTENT[9:])):
+        answer = requests.get(url, headers={"Range": f"bytes={asked}"})
+        first = size - len(part) if asked != "0-0" else 0
+        assert (answer.status_code, answer.content) == (206, part)
+        assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(part) - 1}/{size}"
+    beyond = requests.get(url, headers={"Range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["Content-Range"]) == (416, f"bytes */{size}")
+    tag = requests.head(url).headers["ETag"]
+    assert requests.get(url, headers={"Range": "bytes=5-", "If-Range": tag}).content == CONTENT[5:]
+    changed = requests.get(url, headers={"Range": "bytes=5-", "If-Range": '"another"'})
+    assert (changed.status_code, changed.content) == (200, CONTENT)
+    assert requests.get(url, headers={"Range": "lines=5-"}).status_code == 200
+
+
+def test_server_ends_with_its_block(tmp_path):
+    with serve(tmp_path) as url, requests.Session() as session:
+        assert session.get(url).status_code == 404  # and keeps the connection
+    with pytest.raises(requests.ConnectionError):
+        requests.get(url)
