@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "language")
@@ -38,12 +39,13 @@ def score(args) -> None:
 def significance(args) -> None:
     """whether systems differ from a baseline: paired tests of BLEU and chrF
 
-    p is the chance of a difference as large between systems that are equally good; where the runs have many directions,
-    each is tested by itself.
+    p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
+    many directions, each that all of them have is tested by itself.
     """
     from ..analysis.scoring import significance
     from ..analysis.scoring.paired_table import as_json, table
 
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     comparisons = significance(
         Path(args.baseline), [Path(system) for system in args.systems], args.data, args.test, args.samples
     )

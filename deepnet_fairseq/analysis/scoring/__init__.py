@@ -3,7 +3,8 @@
 from .generated import hypotheses
 from .metrics import bleu
 from .outputs import find_outputs
-from .paired_test import compare_to_baseline, significance
+from .paired_mean import compare_to_baseline
+from .paired_test import significance
 from .prepared import Prepared, prepare
 from .score_json import score, score_output
 

@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from ...table import render
 from .paired_test import LEVEL, Comparison, Row, Value
+from .pairing import TestSet
 
-Comparisons = Mapping[tuple[str, str] | None, Comparison]
+Comparisons = Mapping[TestSet, Comparison]
 
 
 def as_json(comparisons: Comparisons) -> dict:
@@ -38,7 +39,7 @@ def table(comparisons: Comparisons) -> str:
 
 
 def _cells(value: Value) -> list[str]:
-    p = "" if value.p is None else f"{value.p:.4f}" + ("*" if value.p < LEVEL else "")
+    p = "" if value.p is None else f"{value.p:.4f}" + ("*" if value.p < LEVEL else " ")
     return [f"{value.score:.2f}", f"{value.mean:.2f} ± {value.ci:.2f}", p]
 
 
