@@ -1,0 +1,1 @@
+"""Files that lie elsewhere: fetched, verified, unpacked; whole under their name, or not there."""
