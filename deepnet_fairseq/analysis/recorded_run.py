@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +64,44 @@ class RecordedRun:
             raise UserError(f"{self.folder / 'run.json'}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 
+    @property
+    def seed(self) -> int | None:
+        return self.facts.get("seed")
+
+    @property
+    def finished(self) -> bool:
+        """Is its training over, well or not?"""
+        return (self.folder / "trained").exists()
+
+    @property
+    def ended_in_nan(self) -> bool:
+        """Did its script record that the numbers ended? `diverged` below also judges by the loss."""
+        return (self.folder / "diverged").exists()
+
+    @cached_property
+    def diverged_at(self) -> int | None:
+        """The update, of the file "diverged"; None if it names none."""
+        text = (self.folder / "diverged").read_text(encoding="utf-8", errors="replace") if self.ended_in_nan else ""
+        found = re.search(r"update (\d+)", text)
+        return int(found.group(1)) if found else None
+
+    @cached_property
+    def environment(self) -> dict:
+        """environment.json: commit, versions, hardware, gpus; empty if that was not recorded."""
+        path = self.folder / "environment.json"
+        return _json(path) if path.exists() else {}
+
+    @cached_property
+    def score(self) -> dict | None:
+        """score.json; None where there is none, UserError if it holds no number "bleu"."""
+        path = self.folder / "score.json"
+        if not path.exists():
+            return None
+        score = _json(path)
+        if not isinstance(score.get("bleu"), (int, float)):
+            raise UserError(f'{path}: holds no number "bleu"; score the run again')
+        return score
+
     def choice(self, key: str, choices) -> str:
         """run.json's value of `key`, one of `choices`."""
         value = self.facts.get(key)
@@ -103,7 +142,7 @@ class RecordedRun:
         above 68% of that of the first logged interval. On the embedded corpus, logged every 25 updates, runs that fail
         are at 75-82% after 400 updates and others below 63%; a log without the start of the run is misjudged.
         """
-        if (self.folder / "diverged").exists():
+        if self.ended_in_nan:
             return True
         if not (self.folder / "train.log").is_file():
             return False
@@ -114,13 +153,11 @@ class RecordedRun:
     @cached_property
     def bleu(self) -> float | None:
         """BLEU in 0..100; None if the run diverged before there was anything to score."""
-        path = self.folder / "score.json"
-        if not path.exists() and self.diverged:
+        if self.score is not None:
+            return float(self.score["bleu"])
+        if self.diverged:
             return None
-        value = _json(path).get("bleu")
-        if not isinstance(value, (int, float)):
-            raise UserError(f'{path}: holds no number "bleu"; score the run again')
-        return float(value)
+        raise UserError(f"{self.folder / 'score.json'}: no such file; record the run again")
 
 
 def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
@@ -136,9 +173,18 @@ def unfinished(folder: Path, figure: int) -> list[str]:
     return [path.name for path in _recorded(folder, figure) if not (path / "trained").exists()]
 
 
+def recorded_below(folder: Path) -> list[RecordedRun]:
+    """The runs in `folder`, finished or not, by name."""
+    return [RecordedRun.read(path) for path in _folders(folder)]
+
+
 def _recorded(folder: Path, figure: int) -> list[Path]:
+    return _folders(folder / f"figure{figure}")
+
+
+def _folders(folder: Path) -> list[Path]:
     """Folders with a run.json; the scripts add an empty file `trained` when the run is over."""
-    return sorted(path.parent for path in (folder / f"figure{figure}").glob("*/run.json"))
+    return sorted(path.parent for path in folder.glob("*/run.json"))
 
 
 def _json(path: Path) -> dict:

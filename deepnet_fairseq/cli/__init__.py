@@ -10,7 +10,7 @@ from ..errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
-    from . import corpora, figures, inspection, methods, models, prepare, results, stability, theory
+    from . import corpora, figures, inspection, methods, miniature, models, prepare, report, results, stability, theory
 
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -21,7 +21,8 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=function)
         return sub
 
-    for group in (inspection, methods, models, stability, theory, corpora, prepare, results, figures):
+    groups = (inspection, methods, models, stability, theory, corpora, prepare, miniature, results, report, figures)
+    for group in groups:
         group.add(command)
     return top
 

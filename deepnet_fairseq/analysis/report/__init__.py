@@ -1,0 +1,1 @@
+"""Tables of the papers, each number measured by recorded runs beside the published one: `deepnet report`."""

@@ -1,0 +1,102 @@
+"""What a table of a paper is: its rows and columns, what was published, and where a run's score holds the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DIVERGED = "diverged"  # a published value like a number; what a paper does not give has none
+DEPTH = ("method", "encoder_layers", "decoder_layers")
+
+
+@dataclass(frozen=True)
+class Paper:
+    citation: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Metric:
+    """kind: that of the published numbers, as score.json names it; "" if each column has its own.
+
+    digits: decimals of measured values.
+    """
+
+    name: str
+    kind: str = ""
+    higher_is_better: bool = True
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Column:
+    """path: the keys that lead to the value in score.json."""
+
+    key: str
+    name: str
+    path: tuple[str, ...]
+
+    def read(self, score: Mapping) -> float | None:
+        """The value; None where the score has none."""
+        value = score
+        for key in self.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """facts: what run.json of its runs holds under the table's keys; empty for a system that is not trained here.
+
+    published: key of a column -> number or DIVERGED. label, layers: only for a system that is not trained here.
+    """
+
+    facts: Mapping[str, str | int]
+    published: Mapping[str, float | str]
+    label: str = ""
+    layers: int | None = None
+    parameters: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """folder: where below RUNS its runs lie; script: what records them; place: where in the paper the numbers stand.
+
+    keys: of run.json, by which its rows differ; runs that differ in others alone, as in the seed, share a row.
+    grid: print it as methods by depths, for tables of one column. baseline: the method whose run at the same depth the
+    others are compared with. figure: of the DeepNet paper, drawn from the same runs.
+    """
+
+    name: str
+    folder: str
+    script: str
+    title: str
+    paper: Paper
+    place: str
+    metric: Metric
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    keys: tuple[str, ...] = DEPTH
+    grid: bool = False
+    baseline: str = ""
+    figure: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+BLEU = (Column("bleu", "BLEU", ("bleu",)),)
+DEEPNET = Paper("Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers", "https://arxiv.org/abs/2203.00555")
+
+
+def model(method: str, encoder_layers: int, decoder_layers: int, **facts) -> dict:
+    """Facts of a row."""
+    return {"method": method, "encoder_layers": encoder_layers, "decoder_layers": decoder_layers} | facts
+
+
+def by_depth(published: Mapping[str, tuple], layers: tuple[int, ...]) -> tuple[Row, ...]:
+    """Rows of a grid of N-N models. published: method -> a value for each N in layers."""
+    return tuple(
+        Row(model(method, n, n), {"bleu": value})
+        for method, values in published.items()
+        for n, value in zip(layers, values, strict=True)
+    )

@@ -1,0 +1,37 @@
+"""A report in the format asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...whole_file import check_file, whole
+from .as_json import as_json
+from .collect import collect, find_table
+from .html import html
+from .latex import latex
+from .layout import lay_out
+from .markdown import markdown
+from .pictures import pictures
+
+FORMATS = {
+    "md": lambda report, document: markdown(document),
+    "html": lambda report, document: html(document, pictures(report)),
+    "tex": lambda report, document: latex(document),
+    "json": as_json,
+}
+
+
+def report(runs: Path, table: str, form: str, out: Path | None = None, baseline: str | None = None) -> str:
+    """The report of a table, one of FORMATS; written to `out` if that is given. The same runs give the same bytes.
+
+    UserError for an unknown table or method, for runs that are not there or broken, and for a place not to be written.
+    """
+    chosen = find_table(table)
+    if out:
+        check_file("--out", out)
+    found = collect(runs, chosen, baseline)
+    text = FORMATS[form](found, lay_out(found, out))
+    if out:
+        with whole(out) as part:
+            part.write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,62 @@
+"""Made-up runs of the papers' tables, with known numbers."""
+
+from __future__ import annotations
+
+import json
+
+ENVIRONMENT = {
+    "commit": "abc1234",
+    "modified": False,
+    "versions": {"deepnet_fairseq": "0.1", "fairseq": "0.12.3", "torch": "2.6", "python": "3.11", "sacrebleu": "2.6.0"},
+    "hardware": "8 x NVIDIA H200",
+    "gpus": 8,
+    "started": "2026-11-21T10:00:00+00:00",
+}
+
+
+def log(*attempts, losses=((100, 9.0), (200, 5.0))):
+    """train.log. attempts: times of the first and the last line of each, as "10:00:00"."""
+    lines = []
+    for start, end in attempts:
+        lines.append(f"2026-11-21 {start} | INFO | fairseq_cli.train | {{'_name': None, 'common': {{}}}}")
+        for updates, loss in losses:
+            row = json.dumps({"loss": str(loss), "num_updates": str(updates), "wall": str(updates)})
+            lines.append(f"2026-11-21 {end} | INFO | train_inner | {row}")
+    return "\n".join(lines) + "\n"
+
+
+def score(bleu, kind="tokenised", **others):
+    """score.json of a bilingual run; its sacreBLEU is one below."""
+    return {
+        "bleu": bleu,
+        "kind": kind,
+        "sacrebleu": {"score": bleu - 1, "mean": bleu - 1.1, "ci": 0.5, "signature": "nrefs:1|tok:13a|version:2.6.0"},
+        "tokenised": {"score": bleu, "signature": "tok:none"},
+        "chrf": {"score": 50.0, "mean": 50.0, "ci": 0.25, "signature": "nrefs:1|nc:6"},
+        "sentences": 3003,
+        **others,
+    }
+
+
+def run(root, table, name, method="deepnorm", layers=18, seed=1, bleu=None, **others):
+    """A run's folder; over, unless trained=False. others: score, diverged (its text), log, environment, command; what
+    remains is of run.json."""
+    folder = root / table / name
+    folder.mkdir(parents=True)
+    scored = others.pop("score", None if bleu is None else score(bleu))
+    diverged = others.pop("diverged", None)
+    over = others.pop("trained", True)
+    environment = others.pop("environment", ENVIRONMENT)
+    (folder / "train.log").write_text(others.pop("log", log(("10:00:00", "13:00:00"))))
+    (folder / "command").write_text(others.pop("command", "fairseq-train data") + "\n")
+    facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "seed": seed, "experiment": table}
+    (folder / "run.json").write_text(json.dumps(facts | others))
+    if over:
+        (folder / "trained").touch()
+    if diverged is not None:
+        (folder / "diverged").write_text(diverged)
+    if scored is not None:
+        (folder / "score.json").write_text(json.dumps(scored))
+    if environment is not None:
+        (folder / "environment.json").write_text(json.dumps(environment))
+    return folder
