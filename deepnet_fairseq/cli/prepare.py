@@ -24,6 +24,7 @@ def prepare(args) -> None:
         vocab=args.vocab,
         shards=args.shards,
         temperature=args.temperature,
+        spm=args.spm,
     )
     print(recipe.plan(options)) if args.plan else recipe.build(options)
 
@@ -43,4 +44,5 @@ def add(command) -> None:
     sub.add_argument("--vocab", type=int, metavar="N", help="BPE merges or SentencePiece pieces (default the recipe's)")
     sub.add_argument("--shards", type=int, metavar="N", help="parts of the binarised training data")
     sub.add_argument("--temperature", type=float, metavar="T", help="of the sampling of languages for the vocabulary")
+    sub.add_argument("--spm", type=Path, metavar="FILE", help="a SentencePiece model to take instead of training one")
     sub.add_argument("--miniature", action="store_true", help="the files are those of `deepnet serve-miniature`")

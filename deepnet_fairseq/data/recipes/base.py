@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines; --moses DIR uses the original"
 FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--vocab", "shards": "--shards",
-         "temperature": "--temperature"}  # fmt: skip
+         "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Options:
     vocab: int | None = None
     shards: int | None = None
     temperature: float | None = None
+    spm: Path | None = None  # a SentencePiece model to take instead of training one
 
 
 class Recipe(ABC):
