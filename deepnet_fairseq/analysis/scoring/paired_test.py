@@ -13,6 +13,7 @@ from .prepared import Prepared
 from .tokenizers import bleu_metric, tokenizer_for
 
 LEVEL = 0.05
+INTERVAL_SAMPLES = {"bs": -1, "ar": 0}  # sacreBLEU's: the test's own samples give the interval; 1000 beside the test's
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ def _compare(prepared: list[Prepared], systems: list[str], test: str, samples: i
         "chrF2": CHRF(lowercase=lowercase),
     }
     named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
-    # 0: an interval beside approximate randomisation too, from sacreBLEU's own number of samples
-    signatures, results = PairedTest(named, metrics, [first.references], test, samples, n_ar_confidence=0)()
+    signatures, results = PairedTest(named, metrics, [first.references], test, samples, INTERVAL_SAMPLES[test])()
     columns = {metric: _values(results[metric]) for metric in metrics}
     rows = [Row(*cells) for cells in zip(systems, columns["BLEU"], columns["chrF2"], strict=True)]
     return Comparison(rows, {metric: str(signature) for metric, signature in signatures.items()})

@@ -1,0 +1,132 @@
+"""deepnet significance: p values against sacreBLEU's command and by what must hold."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from deepnet_fairseq.analysis.scoring import compare_to_baseline, score, significance
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
+
+from .helpers import run
+from .translated import noisy, sentences, write_corpus, write_generated
+
+TEXT = sentences(120)
+
+
+def record(folder, rate, seed=1, text=TEXT):
+    """A run's folder, its translations wrong in every 1/rate-th word."""
+    write_generated(folder / "generated.txt", noisy(text, rate, seed), text, "de-en")
+    return folder
+
+
+SYSTEMS = ((0.3, 1), (0.3, 2), (0.1, 3))  # rate and seed: a baseline, one as good, one that is better
+CELL = r"(\d+\.\d+)(?: \((\d+\.\d+) ± (\d+\.\d+)\))?(?: \(p = (\d\.\d+)\))?"  # score, mean, interval, p
+
+
+@pytest.mark.parametrize("test", ["bs", "ar"])
+def test_numbers_are_those_of_the_sacrebleu_command(test, tmp_path):
+    runs = [record(tmp_path / f"run{seed}", rate, seed) for rate, seed in SYSTEMS]
+    (tmp_path / "ref").write_text("\n".join(TEXT) + "\n")
+    files = [tmp_path / f"system{seed}" for _, seed in SYSTEMS]
+    for file, (rate, seed) in zip(files, SYSTEMS, strict=True):
+        file.write_text("\n".join(noisy(TEXT, rate, seed)) + "\n")
+    flags = ("-m", "bleu", "chrf", f"--paired-{test}", f"--paired-{test}-n", "500")
+    printed = run(sys.executable, "-m", "sacrebleu", tmp_path / "ref", "-i", *files, *flags,
+                  "--format", "latex", "--width", "5", "--no-color", "--quiet").stdout  # fmt: skip
+    peers = [re.findall(CELL, line) for line in printed.splitlines() if " & " in line][1:]
+    ours = significance(runs[0], runs[1:], test=test, samples=500)[None]
+    for row, cells in zip(ours.rows, peers, strict=True):
+        for value, peer in zip((row.bleu, row.chrf), cells, strict=True):
+            found = (value.score, value.mean, value.ci, value.p)
+            same = [float(number) == pytest.approx(mine, abs=1e-4) for number, mine in zip(peer, found) if number]
+            assert all(same) and len(same) == (2 if test == "bs" else 0) + (1 if value.p is None else 2)
+    assert ours.rows[1].bleu.p > 0.05 > ours.rows[2].bleu.p
+    assert all(signature.replace("|bs:1000", "") in printed for signature in ours.signatures.values())
+
+
+def test_the_hypotheses_are_those_of_score(tmp_path):
+    """Lower-cased Moses tokens against raw references: prepared the same way as for deepnet score."""
+    raw = [f'{s.capitalize()}: "isn\'t it?"' for s in TEXT]
+    tokens = [f"{s.lower()} : &quot; isn &apos;t it ? &quot;" for s in TEXT]
+    bin = write_corpus(tmp_path / "c", {"test.de-en": raw}, pieces="subword_nmt", detokenise=True, lowercase=True)
+    write_generated(tmp_path / "a" / "generated.txt", noisy(tokens, 0.1), tokens, "de-en")
+    write_generated(tmp_path / "b" / "generated.txt", tokens, tokens, "de-en")
+    rows = significance(tmp_path / "a", [tmp_path / "b"], bin)[None].rows
+    assert round(rows[0].bleu.score, 2) == score(tmp_path / "a", bin)["bleu"] < 95
+    assert rows[1].bleu.score == pytest.approx(100) and rows[1].bleu.p < 0.05
+
+
+def test_p_of_a_run_against_its_baseline(tmp_path):
+    base, near, far = (record(tmp_path / str(seed), rate, seed) for rate, seed in SYSTEMS)
+    rows = significance(base, [near, far])[None].rows
+    assert compare_to_baseline(base, near) == pytest.approx(rows[1].bleu.p, abs=1e-9)
+    assert compare_to_baseline(base, far) == pytest.approx(rows[2].bleu.p, abs=1e-9)
+    assert rows[2].bleu.p < 0.05 < rows[1].bleu.p < 1
+
+
+def test_the_same_output_is_no_better(tmp_path):
+    runs = [record(tmp_path / name, 0.3) for name in "ab"]
+    assert [significance(runs[0], runs[1:], test=test, samples=50)[None].rows[1].bleu.p for test in ("bs", "ar")] == [
+        1,
+        1,
+    ]
+    assert compare_to_baseline(*runs) == 1
+    with pytest.raises(UserError, match="given twice"):
+        significance(runs[0], [runs[0]])
+
+
+def test_other_sentences_are_refused(tmp_path):
+    base = record(tmp_path / "base", 0.3)
+    with pytest.raises(UserError, match=r"short.generated\.txt: 100 sentences, 120 in"):
+        significance(base, [record(tmp_path / "short", 0.2, text=TEXT[:100])])
+    with pytest.raises(UserError, match="other references"):
+        compare_to_baseline(base, record(tmp_path / "other", 0.2, text=sentences(120, seed=5)))
+    write_generated(tmp_path / "many" / "de-en.txt", TEXT, TEXT)
+    with pytest.raises(UserError, match="no direction"):
+        significance(base, [tmp_path / "many"])
+
+
+@pytest.fixture
+def multilingual(tmp_path):
+    """Against base, new is better in de-en, worse in en-de, the same in fr-en; each has a direction of its own."""
+    rates = {"base": {"de-en": 0.4, "en-de": 0.1, "fr-en": 0.3, "en-fr": 0.1},
+             "new": {"de-en": 0.1, "en-de": 0.3, "fr-en": 0.3, "de-fr": 0.1}}  # fmt: skip
+    for run_, directions in rates.items():
+        for direction, rate in directions.items():
+            write_generated(tmp_path / run_ / "generated" / "test" / f"{direction}.txt", noisy(TEXT, rate), TEXT)
+    return tmp_path / "base", tmp_path / "new"
+
+
+def test_directions(multilingual, capsys):
+    base, new = multilingual
+    comparisons = significance(base, [new], samples=300)
+    assert list(comparisons) == [("test", "de-en"), ("test", "en-de"), ("test", "fr-en")]
+    main(["significance", str(base), str(new), "--samples", "300"])
+    printed = capsys.readouterr().out
+    assert "new: BLEU better in 1 and worse in 1 of 3 directions at p < 0.05" in printed
+    main(["significance", str(base), str(new), "--samples", "300", "--json"])
+    found = json.loads(capsys.readouterr().out)["sets"]["test"]["de-en"]["rows"]
+    assert found[1]["system"] == "new" and found[1]["bleu"]["p"] == comparisons["test", "de-en"].rows[1].bleu.p < 0.05
+
+
+def test_p_of_the_mean_over_directions(multilingual, tmp_path):
+    """+ 0.3 of the words in one direction, - 0.2 in another, nothing in the third: the mean is better for certain."""
+    base, new = multilingual
+    assert compare_to_baseline(base, new) < 0.05
+    for run_, rates in {"a": (0.3, 0.2), "b": (0.2, 0.3)}.items():  # what one gains the other loses
+        for n, rate in enumerate(rates):
+            write_generated(tmp_path / run_ / f"{('de-en', 'en-de')[n]}.txt", noisy(TEXT, rate), TEXT)
+    assert compare_to_baseline(tmp_path / "a", tmp_path / "b") == 1
+
+
+def test_table(tmp_path, capsys):
+    record(tmp_path / "baseline", 0.3), record(tmp_path / "deep", 0.1)
+    main(["significance", str(tmp_path / "baseline"), str(tmp_path / "deep" / "generated.txt"), "--samples", "200"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["system", "BLEU"]
+    assert [line.split()[0] for line in lines[2:4]] == ["baseline", "deep"]
+    assert f"{score(tmp_path / 'baseline')['bleu']:.2f} " in lines[2] and "0.0050*" in lines[3]
+    assert lines[-2].startswith("BLEU: nrefs:1|bs:200|") and lines[-1].startswith("chrF2: ")
