@@ -7,4 +7,5 @@ from . import compat
 compat.apply()
 
 from . import model as _registration  # noqa: E402, F401
+from .optim import radam as _radam  # noqa: E402, F401
 from .optim import t_fixup_schedule as _schedule  # noqa: E402, F401

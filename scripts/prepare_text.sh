@@ -8,5 +8,6 @@
 #
 #   scripts/prepare_text.sh de en corpus/train corpus/valid corpus/test data-bin/de-en --vocab 10000
 set -euo pipefail
+# shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 exec deepnet prepare-text "$@"

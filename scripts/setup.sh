@@ -68,7 +68,7 @@ setup_main() {
     setup_step "torch" setup_torch &&
         setup_step "build tools" "${pip[@]}" numpy cython setuptools wheel &&
         setup_step "fairseq (compiles for about two minutes)" setup_fairseq &&
-        setup_step "deepnet_fairseq and its tools" "${pip[@]}" --no-build-isolation -e "$deepnet_root[dev]" &&
+        setup_step "deepnet_fairseq and its tools" "${pip[@]}" --no-build-isolation -e "${deepnet_root}[dev]" &&
         printf '%s' "$stamp" >"$deepnet_venv/complete"
 }
 

@@ -1,4 +1,4 @@
-"""Commands that look at what would be built: architectures, coefficients, initialisation."""
+"""Commands that look at what would be built, and where: architectures, coefficients, initialisation, environment."""
 
 from __future__ import annotations
 
@@ -66,7 +66,17 @@ def report_init(args) -> None:
     print(render(as_table(rows)))
 
 
+def environment(args) -> None:
+    """commit, versions and hardware, as a recorded run keeps them"""
+    from ..environment import environment
+
+    print(json.dumps(environment(args.gpus), indent=1))
+
+
 def add(command) -> None:
+    sub = command("environment", environment)
+    sub.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of the training, 0 for the CPU")
+
     sub = command("archs", list_archs)
     sub.add_argument("--vocab", type=int, default=10_000, help="rows of the shared embedding (default 10,000)")
 

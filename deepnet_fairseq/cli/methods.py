@@ -15,6 +15,9 @@ def list_methods(args) -> None:
         for name in args.flags.split(","):
             print(*("--method", name, *get_method(name).train_flags))
         return
+    if args.names or args.norm:
+        print(*(name for name in sorted(METHODS) if args.norm in (None, get_method(name).norm)))
+        return
     rows = [facts(name) for name in sorted(METHODS)]
     if args.json:
         print(json.dumps(rows, indent=1))
@@ -30,3 +33,7 @@ def add(command) -> None:
     sub.add_argument("--json", action="store_true")
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
     sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
+    sub.add_argument("--names", action="store_true", help="only print their names")
+    sub.add_argument(
+        "--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there"
+    )

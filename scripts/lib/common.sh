@@ -1,52 +1,66 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # What the experiment scripts share; sourced by them from the repository's root, never run. Each function is one step and
-# skips what is done already. A run is a folder: run.json (what the figure asks of it), command (how it was trained),
-# train.log, probes.jsonl, generated.txt, score.json, and the empty files `trained` when it is over and `diverged` where it
-# ended in numbers that are not finite.
+# skips what is done already.
 #
 # Settings from the environment:
-#   SMOKE=1     a miniature on the embedded corpus, minutes on 2 CPU cores; otherwise the paper's setting
-#   DATA=DIR    binarised data of the paper's setting
-#   OUT=DIR     where runs and pictures go (default runs, with SMOKE=1 runs-smoke); one folder a setting
-#   SEED=N      seed of the trainings (default 1)
-#   GPUS=N      GPUs of each training (default 1); an update is made of as many batches as the paper's on any number
-#   JOBS=N      trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
+#   SMOKE=1       a miniature, minutes on 2 CPU cores: narrow models on generated data that a server on this machine
+#                 serves in the corpus's own format; otherwise the paper's setting
+#   METHODS=...   methods of `deepnet methods`; DEPTHS=... layers; SEEDS=... seeds of the trainings: blanks between
+#   DATA=DIR      binarised data; without it the corpus's recipe prepares it in OUT/data, with downloads
+#   OUT=DIR       where runs, reports and pictures go (default runs, with SMOKE=1 runs-smoke); one folder a setting
+#   GPUS=N        GPUs of each training on a machine; NODES=N machines (SLURM). An update is the paper's batch on any
+#                 number, by accumulation; MAX_TOKENS=N tokens of a batch on one GPU, smaller where memory is
+#   PRECISION=... fp16 (default on a GPU), bf16 or fp32
+#   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
+#                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
+#   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
 # Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
 
-fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
-step() { echo; echo "== $*"; }
+# shellcheck source=scripts/lib/corpus.sh
+source scripts/lib/corpus.sh
+# shellcheck source=scripts/lib/batch.sh
+source scripts/lib/batch.sh
+# shellcheck source=scripts/lib/settings.sh
+source scripts/lib/settings.sh
+# shellcheck source=scripts/lib/training.sh
+source scripts/lib/training.sh
+# shellcheck source=scripts/lib/translation.sh
+source scripts/lib/translation.sh
+# shellcheck source=scripts/lib/queue.sh
+source scripts/lib/queue.sh
 
-begin() {  # begin FIGURE "$@": environment, options, folders
+fail() { echo "$(basename "${SCRIPT:-$0}"): $*" >&2; exit 1; }
+step() { [ -n "$dry_run" ] || { echo; echo "== $*"; }; }
+
+begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of the paper, or as many as are here
     local word start="$OLDPWD"  # where the user is
-    figure="$1" dry_run="" extra=() slots=()
-    shift
+    experiment="$1" paper_gpus="$2" dry_run="" extra=() slots=()
+    shift 2
     for word in "$@"; do
         case "$word" in
-            -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; sed -n '6,14s/^# \{0,1\}//p' scripts/lib/common.sh; exit ;;
+            -h | --help) usage; exit ;;
             --dry-run) dry_run=1 ;;
             *) extra+=("$word") ;;
         esac
     done
+    # shellcheck source=scripts/setup.sh
     source scripts/setup.sh
-    smoke="${SMOKE:-}" seed="${SEED:-1}" gpus="${GPUS:-1}"
+    no_norm="$(deepnet methods --norm none)"
+    smoke="${SMOKE:-}" seeds="${SEEDS:-${SEED:-1}}"
     [ "$smoke" != 0 ] || smoke=""
-    [[ "$seed" =~ ^[0-9]+$ ]] || fail "SEED=$seed: give one number"
-    numbers GPUS "$gpus"
+    seeds_are_numbers
     out="$(cd "$start" && realpath -m -- "${OUT:-$OLDPWD/runs${smoke:+-smoke}}")"
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && realpath -m -- "$DATA")"
-    devices="$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" || devices=0
-    if [ "$devices" -gt 0 ]; then
-        [ "$gpus" -le "$devices" ] || fail "GPUS=$gpus: this machine has $devices"
-        hardware=(--fp16 --distributed-world-size "$gpus") jobs=$((devices / gpus))
-    else
-        export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of two processes slow each other down ten-fold
-        hardware=(--cpu) jobs="$(nproc)"
-    fi
-    numbers JOBS "${JOBS:-$jobs}"
-    jobs="${JOBS:-$jobs}"
-    [ -n "$dry_run" ] || { mkdir -p "$out/$figure" && rm -f "$out/$figure/failed"; }
+    hardware
+    [ -n "$dry_run" ] || { mkdir -p "$out/$experiment" && rm -f "$out/$experiment/failed"; }
     trap stop_queued EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+}
+
+usage() {
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${SCRIPT:-$0}"
+    sed -n '5,/^# Options/s/^# \{0,1\}//p' scripts/lib/common.sh
 }
 
 numbers() {  # numbers NAME "WORDS": each must be a whole number above 0
@@ -56,131 +70,76 @@ numbers() {  # numbers NAME "WORDS": each must be a whole number above 0
     done
 }
 
-full_precision() {  # the first updates change the output by less than fp16 can tell
-    hardware=("${hardware[@]/--fp16/}")
-    [ -n "${hardware[0]}" ] || hardware=("${hardware[@]:1}")
-}
-
-corpus() {  # corpus NAME: sets `data` to $DATA, or with SMOKE=1 to the embedded corpus, made once
-    data="${DATA:-$out/corpus/bin}"
-    if [ -z "$smoke" ]; then
-        [ -n "${DATA:-}" ] || fail "DATA: give the folder of binarised data ($1), or SMOKE=1 for a miniature without"
-        [ -d "$DATA" ] || fail "DATA=$DATA: no such folder"
-    elif [ -z "${DATA:-}" ] && [ ! -f "$data/dict.qaa.txt" ] && [ -z "$dry_run" ]; then
-        step "embedded corpus: 10,000 sentence pairs of an artificial language"
-        local text="$out/corpus/text"
-        deepnet corpus "$text" --nouns 20 --verbs 10 --train 10000 --valid 300 --test 200
-        deepnet prepare-text qaa qab "$text/train" "$text/valid" "$text/test" "$data" --vocab 300
-    fi
-}
-
-width() {  # width DIM FFN HEADS: the flags of both stacks
-    echo --encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3"
-}
-
-update_freq() {  # update_freq BATCHES: batches an update takes from each GPU
-    [ $(($1 % gpus)) -eq 0 ] || fail "GPUS=$gpus: must divide $1, the batches of an update"
-    echo --update-freq $(($1 / gpus))
-}
-
-run_train() {  # run_train NAME JSON FLAGS...: trains OUT/FIGURE/NAME, or resumes there; JSON: content of run.json
-    local run="$out/$figure/$1" keys="$2" words
-    shift 2
-    words="$(printf '%q ' \
-        fairseq-train "$data" --user-dir deepnet_fairseq --arch deepnet_transformer \
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 \
-        --save-dir "$run" --seed "$seed" --log-format json "${hardware[@]}" "$@" "${extra[@]}")"
-    if [ -n "$dry_run" ]; then
-        echo "$words"
-        return
-    fi
-    if [ -f "$run/command" ] && [ "$(cat "$run/command")" != "$words" ]; then
-        fail "$run: was trained with other settings (its file command); remove it, or take another OUT"
-    fi
-    [ ! -f "$run/trained" ] || return 0
-    mkdir -p "$run"
-    [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log" "$run/diverged"
-    echo "$words" >"$run/command"
-    echo "$keys" >"$run/run.json"
-    echo "   training $run (log: $run/train.log)"
-    if ! eval "$words" >>"$run/train.log" 2>&1; then
-        grep -q -E "FloatingPointError|Minimum loss scale reached" "$run/train.log" ||
-            { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
-        echo "   $run diverged"  # a result
-        touch "$run/diverged"
-        rm -f "$run/crash.pt"
-    fi
-    touch "$run/trained"
-}
-
-run_score() {  # run_score NAME: translates the test set with the run's last checkpoint, writes score.json
-    local run="$out/$figure/$1" pieces=sentencepiece tokenize=13a words
-    if [ -z "$smoke" ] && ! grep -q -s ▁ "$data"/dict.*.txt; then
-        pieces=subword_nmt tokenize=none  # Moses tokens in BPE of subword-nmt, scored as fairseq does: no detokenising
-    fi
-    words="$(printf '%q ' fairseq-generate "$data" --user-dir deepnet_fairseq --path "$run/checkpoint_last.pt" --beam 5 \
-        --remove-bpe "$pieces" --max-tokens 6000 --max-len-a 1.5 --max-len-b 10 "${hardware[@]}")"
-    if [ -n "$dry_run" ]; then
-        echo "$words"
-        return
-    fi
-    [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] || return 0
-    echo "   translating with $run"
-    eval "$words" >"$run/generated.part" 2>"$run/generate.log" ||
-        { tail -n 3 "$run/generate.log" >&2; fail "translating with $run failed; whole log: $run/generate.log"; }
-    mv "$run/generated.part" "$run/generated.txt"
-    deepnet score "$run/generated.txt" --tokenize "$tokenize" >"$run/score.part"
-    mv "$run/score.part" "$run/score.json"
-}
-
-queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failure of any ends the script
-    local slot=0
-    if [ -n "$dry_run" ]; then
-        ("$@")
-        return
-    fi
-    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
-        wait -n || true
+seeds_are_numbers() {
+    local word
+    seed="${seeds%% *}"
+    for word in $seeds; do
+        [[ "$word" =~ ^[0-9]+$ ]] || fail "SEEDS: $word is no number"
     done
-    [ ! -e "$out/$figure/failed" ] || exit 1
-    while [ -n "${slots[slot]:-}" ] && kill -0 "${slots[slot]}" 2>/dev/null; do
-        slot=$((slot + 1))
-    done
-    set -m  # a process group each, so that none outlives the script
-    (
-        trap '[ $? -eq 0 ] || touch "$out/$figure/failed"' EXIT
-        if [ "$devices" -gt 0 ]; then
-            CUDA_VISIBLE_DEVICES="$(seq -s, $((slot * gpus % devices)) $((slot * gpus % devices + gpus - 1)))"
-            export CUDA_VISIBLE_DEVICES
-        fi
-        "$@"
-    ) &
-    slots[slot]=$!
-    set +m
 }
 
-stop_queued() {  # ends what still runs, by process group, in earnest where a polite signal does not do
-    local group tenths running=()
-    for group in "${slots[@]}"; do
-        kill -- "-$group" 2>/dev/null && running+=("$group")
-    done
-    for ((tenths = 0; tenths < 100 && ${#running[@]} > 0; tenths++)); do
-        sleep 0.1
-        for group in "${!running[@]}"; do
-            kill -0 -- "-${running[group]}" 2>/dev/null || unset "running[group]"
+hardware() {  # sets precision, world (processes of a training), jobs, and where to train and to translate: place, decoding
+    nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
+    numbers NODES "$nodes"
+    case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: spawn, torchrun or slurm" ;; esac
+    case "$precision" in fp16 | bf16 | fp32) ;; *) fail "PRECISION=$precision: fp16, bf16 or fp32" ;; esac
+    [ "$nodes" -eq 1 ] || [ "$launch" = slurm ] || [ -n "${SLURM_JOB_ID:-}" ] ||
+        fail "NODES=$nodes: several machines are started by SLURM; add LAUNCH=slurm"
+    devices="$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" || devices=0
+    here="$devices"
+    if [ "$launch" = slurm ] || { [ "$devices" -eq 0 ] && [ -n "$dry_run" ] && [ -z "$smoke" ]; }; then
+        here="${GPUS:-$paper_gpus}"  # what the job's machines have, or what would be done on a machine that has them
+    fi
+    if [ "$here" -eq 0 ] || { [ -n "$smoke" ] && [ -z "${GPUS:-}" ]; }; then
+        [ -z "${GPUS:-}" ] || [ "$GPUS" = 1 ] || fail "GPUS=$GPUS: this machine has none; leave it out to train on the CPU"
+        export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of two processes slow each other down ten-fold
+        gpus=0 devices=0 world=1 precision="${PRECISION:-fp32}" place=(--cpu) decoding=(--cpu) jobs="$(nproc)"
+    else
+        gpus="${GPUS:-$((paper_gpus < here ? paper_gpus : here))}"
+        numbers GPUS "$gpus"
+        [ "$gpus" -le "$here" ] || fail "GPUS=$gpus: this machine has $here"
+        world=$((gpus * nodes)) place=(--distributed-world-size "$((gpus * nodes))") jobs=$((here / gpus))
+        [ "$precision" = fp32 ] || decoding=("--$precision")
+    fi
+    numbers JOBS "${JOBS:-$jobs}"
+    jobs="${JOBS:-$jobs}"
+}
+
+rows() {  # rows "METHODS" "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each, with each seed, side by side
+    local depth method more flags
+    numbers DEPTHS "$2"
+    flags="$(deepnet methods --flags "${1// /,}")"
+    for seed in $seeds; do
+        for depth in $2; do
+            while read -r -u 3 _ method more; do
+                if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
+                    submit "$method" "$depth"
+                else
+                    # shellcheck disable=SC2086
+                    queue "$3" "$method" "$depth" $more
+                fi
+            done 3<<<"$flags"
         done
     done
-    for group in "${running[@]}"; do
-        kill -KILL -- "-$group" 2>/dev/null || true
-    done
-    [ -n "$dry_run" ] || rm -f "$out/$figure/failed"
 }
 
-finish() {  # waits for what is queued, and draws
+finish() {  # finish figure N | table NAME: waits for what is queued; draws the figure, or reports the table
     wait
     [ -z "$dry_run" ] || return 0
-    [ ! -e "$out/$figure/failed" ] || exit 1
-    step "$figure"
-    deepnet figures "$out" --only "${figure#figure}" --out "$out"
+    [ ! -e "$out/$experiment/failed" ] || exit 1
+    if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
+        echo "submitted; when the jobs are over: deepnet ${1/table/report} $out (or this script again, without LAUNCH)"
+        return
+    fi
+    step "$1 $2"
+    "finish_$1" "$2"
+}
+
+finish_figure() { deepnet figures "$out" --only "$1" --out "$out"; }
+
+finish_table() {  # the table as text, and as a page beside the runs
+    deepnet report "$out" --table "$1" --format html --out "$out/$experiment.html"
+    deepnet report "$out" --table "$1" --format json --out "$out/$experiment.json"
+    deepnet report "$out" --table "$1" --format md
+    echo "page: $out/$experiment.html"
 }

@@ -1,0 +1,83 @@
+"""Where a training ran: commit, versions, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+DISTRIBUTIONS = {
+    "deepnet_fairseq": ("deepnet_fairseq",),
+    "fairseq": ("fairseq-fixed", "fairseq"),
+    "torch": ("torch",),
+    "sacrebleu": ("sacrebleu",),
+    "sentencepiece": ("sentencepiece",),
+    "subword-nmt": ("subword-nmt",),
+    "sacremoses": ("sacremoses",),
+}
+
+
+def environment(gpus: int) -> dict:
+    """What environment.json of a run holds; gpus: of the training, on all machines, 0 for the CPU."""
+    commit, modified = repository()
+    return {
+        "commit": commit,
+        "modified": modified,
+        "versions": versions(),
+        "hardware": graphics(gpus) if gpus else processor(),
+        "gpus": gpus,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def repository() -> tuple[str | None, bool]:
+    """Short commit of the checkout this package lies in, None outside of one, and whether files differ from it."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, False
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of those that are installed."""
+    found = {"python": platform.python_version()}
+    for name, distributions in DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                found.setdefault(name, version(distribution))
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def graphics(gpus: int) -> str:
+    """As "8 x NVIDIA H200", by the driver's names."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
+        )
+        names = Counter(listed.stdout.split("\n")[:-1])
+    except OSError:
+        names = Counter()
+    return f"{gpus} x {names.most_common(1)[0][0] if names else 'GPU'}"
+
+
+def processor() -> str:
+    """As "CPU, 2 cores: AMD EPYC 7B13"."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    name = found.group(1).strip() if found else platform.machine()
+    cores = len(os.sched_getaffinity(0))
+    return f"CPU, {cores} core{'s' * (cores > 1)}: {name}"

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Admin's table (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU on WMT-14 En-De of Post-LN, Pre-LN and Admin at
+# 6L-6L, 12L-12L, 18L-18L and of Admin at 60L-12L, trained by the authors' recipe: RAdam, batches of 4 x 8,192 tokens, the
+# last ten epochs' checkpoints averaged.
+#
+#   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
+#   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature
+#   METHODS=admin DEPTHS="18 60" ...      60 stands for 60L-12L; the decoder's layers else are the encoder's
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin admin_wmt14 4 "$@"
+prepare wmt14_en_de
+
+methods="${METHODS:-post_ln pre_ln admin}"
+depths="${DEPTHS:-6 12 18 60}"
+admin_wmt14_setting
+if [ -n "$smoke" ]; then
+    methods="${METHODS:-admin pre_ln}" depths="${DEPTHS:-6}"
+fi
+miniature 200
+save_every 1000
+
+record() {  # record METHOD DEPTH FLAGS...
+    local run="$1-$2-seed$seed"
+    layers "$1" "$2" $(($2 == 60 ? 12 : $2))
+    memory $((2 * $2))
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
+        --log-interval 25 "${@:3}"
+    run_score "$run"
+}
+
+rows "$methods" "$depths" record
+finish table admin_wmt14

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The trainings behind Figure 6 of the DeepNet paper: IWSLT-14 De-En, test BLEU after 8,000 updates of 4,000 tokens,
+# 10L-10L to 100L-100L, ten methods; fp16 but for ReZero. Ends with the table beside the published numbers; figure6.sh
+# draws it.
+#
+#   scripts/iwslt14_de_en.sh [--dry-run] [flags of fairseq-train]
+#   SMOKE=1 scripts/iwslt14_de_en.sh      DeepNorm, Post-LN and Admin at 6L-6L and 18L-18L in miniature
+#   METHODS="deepnorm admin" DEPTHS="10 100" SEEDS="1 2 3" scripts/iwslt14_de_en.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin iwslt14 1 "$@"
+prepare iwslt14_de_en
+
+methods="${METHODS:-deepnorm post_ln ds_init admin t_fixup rezero r_fixup pre_ln dlcl normformer}"
+depths="${DEPTHS:-10 20 30 40 50 60 70 80 90 100}"
+iwslt14_setting
+if [ -n "$smoke" ]; then
+    methods="${METHODS:-deepnorm post_ln admin}" depths="${DEPTHS:-6 18}"
+fi
+miniature 300
+save_every 1000
+
+record() {  # record METHOD DEPTH FLAGS...
+    local run="$1-$2-seed$seed"
+    layers "$1" "$2"
+    memory $((2 * $2))
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" \
+        "${save_flags[@]}" --disable-validation --log-interval 25 "${@:3}"
+    run_score "$run"
+}
+
+rows "$methods" "$depths" record
+finish table iwslt14
+[ -z "${FIGURE:-}" ] || finish figure "$FIGURE"

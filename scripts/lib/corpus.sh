@@ -1,0 +1,56 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
+# Data of an experiment: the user's, or made by a recipe of `deepnet prepare`, in miniature where SMOKE=1.
+
+prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags of fairseq's task), directions if several
+    local recipe="$1" dest
+    shift
+    corpus="$recipe" dest="$out/data/$recipe" task=() directions=()
+    data="${DATA:-$dest/bin}"
+    if [ -n "${DATA:-}" ]; then
+        [ -d "$DATA" ] || fail "DATA=$DATA: no such folder"
+        corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "$DATA/../recipe.json" 2>/dev/null | head -n 1)"
+        corpus="${corpus:-of DATA}"
+    elif [ -n "$dry_run" ]; then
+        echo deepnet prepare "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
+    elif [ -n "$smoke" ]; then
+        prepare_miniature "$recipe" "$dest" "$@"
+    else
+        step "corpus $recipe"
+        deepnet prepare "$recipe" "$dest" "$@"
+    fi
+    multilingual "$recipe"
+    pieces=sentencepiece
+    if [ "${#directions[@]}" -eq 0 ] && ! grep -q -s ▁ "${data%%:*}"/dict.*.txt; then
+        pieces=subword_nmt
+    fi
+}
+
+prepare_miniature() {  # prepare_miniature RECIPE DEST FLAGS...: from a server on this machine that ends with the script
+    local recipe="$1" dest="$2" url
+    shift 2
+    step "corpus $recipe in miniature"
+    # its standard input is this shell's end of a pipe: it ends with the script, however that ends
+    coproc MINIATURE { exec deepnet serve-miniature "$recipe" --folder "$out/data/served" --until-stdin-closes; }
+    read -r url <&"${MINIATURE[0]}" || fail "deepnet serve-miniature $recipe failed"
+    deepnet prepare "$recipe" "$dest" --mirror "$url" --miniature "$@"
+    eval "exec ${MINIATURE[1]}>&-"
+    wait "$MINIATURE_PID" || true
+}
+
+multilingual() {  # a corpus with pairs.txt is of several directions: each source begins with the target language's tag
+    local bin="${data%%:*}" shard shards="" pairs
+    if [ ! -d "$bin" ]; then  # a dry run before the data is there
+        case "$1" in opus100 | m2m102) directions=(SRC-TGT TGT-SRC) pairs=SRC-TGT,TGT-SRC ;; *) return ;; esac
+    fi
+    for shard in "$bin"/shard[0-9]*; do
+        [ ! -d "$shard" ] || shards+="${shards:+:}$shard"
+    done
+    data="${shards:-$data}" bin="${shards%%:*}"
+    bin="${bin:-${data%%:*}}"
+    if [ -f "$bin/pairs.txt" ]; then
+        mapfile -t directions <"$bin/pairs.txt"
+        pairs="$(paste -sd, "$bin/pairs.txt")"
+    fi
+    [ "${#directions[@]}" -eq 0 ] || task=(--task translation_multi_simple_epoch --lang-dict "$bin/langs.txt"
+        --encoder-langtok tgt --enable-reservsed-directions-shared-datasets --lang-pairs "$pairs")
+}

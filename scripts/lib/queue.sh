@@ -1,0 +1,81 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
+# Trainings side by side, each on its own GPUs, or as jobs of SLURM.
+
+queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failure of any ends the script
+    local slot=0
+    if [ -n "$dry_run" ]; then
+        ("$@")
+        return
+    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
+        wait -n || true
+    done
+    [ ! -e "$out/$experiment/failed" ] || exit 1
+    while [ -n "${slots[slot]:-}" ] && kill -0 "${slots[slot]}" 2>/dev/null; do
+        slot=$((slot + 1))
+    done
+    set -m  # a process group each, so that none outlives the script
+    (
+        trap '[ $? -eq 0 ] || touch "$out/$experiment/failed"' EXIT
+        if [ "$devices" -gt 0 ] && [ "$nodes" -eq 1 ]; then
+            CUDA_VISIBLE_DEVICES="$(seq -s, $((slot * gpus % devices)) $((slot * gpus % devices + gpus - 1)))"
+            export CUDA_VISIBLE_DEVICES
+        fi
+        "$@"
+    ) &
+    slots[slot]=$!
+    set +m
+}
+
+stop_queued() {  # ends what still runs, by process group, in earnest where a polite signal does not do
+    local group tenths running=()
+    for group in "${slots[@]}"; do
+        kill -- "-$group" 2>/dev/null && running+=("$group")
+    done
+    for ((tenths = 0; tenths < 100 && ${#running[@]} > 0; tenths++)); do
+        sleep 0.1
+        for group in "${!running[@]}"; do
+            kill -0 -- "-${running[group]}" 2>/dev/null || unset "running[group]"
+        done
+    done
+    for group in "${running[@]}"; do
+        kill -KILL -- "-$group" 2>/dev/null || true
+    done
+    [ -n "$dry_run" ] || rm -f "$out/$experiment/failed"
+}
+
+submit() {  # submit METHOD DEPTH: one row as a job, this very script narrowed to it, which resumes when it is requeued
+    local name="$experiment-$1-$2-seed$seed" job
+    job="$(job_script "$@")"
+    if [ -n "$dry_run" ]; then
+        echo "sbatch <<'JOB'"
+        echo "$job"
+        echo JOB
+    else
+        sbatch --parsable --output "$out/$experiment/$name.log" <<<"$job" | sed "s/^/$name: job /"
+    fi
+}
+
+job_script() {  # job_script METHOD DEPTH: the text of a job
+    local setting
+    cat <<JOB
+#!/usr/bin/env bash
+#SBATCH --job-name=$experiment-$1-$2-seed$seed
+#SBATCH --nodes=$nodes
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=$gpus
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@180
+cd $(printf %q "$PWD")
+JOB
+    for setting in METHODS="$1" DEPTHS="$2" SEEDS="$seed" DATA="$data" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
+        PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"}; do
+        echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
+    done
+    cat <<JOB
+trap 'scontrol requeue "\$SLURM_JOB_ID"' USR1  # the time is nearly over
+bash $(printf '%q ' "scripts/$(basename "$0")" "${extra[@]}")&
+wait \$!
+JOB
+}

@@ -1,0 +1,102 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
+# A run is a folder: run.json (what it is), environment.json (commit, versions, hardware), command, train.log,
+# probes.jsonl, checkpoints, generated.txt or generated/SUBSET/SRC-TGT.txt, score.json; `trained` when the training is
+# over, `diverged` with the update where it ended in numbers that are not finite.
+
+width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
+    width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")
+}
+
+layers() {  # layers METHOD ENCODER [DECODER]: sets method, layer_flags, and facts, the first members of run.json
+    local decoder="${3:-$2}"
+    method="$1"
+    facts="\"method\": \"$1\", \"encoder_layers\": $2, \"decoder_layers\": $decoder"
+    layer_flags=(--encoder-layers "$2" --decoder-layers "$decoder")
+}
+
+run_json() {  # run_json FACTS FLAGS...: one JSON object
+    local facts="$1"
+    shift
+    echo "{$facts, \"experiment\": \"$experiment\", \"corpus\": \"$corpus\", \"seed\": $seed," \
+        "\"smoke\": $([ -n "$smoke" ] && echo true || echo false), \"averaged\": ${average:-1}," \
+        "\"batch_tokens\": $(batch_of "$@")${paper_batch:+, \"paper_batch_tokens\": $paper_batch}}"
+}
+
+run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json
+    local run="$out/$experiment/$1" facts="$2" number words
+    shift 2
+    of_method "$method"
+    words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch deepnet_transformer
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+        --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
+        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "$@" "${method_setting[@]}"
+        "${extra[@]}")
+    check_batch "$run" "${words[@]}"
+    for number in "${!words[@]}"; do
+        [ "${words[number]} ${words[number + 1]:-}" != "--admin-profile auto" ] || words[number + 1]="$run/profile.json"
+    done
+    if [ -n "$dry_run" ]; then
+        run_profile "$run" "${words[@]}"
+        echo "$(launcher) $(printf '%q ' "${words[@]}")"
+        return
+    fi
+    if [ -f "$run/command" ] && [ "$(cat "$run/command")" != "fairseq-train $(printf '%q ' "${words[@]}")" ]; then
+        fail "$run: was trained with other settings (its file command); remove it, or take another OUT"
+    fi
+    [ ! -f "$run/trained" ] || return 0
+    mkdir -p "$run"
+    run_json "$facts" "${words[@]}" >"$run/run.json"
+    deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
+    echo "fairseq-train $(printf '%q ' "${words[@]}")" >"$run/command"
+    run_profile "$run" "${words[@]}"
+    train "$run" "${words[@]}"
+    touch "$run/trained"
+}
+
+train() {  # train RUN WORDS...: a run that ends in numbers that are not finite is a result, any other failure ends the script
+    local run="$1"
+    shift
+    [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log" "$run/diverged"
+    echo "   training $run (log: $run/train.log)"
+    # shellcheck disable=SC2046
+    if $(launcher) "$@" >>"$run/train.log" 2>&1; then
+        return
+    fi
+    grep -q -E "FloatingPointError|Minimum loss scale reached" "$run/train.log" ||
+        { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
+    echo "diverged at update $(grep -o '"num_updates": "[0-9]*"' "$run/train.log" | tail -n 1 | tr -dc 0-9)" >"$run/diverged"
+    echo "   $run $(cat "$run/diverged")"
+    rm -f "$run/crash.pt"
+}
+
+launcher() {  # the words before fairseq-train's own
+    local torchrun=(torchrun --nproc-per-node "$gpus")
+    if [ "$nodes" -gt 1 ]; then
+        torchrun+=(--nnodes "$nodes" --rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-job}"
+            --rdzv-endpoint "$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null | head -n 1):29400")
+        echo srun --kill-on-bad-exit=1 --ntasks-per-node=1 "${torchrun[@]}" --no-python fairseq-train
+    elif [ "$launch" = torchrun ] && [ "$gpus" -gt 0 ]; then
+        echo "${torchrun[@]}" --no-python fairseq-train
+    else
+        echo fairseq-train
+    fi
+}
+
+run_profile() {  # run_profile RUN WORDS...: Admin's profile of the first batch, where the training asks for one
+    local profile words word before=""
+    profile="$(last_of --admin-profile "${@:2}")" words=()
+    [ -n "$profile" ] && [ ! -f "$profile" ] || return 0
+    for word in "${@:2}"; do  # on one process: a profile holds for any number
+        [ "$word" != --admin-profile ] && [ "$before" != --admin-profile ] || { before="$word"; continue; }
+        words+=("$word")
+        before="$word"
+    done
+    words+=(--distributed-world-size 1 --out "$profile")
+    if [ -n "$dry_run" ]; then
+        echo "deepnet profile $(printf '%q ' "${words[@]}")"
+        return
+    fi
+    echo "   profiling $1"
+    deepnet profile "${words[@]}" >"$1/profile.log" 2>&1 ||
+        { tail -n 3 "$1/profile.log" >&2; fail "profiling $1 failed; whole log: $1/profile.log"; }
+}

@@ -1,0 +1,60 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
+# From a trained run to its score: checkpoints averaged, the test set translated, score.json.
+
+run_score() {  # run_score NAME [SUBSET...]: averages, translates the test set (or SUBSETs), writes score.json
+    local run="$out/$experiment/$1" model subset subsets=("${@:2}") result
+    [ "${#subsets[@]}" -gt 0 ] || subsets=(test)
+    model="$run/checkpoint_last.pt" result="$run/generated.txt"
+    [ "${#directions[@]}" -eq 0 ] || result="$run/generated"
+    [ "$average" -eq 1 ] || model="$run/averaged.pt"
+    if [ -z "$dry_run" ]; then
+        [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] || return 0
+    fi
+    [ "$average" -eq 1 ] || run_average "$run"
+    for subset in "${subsets[@]}"; do
+        run_translate "$run" "$model" "$subset"
+    done
+    do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --data "$data" --paper "$metric"
+}
+
+run_average() {  # run_average RUN: the mean of its last checkpoints, or of as many as there are
+    local saved=0
+    if [ -n "$dry_run" ]; then
+        echo deepnet average "$1" --last "$average" --out "$1/averaged.pt"
+        return
+    fi
+    [ ! -f "$1/averaged.pt" ] || return 0
+    saved="$(find "$1" -name 'checkpoint[0-9]*.pt' | wc -l)"
+    if [ "$saved" -ge 2 ]; then
+        deepnet average "$1" --last $((saved < average ? saved : average)) --out "$1/averaged.pt"
+    else
+        ln -f "$1/checkpoint_last.pt" "$1/averaged.pt"
+    fi
+}
+
+run_translate() {  # run_translate RUN MODEL SUBSET: RUN/generated.txt, or a file for each of several directions
+    local direction folder="$1/generated/$3" words
+    words=(fairseq-generate "$data" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}"
+        --remove-bpe "$pieces" --max-tokens 6000 --max-len-a 1.5 --max-len-b 10 "${decoding[@]}")
+    if [ "${#directions[@]}" -eq 0 ]; then
+        do_once "translating with $1" "$1/generated.txt" "$1/generate.log" "${words[@]}"
+        return
+    fi
+    [ -n "$dry_run" ] || mkdir -p "$folder"
+    for direction in "${directions[@]}"; do
+        do_once "translating $direction with $1" "$folder/$direction.txt" "$folder/$direction.log" "${words[@]}" \
+            "${task[@]}" --source-lang "${direction%-*}" --target-lang "${direction#*-}"
+    done
+}
+
+do_once() {  # do_once WHAT RESULT LOG COMMAND...: its standard output, which takes the name RESULT when it is whole
+    if [ -n "$dry_run" ]; then
+        printf '%q ' "${@:4}"
+        echo
+        return
+    fi
+    [ ! -f "$2" ] || return 0
+    echo "   $1"
+    "${@:4}" >"$2.part" 2>"$3" || { tail -n 3 "$3" >&2; fail "$1 failed; whole log: $3"; }
+    mv "$2.part" "$2"
+}

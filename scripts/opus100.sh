@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The trainings behind Figure 8 and Table 2 of the DeepNet paper: DeepNorm on OPUS-100, 100 languages to and from English
+# in one model, 12 to 1,000 layers in all, 4 epochs of 128 x 4,096 tokens. BLEU is the mean of the directions' own. The
+# deepest are trained with activation checkpointing and a sharded optimiser.
+#
+#   scripts/opus100.sh [--dry-run] [flags of fairseq-train]
+#   SMOKE=1 scripts/opus100.sh            4 and 12 layers on three language pairs in miniature
+#   DEPTHS="12 100" GPUS=8 ...            layers in all, encoder and decoder together
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin opus100 8 "$@"
+prepare opus100
+
+methods="${METHODS:-deepnorm}"
+depths="${DEPTHS:-12 20 100 200 1000}"
+opus100_setting
+[ -z "$smoke" ] || depths="${DEPTHS:-4 12}"
+miniature 200
+save_every 1000
+
+record() {  # record METHOD LAYERS FLAGS...; LAYERS: encoder and decoder together
+    local run="$1-$2-seed$seed"
+    layers "$1" $(($2 / 2))
+    memory "$2"
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
+        --disable-validation --log-interval 25 "${@:3}"
+    run_score "$run"
+}
+
+numbers DEPTHS "$depths"
+for total in $depths; do
+    [ $((total % 2)) -eq 0 ] || fail "DEPTHS: $total is no even number of layers"
+done
+rows "$methods" "$depths" record
+finish table "${REPORT:-opus100}"
+[ -z "${FIGURE:-}" ] || finish figure "$FIGURE"

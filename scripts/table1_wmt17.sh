@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Table 1 of the DeepNet paper: BLEU on WMT-17 En-De, base width, ten methods at 6L-6L, 18L-18L, 50L-50L and 100L-100L.
+# 100,000 updates of 128 x 4,096 tokens, fp16 but for ReZero; the last ten epochs' checkpoints are averaged. Ends with the
+# table beside the published one.
+#
+#   scripts/table1_wmt17.sh [--dry-run] [flags of fairseq-train]
+#   SMOKE=1 scripts/table1_wmt17.sh       DeepNorm, Post-LN and Admin at 6L-6L in miniature
+#   METHODS="deepnorm post_ln" DEPTHS="18 100" SEEDS="1 2 3" GPUS=8 LAUNCH=slurm scripts/table1_wmt17.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin table1 8 "$@"
+prepare wmt17_en_de
+
+methods="${METHODS:-deepnorm post_ln ds_init admin rezero r_fixup t_fixup pre_ln dlcl normformer}"
+depths="${DEPTHS:-6 18 50 100}"
+wmt17_setting
+if [ -n "$smoke" ]; then
+    methods="${METHODS:-deepnorm post_ln admin}" depths="${DEPTHS:-6}"
+fi
+miniature 200
+save_every 1000
+
+record() {  # record METHOD DEPTH FLAGS...
+    local run="$1-$2-seed$seed"
+    layers "$1" "$2"
+    memory $((2 * $2))
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" \
+        "${save_flags[@]}" --log-interval 25 "${@:3}"
+    run_score "$run"
+}
+
+rows "$methods" "$depths" record
+finish table 1

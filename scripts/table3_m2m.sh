@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Table 3 of the DeepNet paper: DeepNorm 100L-100L of width 1,024 (3.2 B parameters) on 102 languages, 1,932 directions,
+# beside M2M-100; BLEU on the WMT, OPUS, TED and Flores-101 test sets. 260,000 updates of 256 x 4,096 tokens.
+# The corpus is larger than any one machine: scripts/prepare_m2m102.sh makes it a language pair at a time; PAIRS="de-en
+# fr-en" trains on some.
+#
+#   PAIRS="de-en fr-en" scripts/table3_m2m.sh [--dry-run] [flags of fairseq-train]
+#   SMOKE=1 scripts/table3_m2m.sh         6L-6L on two language pairs in miniature
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin table3 8 "$@"
+[ -n "${PAIRS:-}${DATA:-}${smoke}${dry_run}" ] ||
+    fail "PAIRS: name language pairs as PAIRS=\"de-en fr-en\", or DATA=DIR with all of them: together they fit no machine"
+prepare m2m102 ${PAIRS:+--pairs "${PAIRS// /,}"}
+
+methods="${METHODS:-deepnorm}"
+depths="${DEPTHS:-100}"
+m2m_setting
+[ -z "$smoke" ] || depths="${DEPTHS:-6}"
+miniature 200
+save_every 1000
+
+record() {  # record METHOD DEPTH FLAGS...
+    local run="$1-$2-seed$seed"
+    layers "$1" "$2"
+    memory $((4 * $2))  # layers of width 1,024 take as much as twice as many of width 512
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
+        --disable-validation --log-interval 25 "${@:3}"
+    mapfile -t sets < <(subsets)
+    run_score "$run" "${sets[@]}"
+}
+
+subsets() {  # the test sets that are there
+    local set bin="${data%%:*}"
+    for set in wmt opus ted flores; do
+        ! compgen -G "$bin/$set.*.idx" >/dev/null || echo "$set"
+    done
+}
+
+rows "$methods" "$depths" record
+finish table 3
