@@ -48,6 +48,8 @@ def members_of(archive: Path):
     """
     if not archive.is_file():
         raise UserError(f"{archive}: is not there; fetch it first")
+    if not archive.stat().st_size:  # which gzip and bz2 read as a file without bytes
+        raise UserError(f"{archive}: is empty; remove it and fetch it again")
     name = archive.name
     for short, long in SHORT.items():
         name = name.removesuffix(short) + long if name.endswith(short) else name
