@@ -77,7 +77,7 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
 
 
 def test_moses_tokens_are_undone(tmp_path):
-    """The same file: 100 against the raw references; the shard of a sharded corpus and the log name the test set."""
+    """The same file: 100 against the raw references; the log names the test set, or else the binarised data."""
     path = write_generated(tmp_path / "o.txt", TOKENISED, TOKENISED, "de-en")
     bin = write_corpus(tmp_path / "c", {"test.de-en": RAW, "test.en-de": ["x", "y"]}, **MOSES)
     (bin / "shard00").mkdir()
@@ -87,6 +87,11 @@ def test_moses_tokens_are_undone(tmp_path):
         assert (prepared.direction, prepared.reference) == ("de-en", "raw")
         assert prepared.hypotheses == prepared.references == RAW
         assert prepared.tokenised_hypotheses == TOKENISED
+    (tmp_path / "o.log").unlink()
+    with pytest.raises(UserError, match="which languages"):
+        prepare(path, bin)
+    (bin / "test.de-en.en.idx").touch()
+    assert prepare(path, bin).references == RAW
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
     prepared = prepare(path, bin)

@@ -77,12 +77,12 @@ def prepare(output: Output | Path, data: Corpus | str | Path | None = None) -> P
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
-    """Subset and direction: from the file's name, else from fairseq's log, else the only one the corpus has."""
+    """Subset and direction: from the file's name, else from fairseq's log, else the only one of the corpus."""
     if output.direction:
         return output.subset or "test", output.direction
     if logged := logged_test_set(output.file):
         return logged
-    known = corpus.with_references("test") or corpus.binarised_directions("test")
+    known = corpus.binarised_directions("test") or corpus.with_references("test")
     return "test", known.pop() if len(known) == 1 else None
 
 
