@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from fairseq.data import indexed_dataset
 
+from ...errors import UserError
 from ...whole_file import whole
 from .vocabulary import Vocabulary
 
@@ -38,6 +39,10 @@ def binarise(
                     shards[number % len(shards)][side].builder.add_item(torch.from_numpy(ids))
                 counts[name] += sum(map(len, encoded))
             counts["sentences"] += len(batch)
+        if counts["sentences"] < len(shards):
+            raise UserError(
+                f"{prefixes[0][0].name}: {counts['sentences']} sentence pairs, too few for {len(shards)} shards"
+            )
         for side in (side for shard in shards for side in shard):
             side.builder.finalize(side.index)
     return counts

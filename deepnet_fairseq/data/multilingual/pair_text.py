@@ -15,11 +15,13 @@ Sentences = Iterator[tuple[str, str]]
 @dataclass(frozen=True)
 class PairText:
     """langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start;
-    state: whatever changes when the text does (sizes and times of its files, checksums), for the record of a step."""
+    state: whatever changes when the text does (sizes and times of its files, checksums), for the record of a step;
+    finish: called when all of it is binarised."""
 
     langs: tuple[str, str]
     subsets: dict[str, Callable[[], Sentences]]
     state: dict
+    finish: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -39,25 +41,30 @@ def parse_pair(pair: str) -> tuple[str, str]:
 
 
 def read_pairs(source: Path, target: Path, empty: str = "refuse") -> Sentences:
-    """Sentence pairs of two aligned files; UserError for a missing file, bad UTF-8, unequal lengths.
+    """Sentence pairs of two aligned files; see `align`. UserError for a missing file or bad UTF-8, too."""
+    return align(read_lines(source), read_lines(target), (str(source), str(target)), empty)
 
-    empty: what a pair with an empty side means: "refuse" it, "drop" it (training text) or "keep" it (a published test
-    set, whose sentences must stay what they are).
+
+def align(sources: Iterator[str], targets: Iterator[str], names: tuple[str, str], empty: str = "refuse") -> Sentences:
+    """The lines of two texts in pairs; UserError, with the name of the one to blame, for unequal lengths.
+
+    empty: what becomes of a pair with an empty side: "refuse" it, "drop" it (training text) or "keep" it (a published
+    test set, whose sentences must stay what they are).
     """
-    for number, (left, right) in enumerate(zip_longest(read_lines(source), read_lines(target)), 1):
-        if left is None or right is None:
-            short, other = (source, target) if left is None else (target, source)
+    for number, (source, target) in enumerate(zip_longest(sources, targets), 1):
+        if source is None or target is None:
+            short, long = names if source is None else reversed(names)
             raise UserError(
-                f"{short} ends after {number - 1:,} lines, {other} goes on: each line must translate its twin"
+                f"{short} ends after line {number - 1:,}, {long} does not: each line must translate its twin"
             )
-        if (left and right) or empty == "keep":
-            yield left, right
+        if (source and target) or empty == "keep":
+            yield source, target
         elif empty == "refuse":
-            raise UserError(f"{target if left else source}, line {number}: empty; remove the pair from both files")
+            raise UserError(f"{names[bool(source)]}, line {number}: empty; remove the pair from both files")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines without surrounding white space; only \\n ends one, other line ends within it become blanks."""
+    """Lines as `one_line` makes them; only \\n ends one."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with path.open("rb") as file:
@@ -70,5 +77,5 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """`text` without surrounding white space, and without what other tools would take for the end of a line."""
+    """`text` without surrounding white space, and with blanks for what other tools take for the end of a line."""
     return " ".join(text.strip().splitlines())

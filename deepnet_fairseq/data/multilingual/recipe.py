@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UserError
 from ..recipes.base import Options, Recipe, versions
 from ..steps import Steps, read_json, write_json
 from .folder import Folder
-from .pair_text import PairText
+from .pair_text import PairText, parse_pair
 from .prepare import Multilingual
+from .training import Pieces
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 MINIATURE_VOCAB = 600
@@ -19,7 +21,7 @@ MINIATURE_VOCAB = 600
 class MultilingualRecipe(Recipe):
     """One model for many pairs; `vocab` is the recipe's number of pieces."""
 
-    takes = frozenset({"pairs", "vocab", "shards", "temperature"})
+    takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
     vocab: int
 
     @abstractmethod
@@ -27,15 +29,22 @@ class MultilingualRecipe(Recipe):
         """The pairs asked for; UserError for one that this corpus does not have."""
 
     @abstractmethod
-    def text(self, options: Options, pair: str, files: dict[str, Path]) -> PairText:
+    def text(self, options: Options, pair: str) -> PairText:
         """The text of one pair; UserError if it is not there."""
 
+    def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
+        """Pairs without training text that there are test sets of, in the languages of `texts`."""
+        return []
+
     def outline(self, options: Options) -> tuple[str, ...]:
+        pieces = f"one SentencePiece vocabulary: {options.spm}"
+        if options.spm is None:
+            pieces = f"one SentencePiece vocabulary of {self.vocabulary_size(options):,} pieces, languages drawn at "
+            pieces += f"temperature {self.temperature(options):g}"
         return (
             "count the sentences of each pair, and check them",
-            f"one SentencePiece vocabulary of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
-            f"{self.temperature(options):g}",
-            "segment and binarise each pair, both directions in one",
+            pieces,
+            f"segment and binarise each pair, both directions in one, in {options.shards or 1} shards",
             "dictionaries, lists of languages and directions, raw references of the test sets",
         )
 
@@ -43,9 +52,8 @@ class MultilingualRecipe(Recipe):
         return versions("sentencepiece", "fairseq-fixed")
 
     def settings(self, options: Options) -> dict:
-        return super().settings(options) | {
-            "state": {pair: self.text(options, pair, {}).state for pair in self.pairs(options)}
-        }
+        state = {pair: self.text(options, pair).state for pair in self.pairs(options)}
+        return super().settings(options) | {"state": state}
 
     def vocabulary_size(self, options: Options) -> int:
         return options.vocab or (MINIATURE_VOCAB if options.miniature else self.vocab)
@@ -58,16 +66,25 @@ class MultilingualRecipe(Recipe):
         for flag, number in (("--vocab", options.vocab), ("--shards", options.shards)):
             if number is not None and number < 1:
                 raise UserError(f"{flag} {number}: must be 1 or more")
-        self.pairs(options)
+        if options.temperature is not None and not options.temperature > 0:
+            raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
+        if options.spm is not None and (options.vocab or options.temperature):
+            raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
+        if options.spm is not None and not options.spm.is_file():
+            raise UserError(f"--spm {options.spm}: no such file")
+        for pair in self.pairs(options):
+            parse_pair(pair)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         pairs = _with_earlier(options.dest, self.pairs(options))
-        texts = [self.text(options, pair, files) for pair in pairs]
+        texts = [self.text(options, pair) for pair in pairs]
         folder = Folder(options.dest, options.shards or 1)
-        counts = Multilingual(
-            folder, self.vocabulary_size(options), self.temperature(options), options.workers
-        ).run(texts)  # fmt: skip
-        total = {"train": sum(of_pair["train"] for of_pair in counts.values())}
+        pieces = Pieces(options.dest, self.vocabulary_size(options), self.temperature(options), options.spm)
+        counts = Multilingual(folder, pieces, options.workers).run(texts, self.evaluated(options, texts))
+        total: dict[str, int] = {}
+        for pair in pairs:
+            for subset, count in counts[pair].items():
+                total[subset] = total.get(subset, 0) + count
         return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": total | {"pairs": counts}}
 
 

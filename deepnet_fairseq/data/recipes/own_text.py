@@ -18,7 +18,6 @@ class OwnText(MultilingualRecipe):
 
     name = "multilingual"
     title = "any text in FOLDER/PAIR/{train,valid,test}.LANG (--from FOLDER), one vocabulary for all its languages"
-    space = 0  # depends on the text
     takes = MultilingualRecipe.takes | {"text"}
     vocab = 16_000
 
@@ -40,7 +39,7 @@ class OwnText(MultilingualRecipe):
             )
         return options.pairs or tuple(found)
 
-    def text(self, options: Options, pair: str, files: dict[str, Path]) -> PairText:
+    def text(self, options: Options, pair: str) -> PairText:
         langs = parse_pair(pair)
         subsets, state = {}, {}
         for subset in SUBSETS:
