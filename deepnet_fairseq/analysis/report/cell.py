@@ -48,7 +48,7 @@ class Cell:
         if self.values:
             return State.SCORED
         states = [standing.state for standing in self.without_value]
-        ranked = (State.RUNNING, State.UNSCORED, State.DIVERGED)
+        ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED)
         return next((state for state in ranked if state in states), State.NOT_RUN)
 
     def text(self, digits: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
 from ...methods import METHODS
 from ..recorded_run import recorded_below
+from .caveats import caveats, is_miniature
 from .environment import Environments
-from .result import Entry, Result, key_of, results_of
+from .result import Entry, Result, results_of
 from .significance import compare
 from .table import Table
 from .tables import TABLES
@@ -46,36 +46,15 @@ def collect(runs: Path, table: Table, baseline: str | None = None) -> Report:
     """
     if baseline and baseline not in METHODS:
         raise UserError(f"--baseline {baseline}: no such method; see `deepnet methods`")
-    folder = runs / table.folder
-    found = recorded_below(folder)
+    found = [run for folder in table.folders for run in recorded_below(runs / folder)]
     if not found:
-        raise UserError(f"{folder}: holds no runs; record some with {table.script} (OUT={runs})")
+        raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
     environments = Environments()
     entries = [Entry(table, run, "") for run in found]
-    miniature = any(run.facts.get("smoke") is True for run in found)
+    miniature = any(is_miniature(entry) for entry in entries)
     results = results_of(table, entries, miniature)
     for entry in (entry for result in results for entry in result.entries):
         entry.environment = environments.letter(entry.run)
     baseline = table.baseline if baseline is None else baseline
     compare(entries, baseline)
-    return Report(table, runs, results, environments.letters, _warnings(table, entries), miniature, baseline)
-
-
-def _warnings(table: Table, entries: list[Entry]) -> list[str]:
-    """What keeps numbers from meaning what they seem to."""
-    found = []
-    modified = [entry.name for entry in entries if entry.run.environment.get("modified")]
-    if modified:
-        found.append(f"trained from a modified working tree, so the commit does not tell all: {', '.join(modified)}")
-    twins = Counter((*key_of(table, entry.run), entry.run.seed) for entry in entries)
-    twice = [entry.name for entry in entries if twins[(*key_of(table, entry.run), entry.run.seed)] > 1]
-    if twice:
-        found.append(f"same row and same seed, yet counted as several: {', '.join(twice)}")
-    kinds = {entry.name: entry.score.get("kind") for entry in entries if entry.score.get("kind")}
-    other = [f"{name} ({kind})" for name, kind in kinds.items() if table.metric.kind and kind != table.metric.kind]
-    if other:
-        found.append(f"the published numbers are {table.metric.kind} BLEU, these are not: {', '.join(other)}")
-    mixed = {entry.run.facts.get("smoke") is True for entry in entries}
-    if len(mixed) > 1:
-        found.append("miniatures and runs in full stand in one table")
-    return found
+    return Report(table, runs, results, environments.letters, list(caveats(table, entries)), miniature, baseline)

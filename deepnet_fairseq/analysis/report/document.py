@@ -29,6 +29,12 @@ class Grid:
     header: list[str]
     rows: list[list[Text]]
 
+    @property
+    def of_words(self) -> list[bool]:
+        """Of each column: does it hold words, to be aligned left?"""
+        words = {"", "absent", "environment"}
+        return [all(row[place].kind in words for row in self.rows) for place in range(len(self.header))]
+
 
 @dataclass(frozen=True)
 class Document:

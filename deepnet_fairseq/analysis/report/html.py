@@ -24,8 +24,8 @@ def html(document: Document, pictures: dict[str, bytes]) -> str:
         *(_picture(title, picture) for title, picture in pictures.items()),
         *(part for grid in document.grids for part in _grid_section(grid)),
         _environments(document),
-        _commands(document),
         _notes(document),
+        _commands(document),
     ]
     body = element("body", element("main", _header(document), *sections))
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
@@ -47,21 +47,24 @@ def _section(name: str, title: str, *children: str) -> Html:
 
 
 def _grid_section(grid: Grid) -> list[Html]:
-    head = element("thead", element("tr", *(element("th", title, scope="col") for title in grid.header)))
-    body = element("tbody", *(_row(row) for row in grid.rows))
+    titles = zip(grid.header, grid.of_words, strict=True)
+    heads = [element("th", title, scope="col", class_="words" if words else None) for title, words in titles]
+    head = element("thead", element("tr", *heads))
+    body = element("tbody", *(_row(row, grid.of_words) for row in grid.rows))
     table = element("table", element("caption", element("span", grid.caption)), head, body)
     scroll = element("div", table, class_="scroll", tabindex="0", role="region", aria_label=grid.title)
     return [_section(grid.name, grid.title, scroll)] if grid.rows else []
 
 
-def _row(row: list[Text]) -> Html:
+def _row(row: list[Text], of_words: list[bool]) -> Html:
     first, *others = row
-    return element("tr", element("th", _content(first), scope="row"), *(_cell(cell) for cell in others))
+    cells = map(_cell, others, of_words[1:])
+    return element("tr", element("th", _content(first), scope="row"), *cells)
 
 
-def _cell(cell: Text) -> Html:
-    kind = cell.kind.replace(" ", "-") or None
-    return element("td", _content(cell), class_=kind)
+def _cell(cell: Text, words: bool) -> Html:
+    kinds = [cell.kind.replace(" ", "-")] * bool(cell.kind) + ["words"] * words
+    return element("td", _content(cell), class_=" ".join(kinds) or None)
 
 
 def _content(cell: Text) -> Html:

@@ -16,9 +16,10 @@ WIDE = 7  # columns, from which the table is scaled to the page
 def latex(document: Document) -> str:
     """A floating table, to be \\input; notes below it."""
     grid = document.overview
+    aligned = "".join("l" if words else "r" for words in grid.of_words)
     lines = [HEAD, r"\begin{table}", r"\centering", rf"\caption{{{escape(_caption(document))}}}"]
     scale, end = (r"\resizebox{\textwidth}{!}{%" + "\n", "}") if len(grid.header) >= WIDE else ("", "")
-    lines += [rf"{scale}\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}", r"\toprule"]
+    lines += [rf"{scale}\begin{{tabular}}{{{aligned}}}", r"\toprule"]
     lines += [_row(list(map(escape, grid.header))), r"\midrule"]
     lines += [_row([_text(cell) for cell in row]) for row in grid.rows]
     lines += [r"\bottomrule", rf"\end{{tabular}}{end}", "", r"\footnotesize"]

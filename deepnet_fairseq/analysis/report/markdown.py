@@ -28,7 +28,8 @@ def escape(text: str) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    rows = [list(map(escape, grid.header)), ["---"] * len(grid.header), *([_text(t) for t in row] for row in grid.rows)]
+    aligned = ["---" if words else "---:" for words in grid.of_words]
+    rows = [list(map(escape, grid.header)), aligned, *([_text(cell) for cell in row] for row in grid.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

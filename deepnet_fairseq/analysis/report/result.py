@@ -12,6 +12,7 @@ from ..recorded_run import RecordedRun
 from ..style import style_of
 from .cell import Cell
 from .environment import cost
+from .model_size import parameters
 from .standing import Standing, State, updates
 from .table import DEPTH, Row, Table
 from .wall_time import training_hours
@@ -29,7 +30,9 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.run.folder.name
+        """Of its folder; with the experiment's where a table reads several."""
+        folder = self.run.folder
+        return folder.name if len(self.table.folders) == 1 else f"{folder.parent.name}/{folder.name}"
 
     @cached_property
     def standing(self) -> Standing:
@@ -52,10 +55,9 @@ class Entry:
     def cost(self) -> tuple[float, str] | None:
         return cost(self.run, self.wall_hours)
 
-    @property
+    @cached_property
     def parameters(self) -> int | None:
-        found = self.run.facts.get("parameters")
-        return found if isinstance(found, int) else None
+        return parameters(self.run)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ..recorded_run import RecordedRun
 class State(StrEnum):
     SCORED = "scored"
     UNSCORED = "not scored"
+    IN_PART = "scored in part"
     RUNNING = "running"
     DIVERGED = "diverged"
     NOT_RUN = "not run"
@@ -26,12 +27,14 @@ class Standing:
 
     @classmethod
     def of(cls, run: RecordedRun) -> Standing:
-        """A score counts only once the training is over."""
+        """A score counts only once the training is over, and if no direction of the corpus is missing in it."""
         if run.ended_in_nan:
             return cls(State.DIVERGED, run.diverged_at)
         if not run.finished:
             return cls(State.RUNNING, updates(run) or 0)
-        return cls(State.UNSCORED if run.score is None else State.SCORED)
+        if run.score is None:
+            return cls(State.UNSCORED)
+        return cls(State.IN_PART if run.score.get("missing") else State.SCORED)
 
     def __str__(self) -> str:
         if self.state is State.DIVERGED and self.update is not None:

@@ -43,12 +43,11 @@ th, td {
 thead th { font-weight: 600; border-bottom: 1px solid var(--text); vertical-align: bottom; }
 th:first-child {
   position: sticky; left: 0; z-index: 1; text-align: left; background: var(--page);
-  border-right: 1px solid var(--line); min-width: 6.5rem; max-width: 45vw;
-  overflow-wrap: break-word; white-space: normal;
+  border-right: 1px solid var(--line);
 }
 tbody th { font-weight: 600; }
 tbody tr:nth-child(even) > * { background: var(--stripe); }
-#methods td { text-align: left; }
+.words { text-align: left; }
 .paper { display: block; color: var(--faint); font-size: .875rem; }
 td.diverged .value { color: var(--bad); font-style: italic; }
 td.not-run .value, td.absent .value, td.not-scored .value { color: var(--faint); }
@@ -69,6 +68,7 @@ pre {
 @media (max-width: 40rem) {
   main { padding: 1rem .75rem 3rem; }
   th, td { padding: .4rem .5rem; }
+  th:first-child { min-width: 6.5rem; max-width: 45vw; overflow-wrap: break-word; white-space: normal; }
   .picture img { max-width: none; }
 }
 @media print {

@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """folder: where below RUNS its runs lie; script: what records them; place: where in the paper the numbers stand.
+    """folders: where below RUNS its runs lie; script: what records them; place: where in the paper the numbers stand.
 
     keys: of run.json, by which its rows differ; runs that differ in others alone, as in the seed, share a row.
     grid: print it as methods by depths, for tables of one column. baseline: the method whose run at the same depth the
@@ -69,7 +69,7 @@ class Table:
     """
 
     name: str
-    folder: str
+    folders: tuple[str, ...]
     script: str
     title: str
     paper: Paper

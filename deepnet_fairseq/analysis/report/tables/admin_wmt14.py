@@ -19,7 +19,7 @@ METHODS = ("post_ln", "pre_ln", "admin")
 
 TABLE = Table(
     name="admin_wmt14",
-    folder="admin_wmt14",
+    folders=("admin_wmt14",),
     script="scripts/admin_wmt14.sh",
     title="Post-LN, Pre-LN and Admin by depth, English-German and English-French",
     paper=Paper(

@@ -5,7 +5,7 @@ from ..table import BLEU, DEEPNET, Metric, Table, by_depth
 
 TABLE = Table(
     name="iwslt14",
-    folder="iwslt14",
+    folders=("iwslt14",),
     script="scripts/iwslt14_de_en.sh",
     title="IWSLT-14 German-English after 8,000 updates: methods by depth",
     paper=DEEPNET,

@@ -5,7 +5,7 @@ from ..table import DEEPNET, Column, Metric, Row, Table, model
 
 TABLE = Table(
     name="opus100",
-    folder="opus100",
+    folders=("opus100",),
     script="scripts/opus100.sh",
     title="OPUS-100: BLEU by depth",
     paper=DEEPNET,

@@ -17,7 +17,7 @@ PUBLISHED = {
 
 TABLE = Table(
     name="1",
-    folder="table1",
+    folders=("table1",),
     script="scripts/table1_wmt17.sh",
     title="WMT-17 English-German: methods by depth",
     paper=DEEPNET,

@@ -1,4 +1,7 @@
-"""Table 2 of DeepNet: OPUS-100, 200 and 1,000 layers beside the baselines of Zhang et al. (2020)."""
+"""Table 2 of DeepNet: OPUS-100, 200 and 1,000 layers beside the baselines of Zhang et al. (2020).
+
+Its runs may be those of Figure 8, which are trained alike.
+"""
 
 from ..table import DEEPNET, Column, Metric, Row, Table, model
 
@@ -14,7 +17,7 @@ BASELINE = "Zhang et al. 2020"
 
 TABLE = Table(
     name="2",
-    folder="table2",
+    folders=("table2", "opus100"),
     script="scripts/table2_opus100.sh",
     title="OPUS-100: massively multilingual translation",
     paper=DEEPNET,
