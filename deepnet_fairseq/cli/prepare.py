@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import UserError
+
 
 def prepare(args) -> None:
     """a corpus of the papers, from its published files to binarised data"""
+    try:
+        _prepare(args)
+    except ModuleNotFoundError as error:
+        raise UserError(f"prepare: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
+
+
+def _prepare(args) -> None:
     from ..data.recipes import Options, find
 
     recipe, dest = find(args.recipe), Path(args.dest)

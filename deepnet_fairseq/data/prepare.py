@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import sentencepiece
 
 from ..errors import UserError
 from ..whole_file import whole
+from .binarise import binarise
 from .parallel import ParallelText, read_parallel
 
 MIN_TRAIN_PAIRS = 100
@@ -45,7 +44,9 @@ def prepare_text(
         (part / "spm.model").write_bytes(model)
         print(f"| segmenting into {vocab:,} pieces")
         segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, part / "text")
-        binarise(langs, list(texts), part / "text", part)
+        print("| binarising")
+        prefixes = {split: [part / "text" / name for name in texts if name.startswith(split)] for split in SPLITS}
+        binarise(langs, prefixes, part)
     print(f"| wrote {dest}")
 
 
@@ -78,16 +79,3 @@ def segment(processor, texts: dict[str, ParallelText], langs: tuple[str, str], f
         for lang, lines in zip(langs, (text.source, text.target), strict=True):
             pieces = processor.encode(lines, out_type=str)
             (folder / f"{name}.{lang}").write_text("".join(" ".join(p) + "\n" for p in pieces), encoding="utf-8")
-
-
-def binarise(langs: tuple[str, str], names: list[str], folder: Path, dest: Path, workers: int = 2) -> None:
-    """fairseq-preprocess with a joined dictionary over folder/NAME.LANG."""
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--workers", str(workers)]
-    command += ["--source-lang", langs[0], "--target-lang", langs[1], "--destdir", str(dest)]
-    for split in SPLITS:
-        prefixes = [str(folder / name) for name in names if name.rstrip("0123456789") == split]
-        command += [f"--{split}pref", ",".join(prefixes)]
-    print("| binarising")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"fairseq-preprocess failed:\n{done.stderr[-2000:]}")

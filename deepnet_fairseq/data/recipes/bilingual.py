@@ -1,0 +1,130 @@
+"""What the bilingual recipes share: Moses tokens, joint BPE, a joined dictionary."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ...errors import UserError
+from ..bilingual import Bilingual, Texts
+from ..cleaning import Limits
+from ..moses import Chain, moses
+from ..steps import Steps
+from ..tokenised import Tokenised
+from .base import Options, Recipe, versions
+
+MINIATURE_MERGES = 500
+
+
+class BilingualRecipe(Recipe):
+    """One language pair. Cleaning is done on words, before BPE, or on pieces, after it."""
+
+    takes = frozenset({"moses", "text", "vocab"})
+    langs: tuple[str, str]  # source and target
+    merges: int
+    chain: Chain  # for training text, and for a validation set of its own
+    test_chain: Chain
+    words: Limits | None = None  # of training pairs, before BPE
+    pieces: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
+    every: int | None = None  # of how many training pairs the last is held out for validation
+
+    @abstractmethod
+    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """The lines to be tokenised: of "train", "test", and of "valid" where nothing is held out."""
+
+    @abstractmethod
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """The test set as published, for references."""
+
+    def number_of_merges(self, options: Options) -> int:
+        return options.vocab or (MINIATURE_MERGES if options.miniature else self.merges)
+
+    def tools(self, options: Options) -> dict[str, str]:
+        tool = {} if options.text and not options.moses else moses(options.moses).versions()
+        return tool | versions("subword-nmt", "fairseq-fixed")
+
+    def check(self, options: Options) -> None:
+        super().check(options)
+        if options.vocab is not None and options.vocab < 1:
+            raise UserError(f"--vocab {options.vocab}: must be 1 or more")
+        if options.text is not None:
+            given = Tokenised(options.text, self.langs)
+            if given.codes and options.vocab is not None:
+                raise UserError(f"--vocab {options.vocab}: {given.codes} holds the merges; leave one of them out")
+
+    def settings(self, options: Options) -> dict:
+        given = Tokenised(options.text, self.langs).state() if options.text else None
+        return super().settings(options) | {"given": given}
+
+    def outline(self, options: Options) -> tuple[str, ...]:
+        merges = f"learn {self.number_of_merges(options):,} BPE merges on both languages together, apply them"
+        fresh = options.text is None
+        steps = {
+            f"training text: {self.chain}; test set: {self.test_chain}; raw references": fresh,
+            f"keep training pairs of {self.words}": self.words,
+            f"hold out every {self.every}th training pair for validation": self.every and fresh,
+            merges: True,
+            f"keep training and validation pairs of {self.pieces}, where words are pieces": self.pieces,
+            "binarise with a joined dictionary": True,
+        }
+        return tuple(step for step, done in steps.items() if done)
+
+    def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
+        work = Bilingual(steps, options.dest, self.langs, options.workers)
+        given = Tokenised(options.text, self.langs) if options.text else None
+        texts = self._tokenised(options, work, files) if given is None else self._given(options, steps, given)
+        texts = self._cleaned(options, work, texts)
+        return {
+            "pieces": "subword_nmt", "detokenise": True, "lowercase": self.chain.lowercase,
+            "counts": self._binarised(options, work, texts, given), "subsets": given.names if given else {},
+        }  # fmt: skip
+
+    def _tokenised(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
+        tool, texts = moses(options.moses), {}
+        for subset in ("train", "test") if self.every else ("train", "valid", "test"):
+            lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
+            chain = self.test_chain if subset == "test" else self.chain
+            texts[subset], count = work.tokenise(subset, lines, tool, chain)
+            self.report(options, "training text" if subset == "train" else subset, count)
+        published = {lang: partial(self.published, lang, files) for lang in self.langs}
+        work.references("test", published, count)
+        return texts
+
+    def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
+        for subset, count in steps.run("given", [], {"files": given.state()}, given.check).items():
+            self.report(options, "training text" if subset == "train" else subset, count)
+        return given.texts
+
+    def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
+        """Without what is too long, and with a validation set."""
+        if self.words:
+            kept, counts = work.clean("clean", {"train": texts["train"]}, moses(options.moses), self.words)
+            texts = texts | kept
+            self.report(options, "clean", counts["train"])
+        if self.every and options.text is None:
+            split, _ = work.hold_out(texts["train"], self.every)
+            texts = split | {"test": texts["test"]}
+        return texts
+
+    def _binarised(self, options: Options, work: Bilingual, texts: Texts, given: Tokenised | None) -> dict:
+        codes = (given and given.codes) or work.learn(texts["train"], self.number_of_merges(options))
+        texts, pieces = work.apply(codes, texts)
+        if self.pieces:
+            held_out = {"train", "valid"} if given is None and self.every else {"train"}
+            chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
+            texts = texts | work.clean("clean-pieces", chosen, moses(options.moses), self.pieces)[0]
+        found = work.binarise(texts, codes, given and given.dictionary)
+        counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
+        for subset, count in counts.items():
+            self.report(options, subset, count)
+        counts |= {f"types {lang}": pieces["train"][lang]["types"] for lang in self.langs}
+        counts |= {"types joined": found["words"]}
+        if options.vocab is None:
+            for what in [what for what in counts if what.startswith("types")]:
+                self.report(options, what, counts[what], "pieces")
+        for subset, of_lang in found["text"].items():
+            unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
+            print(f"| {subset}: unknown are {unknown}")
+        return counts | {"text": found["text"], "dictionary": found["types"]}

@@ -1,0 +1,52 @@
+"""IWSLT-14 German-English, as fairseq's examples/translation/prepare-iwslt14.sh makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from ..cleaning import Limits
+from ..markup import published_segments, segments, training_lines
+from ..moses import Chain
+from ..remote.archive import stream_lines
+from ..remote.source import RemoteFile
+from .base import Options
+from .bilingual import BilingualRecipe
+
+ARCHIVE = "de-en.tgz"
+TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+class Iwslt14(BilingualRecipe):
+    """TED talks; the test set is two development and three test sets in a row."""
+
+    name = "iwslt14_de_en"
+    title = "IWSLT-14 German-English, the runs of Figure 6"
+    langs = ("de", "en")
+    space = 300_000_000
+    merges = 10_000
+    chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before
+    words = Limits(1.5, 1, 175)
+    every = 23
+    expected = {
+        "training text": 174_443, "clean": 167_522, "train": 160_239, "valid": 7_283, "test": 6_750,
+        "types de": 8_842, "types en": 6_628, "types joined": 10_144,
+    }  # fmt: skip
+
+    def files(self, options: Options) -> tuple[RemoteFile, ...]:
+        """The archive of https://wit3.fbk.eu, which gives it no more, at the address of fairseq's script."""
+        address = "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
+        return (RemoteFile(ARCHIVE, (f"https://{address}", f"http://{address}")),)
+
+    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        if subset == "train":
+            return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))
+        return segments(self._test_lines(lang, files))
+
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        return published_segments(self._test_lines(lang, files))
+
+    def _test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        members = (f"de-en/IWSLT14.{name}.de-en.{lang}.xml" for name in TEST_SETS)
+        return chain.from_iterable(stream_lines(files[ARCHIVE], member) for member in members)

@@ -1,0 +1,107 @@
+"""WMT English-German: Europarl v7, Common Crawl and News Commentary v12; tested on newstest2014."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from ..cleaning import Limits
+from ..markup import published_segments, segments
+from ..moses import Chain
+from ..remote.archive import stream_lines
+from ..remote.source import RemoteFile
+from .base import Options
+from .bilingual import BilingualRecipe
+
+TFDS = "TensorFlow Datasets' list of checksums"
+
+
+def _addresses(address: str) -> tuple[str, ...]:
+    return f"https://{address}", f"http://{address}"
+
+
+EUROPARL = RemoteFile(
+    "training-parallel-europarl-v7.tgz",
+    _addresses("www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"),
+    657_632_379,
+    "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+    TFDS,
+)
+COMMON_CRAWL = RemoteFile(
+    "training-parallel-commoncrawl.tgz",
+    _addresses("www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"),
+    918_311_367,
+    "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+    TFDS,
+)
+NEWS_COMMENTARY = RemoteFile(
+    "training-parallel-nc-v12.tgz",
+    _addresses("data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz"),
+    168_591_139,
+    "sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
+    TFDS,
+)
+NEWSTEST2013 = RemoteFile("dev.tgz", _addresses("data.statmt.org/wmt17/translation-task/dev.tgz"))
+NEWSTEST2014 = RemoteFile(
+    "test-full.tgz",
+    _addresses("www.statmt.org/wmt14/test-full.tgz"),
+    None,
+    "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
+    "sacreBLEU's test set wmt14/full",
+)
+TRAINING = {  # archive -> its member without the language, in the order of fairseq's script
+    EUROPARL: "training/europarl-v7.de-en",
+    COMMON_CRAWL: "commoncrawl.de-en",
+    NEWS_COMMENTARY: "training/news-commentary-v12.de-en",
+}
+
+
+class Wmt17(BilingualRecipe):
+    """What fairseq's prepare-wmt14en2de.sh makes without --icml17, and calls wmt17_en_de."""
+
+    name = "wmt17_en_de"
+    title = "WMT English-German of fairseq's wmt17_en_de, the runs of Table 1"
+    langs = ("en", "de")
+    space = 9_000_000_000
+    merges = 40_000
+    chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
+    pieces = Limits(1.5, 1, 250)
+    every = 100
+    expected = {"training text": 4_590_101, "test": 3_003}
+
+    def files(self, options: Options) -> tuple[RemoteFile, ...]:
+        return (*TRAINING, NEWSTEST2014)
+
+    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        if subset == "test":
+            return segments(self._test_lines(lang, files))
+        members = [(files[file.name], f"{member}.{lang}") for file, member in TRAINING.items()]
+        return chain.from_iterable(stream_lines(*member) for member in members)
+
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        return published_segments(self._test_lines(lang, files))
+
+    def _test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        kind = "src" if lang == self.langs[0] else "ref"
+        return stream_lines(files[NEWSTEST2014.name], f"test-full/newstest2014-deen-{kind}.{lang}.sgm")
+
+
+class Wmt14(Wmt17):
+    """The variant of the authors of Admin: the same text, cleaned before BPE, and newstest2013 to validate."""
+
+    name = "wmt14_en_de"
+    title = "WMT English-German of the Admin authors"
+    space = 8_000_000_000
+    merges = 32_764
+    pieces = every = None
+    words = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
+    expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
+
+    def files(self, options: Options) -> tuple[RemoteFile, ...]:
+        return (*TRAINING, NEWSTEST2013, NEWSTEST2014)
+
+    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        if subset == "valid":
+            return stream_lines(files[NEWSTEST2013.name], f"dev/newstest2013.{lang}")
+        return super().raw(subset, lang, files)
