@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ...errors import UserError
 from .base import Options, Recipe
+from .iwslt14 import Iwslt14
+from .opus100 import Opus100
 from .own_text import OwnText
+from .wmt import Wmt14, Wmt17
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (OwnText(),)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (Iwslt14(), Wmt17(), Wmt14(), Opus100(), OwnText())}
 
 
 def find(name: str) -> Recipe:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import UserError
+from ..remote.digest import digest
+from ..remote.disk import need_space
+from ..remote.download import fetch_all
+from ..remote.source import RemoteFile
 from ..steps import Steps, read_json, write_json
 from .destination import claimed, outputs
-
-if TYPE_CHECKING:
-    from ..remote.source import RemoteFile
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines; --moses DIR uses the original"
 FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--vocab", "shards": "--shards",
@@ -45,7 +44,7 @@ class Recipe(ABC):
 
     name: str
     title: str
-    space: int  # bytes that downloads and all steps need together
+    space: int = 0  # bytes that downloads and all steps need together
     takes: frozenset[str] = frozenset()  # the fields of Options that mean something here, of those in FLAGS
     expected: dict[str, int] = {}  # count -> what it is known to be
 
@@ -68,6 +67,10 @@ class Recipe(ABC):
         files: name -> what was downloaded. Returned are "pieces", "detokenise", "lowercase", "counts" and more.
         """
 
+    def needs(self, options: Options) -> int:
+        """Bytes that downloads and all steps need together; 0 where nobody knows beforehand."""
+        return self.space
+
     def settings(self, options: Options) -> dict:
         """What the outcome depends on, as JSON can hold it."""
         chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
@@ -77,8 +80,6 @@ class Recipe(ABC):
 
     def build(self, options: Options) -> None:
         """Makes DEST, or what is missing of it; says so if nothing is."""
-        from ..remote.disk import need_space
-
         self.check(options)
         with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
             settings, summary = self.settings(options), options.dest / "recipe.json"
@@ -109,28 +110,26 @@ class Recipe(ABC):
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
         """Downloads what is missing; name -> {"sha256", "size", "url"}."""
-        from ..remote.download import fetch_all
-
         files = self.files(options)
         paths = [options.downloads / file.name for file in files]
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
 
         def make() -> dict:
+            if files and options.miniature and not (options.mirror or os.environ.get("DEEPNET_MIRROR")):
+                raise UserError(f"--miniature: needs --mirror URL, as `deepnet serve-miniature {self.name}` prints it")
             found = fetch_all(files, options.downloads, options.mirror)
             return {
-                file.name: {
-                    "sha256": _sha256(found[file.name]), "size": found[file.name].stat().st_size, "url": file.urls[0],
-                }
-                for file in files
-            }  # fmt: skip
+                file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
+                for file, path in zip(files, found.values(), strict=True)
+            }
 
         return steps.run("download", paths, {"files": facts, "miniature": options.miniature}, make, keep=True)
 
     def _missing(self, options: Options) -> int:
-        """Bytes still to be written: `space` less what DEST and the downloads hold already."""
+        """Bytes still to be written: what it `needs` less what DEST and the downloads hold already."""
         folders = {options.dest.resolve(), options.downloads.resolve()}
         held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-        return max(0, self.space - sum(file.stat().st_size for file in held))
+        return max(0, self.needs(options) - sum(file.stat().st_size for file in held))
 
     def report(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Prints a count beside what is expected; UserError if they are more than 1% apart."""
@@ -153,7 +152,8 @@ class Recipe(ABC):
     def plan(self, options: Options) -> str:
         """What build() would do."""
         self.check(options)
-        lines = [f"{self.name}: {self.title}", f"into {options.dest}, about {self.space / 1e9:.1f} GB with all steps"]
+        size = f"about {needed / 1e9:.1f} GB with all steps" if (needed := self.needs(options)) else "size not known"
+        lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
         if options.text is None:
             lines += ["files:"]
             for file in self.files(options):
@@ -168,8 +168,3 @@ class Recipe(ABC):
 
 def versions(*packages: str) -> dict[str, str]:
     return {package: version(package) for package in packages}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
