@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from fairseq.data import data_utils
+from fairseq.file_io import PathManager
 
 from deepnet_fairseq.compat import noise
 from deepnet_fairseq.errors import UserError, user_error_line
@@ -56,3 +57,22 @@ def test_only_known_messages_are_silenced(recwarn):
     warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
     warnings.warn("something new", stacklevel=1)
     assert [str(w.message) for w in recwarn] == ["something new"]
+
+
+def test_a_checkpoint_is_replaced_in_one_move(tmp_path, monkeypatch):
+    """A copy that breaks off leaves the old file as it was and nothing beside it."""
+    old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_50.pt"
+    old.write_bytes(b"old")
+    new.write_bytes(b"new" * 1000)
+
+    def breaks_off(source, destination):
+        pathlib.Path(destination).write_bytes(pathlib.Path(source).read_bytes()[:100])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr("shutil.copyfile", breaks_off)
+        PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == b"old"
+    assert PathManager.copy(str(new), str(old), overwrite=True)
+    assert old.read_bytes() == new.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1_50.pt", "checkpoint_last.pt"]

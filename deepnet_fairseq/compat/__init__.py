@@ -10,7 +10,7 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from . import arithmetic, batches, checkpoints, command_line, nan_detector, yaml_config
+    from . import arithmetic, batches, checkpoints, command_line, copies, nan_detector, yaml_config
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
@@ -18,5 +18,6 @@ def apply() -> None:
     checkpoints.allow_plain_data()
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
+    copies.replace_in_one_move()
     nan_detector.hook_leaves()
     yaml_config.explain_mistakes()
