@@ -44,8 +44,9 @@ class Folder:
         dictionary = vocabulary.dictionary(len(languages))
         for language in languages:
             write_text(self.data() / f"dict.{language}.txt", dictionary)
-        write_text(self.dest / "bin" / "langs.txt", "".join(f"{language}\n" for language in languages))
-        write_text(self.dest / "bin" / "pairs.txt", "".join(f"{pair}\n" for text in texts for pair in text.directions))
+        for folder in {self.dest / "bin", self.data()}:
+            write_text(folder / "langs.txt", "".join(f"{language}\n" for language in languages))
+            write_text(folder / "pairs.txt", "".join(f"{pair}\n" for text in texts for pair in text.directions))
 
 
 def write_text(path: Path, text: str) -> None:

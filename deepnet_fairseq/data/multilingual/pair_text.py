@@ -16,11 +16,13 @@ Sentences = Iterator[tuple[str, str]]
 class PairText:
     """langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start;
     state: whatever changes when the text does (sizes and times of its files, checksums), for the record of a step;
+    bound: a quick upper bound of the training pairs, where reading them takes long;
     finish: called when all of it is binarised."""
 
     langs: tuple[str, str]
     subsets: dict[str, Callable[[], Sentences]]
     state: dict
+    bound: Callable[[], int] | None = None
     finish: Callable[[], None] = lambda: None
 
     @property
@@ -74,6 +76,13 @@ def read_lines(path: Path) -> Iterator[str]:
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
             yield one_line(text)
+
+
+def file_state(path: Path) -> list[int]:
+    """Size in bytes and time of change in ns; UserError if there is no such file."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return [path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def one_line(text: str) -> str:

@@ -58,9 +58,11 @@ class Multilingual:
             folder.mkdir(parents=True, exist_ok=True)
 
     def count(self, text: PairText) -> int:
-        """Training pairs; the reading finds what is wrong with the text, too."""
+        """Training pairs, or their bound; the reading finds what is wrong with the text, too."""
 
         def make() -> dict:
+            if text.bound is not None:
+                return {"train": text.bound()}
             return {subset: sum(1 for _ in read()) for subset, read in text.subsets.items()}
 
         return self.step(f"count.{text.name}", [], {"text": text.state}, make)["train"]

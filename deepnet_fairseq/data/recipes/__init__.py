@@ -5,11 +5,14 @@ from __future__ import annotations
 from ...errors import UserError
 from .base import Options, Recipe
 from .iwslt14 import Iwslt14
+from .m2m102 import M2m102
 from .opus100 import Opus100
 from .own_text import OwnText
 from .wmt import Wmt14, Wmt17
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (Iwslt14(), Wmt17(), Wmt14(), Opus100(), OwnText())}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (Iwslt14(), Wmt17(), Wmt14(), Opus100(), M2m102(), OwnText())
+}
 
 
 def find(name: str) -> Recipe:

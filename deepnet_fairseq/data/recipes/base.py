@@ -93,10 +93,8 @@ class Recipe(ABC):
             paths = {name: options.downloads / name for name in fetched}
             facts = self.make(options, steps, paths)
             common = {"recipe": self.name, "miniature": options.miniature, "tools": self.tools(options)}
-            write_json(
-                summary,
-                common | facts | {"files": fetched, "settings": settings, "outputs": outputs(options.dest)},
-            )
+            made = {"settings": settings, "outputs": outputs(options.dest)}
+            write_json(summary, common | {"files": fetched} | facts | made)
             print(f"| wrote {options.dest}")
 
     def check(self, options: Options) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from ...errors import UserError
-from ..multilingual.pair_text import PairText, parse_pair, read_pairs
+from ..multilingual.pair_text import PairText, file_state, parse_pair, read_pairs
 from ..multilingual.recipe import MultilingualRecipe
 from .base import Options
 
@@ -46,11 +45,5 @@ class OwnText(MultilingualRecipe):
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
             if subset == "train" or any(path.exists() for path in paths):
                 subsets[subset] = partial(read_pairs, *paths)
-                state |= {path.name: _state(path) for path in paths}
+                state |= {path.name: file_state(path) for path in paths}
         return PairText(langs, subsets, state)
-
-
-def _state(path: Path) -> list[int]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    return [path.stat().st_size, path.stat().st_mtime_ns]

@@ -1,0 +1,71 @@
+"""A pair's archives in the corpora of OPUS, in the Moses format: a zip with a file for each language."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+from ...errors import UserError
+from ..remote.archive import stream_lines
+from ..remote.digest import note_of
+from ..remote.download import fetch
+from ..remote.progress import say
+from ..remote.source import RemoteFile
+from .pair_text import Sentences, align, one_line, parse_pair
+
+SITE = "https://object.pouta.csc.fi"
+VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
+ZIPPED = 40  # bytes of a zip for a sentence pair, at least
+
+
+def archive_of(corpus: str, pair: str) -> RemoteFile:
+    """pair: in the order of the alphabet, as OPUS has it. No checksums are published: the first download's is kept."""
+    url = f"{SITE}/OPUS-{corpus}/{VERSIONS[corpus]}/moses/{pair}.txt.zip"
+    return RemoteFile(f"{corpus}.{pair}.zip", (url,))
+
+
+class Archives:
+    """Those of one pair, fetched when they are first read; a corpus that does not have the pair is passed over."""
+
+    def __init__(self, pair: str, downloads: Path, mirror: str | None):
+        self.pair, self.downloads, self.mirror = pair, downloads, mirror
+
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        """corpus -> archive. UserError if no corpus has the pair."""
+        paths = {}
+        for corpus in VERSIONS:
+            try:
+                paths[corpus] = fetch(archive_of(corpus, self.pair), self.downloads, self.mirror)
+            except UserError as error:
+                if ": 404 " not in str(error):
+                    raise
+                say(f"{corpus} does not have {self.pair}: passed over")
+        if not paths:
+            raise UserError(f"--pairs {self.pair}: none of {', '.join(VERSIONS)} has it; leave it out")
+        return paths
+
+    def read(self) -> Sentences:
+        """All pairs, as they are."""
+        for corpus, path in self.paths.items():
+            members = tuple(f"{corpus}.{self.pair}.{lang}" for lang in parse_pair(self.pair))
+            source, target = (map(one_line, stream_lines(path, member)) for member in members)
+            yield from align(source, target, members, empty="keep")
+
+    def lines(self) -> int:
+        """Of all archives together."""
+        lang = parse_pair(self.pair)[0]
+        members = (stream_lines(path, f"{corpus}.{self.pair}.{lang}") for corpus, path in self.paths.items())
+        return sum(1 for _ in chain.from_iterable(members))
+
+    def expected(self) -> int:
+        """Sentence pairs, about, by the size of the archives."""
+        return sum(path.stat().st_size for path in self.paths.values()) // ZIPPED
+
+    def remove(self) -> None:
+        for corpus in VERSIONS:
+            path = self.downloads / archive_of(corpus, self.pair).name
+            path.unlink(missing_ok=True)
+            note_of(path).unlink(missing_ok=True)
+        self.__dict__.pop("paths", None)
