@@ -38,12 +38,13 @@ class Steps:
         else:
             print(f"== {name}", flush=True)
             record.unlink(missing_ok=True)
-            for path in () if keep else outputs:
-                remove(path)
+            for path in outputs:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not keep:
+                    remove(path)
             result = make() or {}
             done = {"asked": asked, "outputs": self._state(outputs), "result": result}
-            missing = [name for name, state in done["outputs"].items() if state is None]
-            if missing:
+            if missing := [path for path, state in done["outputs"].items() if state is None]:
                 raise RuntimeError(f"step {name} did not make {', '.join(missing)}")
             write_json(record, done)
         self.previous = _digest([asked, done["outputs"]])
@@ -52,12 +53,11 @@ class Steps:
     def _state(self, outputs: Sequence[Path]) -> dict[str, list[int] | None]:
         """Path from the folder -> size in bytes and time of change in ns; None for what is not there."""
         files = [file for path in outputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-        return {os.path.relpath(file, self.folder): _stat(file) for file in files if not file.is_dir()} | {
-            os.path.relpath(path, self.folder): None for path in outputs if not path.exists()
-        }
+        return {os.path.relpath(file, self.folder): file_state(file) for file in files if not file.is_dir()}
 
 
-def _stat(file: Path) -> list[int] | None:
+def file_state(file: Path) -> list[int] | None:
+    """Size in bytes and time of change in ns, None if it is not there: what tells that a file is as it was."""
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.exists() else None
 
 
@@ -68,9 +68,10 @@ def _digest(content) -> str:
 def read_json(path: Path) -> dict:
     """{} for a file that is missing or torn."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import UserError
 from . import bpe
 from .lines import read_pairs
+from .steps import file_state
 
 LOOKED_AT = 10_000  # lines
 
@@ -53,9 +54,9 @@ class Tokenised:
         texts = [Path(f"{prefix}.{lang}") for prefix in self.texts.values() for lang in self.langs]
         return texts + [path for path in (self.codes, self.dictionary) if path]
 
-    def state(self) -> dict[str, list[int]]:
+    def state(self) -> dict[str, list[int] | None]:
         """File -> size and time of change."""
-        return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in self.files()}
+        return {path.name: file_state(path) for path in self.files()}
 
     def check(self) -> dict[str, int]:
         """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""

@@ -92,11 +92,16 @@ class Perl(Moses):
             failure: list[BaseException] = []
             feeder = Thread(target=_feed, args=(running[0].stdin, content, failure), daemon=True)
             feeder.start()
-            yield from running[-1].stdout
-            feeder.join()
+            try:
+                yield from running[-1].stdout
+            finally:  # also when nobody wants more
+                for process in running:
+                    process.stdout.close()
+                feeder.join()
+                statuses = [process.wait() for process in running]
             if failure:
                 raise failure[0]
-            self._check({name: process.wait() for (name, *_), process in zip(commands, running, strict=True)}, log)
+            self._check([name for name, *_ in commands], statuses, log)
 
     def clean(self, langs: tuple[str, str], source: Path, dest: Path, limits: Limits) -> None:
         words = ["-ratio", f"{limits.ratio:g}", source, *langs, dest, limits.least, limits.most]
@@ -104,10 +109,10 @@ class Perl(Moses):
         with tempfile.TemporaryFile() as log:
             command = ["perl", str(self.scripts["clean"]), *map(str, words)]
             done = subprocess.run(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
-            self._check({"clean": done.returncode}, log)
+            self._check(["clean"], [done.returncode], log)
 
-    def _check(self, statuses: dict[str, int], log) -> None:
-        for name, status in statuses.items():
+    def _check(self, names: list[str], statuses: list[int], log) -> None:
+        for name, status in reversed(list(zip(names, statuses, strict=True))):  # a script's end ends those before it
             if status:
                 log.seek(0)
                 said = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]

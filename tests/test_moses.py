@@ -1,0 +1,310 @@
+"""Moses' tools: cleaning, tokenising, the text within tags; and the Perl originals run in their place."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from deepnet_fairseq.data.cleaning import SPACE, Limits, clean
+from deepnet_fairseq.data.markup import published_segments, segments, training_lines
+from deepnet_fairseq.data.moses import Chain, Perl, Port, moses
+from deepnet_fairseq.data.moses.perl import SCRIPTS
+from deepnet_fairseq.data.moses.port import line_function, lowercase
+from deepnet_fairseq.data.processes import map_lines
+from deepnet_fairseq.errors import UserError
+
+needs_perl = pytest.mark.skipif(shutil.which("perl") is None, reason="compares with Perl")
+IWSLT = Limits(1.5, 1, 175)
+
+
+def perl(code: str, text: str) -> str:
+    """What Perl makes of `text` ($_), both in UTF-8."""
+    done = subprocess.run(["perl", "-CS", "-0777", "-pe", code], input=text.encode(), capture_output=True, check=True)
+    return done.stdout.decode()
+
+
+def words(count: int, word: str = "w") -> str:
+    return " ".join([word] * count)
+
+
+KEPT = {
+    "one word each": ("a", "b"),
+    "exactly one and a half times as many": (words(2), words(3)),
+    "the other way round": (words(6), words(4)),
+    "the longest": (words(175), words(175)),
+    "the longest word": ("x" * 1000, "b"),
+}
+DROPPED = {
+    "nothing on one side": ("", "a"),
+    "nothing on the other": ("a", ""),
+    "blanks only": (" \t\u00a0\u2003 ", "a"),
+    "a little more than one and a half times as many": (words(15), words(23)),
+    "twice as many": (words(4), words(2)),
+    "too long": (words(176), words(175)),
+    "too long a word": ("a", "x" * 1001),
+    "bars only": ("|", "a"),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_pairs_fit_for_training(kind):
+    assert list(clean([KEPT[kind]], IWSLT)) == [KEPT[kind]]
+
+
+@pytest.mark.parametrize("kind", DROPPED)
+def test_pairs_not_fit_for_training(kind):
+    assert list(clean([("first", "pair"), DROPPED[kind]], IWSLT)) == [("first", "pair")]
+
+
+def test_cleaning_makes_single_blanks_and_removes_bars():
+    assert list(clean([("x", "y"), ("  a\u00a0 b\t", "c| d|e ")], IWSLT)) == [("x", "y"), ("a b", "c de")]
+    factors = ("haus|NN das|ART", "house|NN the|DET")  # bars in the first pair separate factors
+    assert list(clean([factors, ("a|" + "x" * 1000, "b|c")], IWSLT)) == [factors, ("a|" + "x" * 1000, "b|c")]
+
+
+def test_other_limits():
+    pairs = [(words(80), words(9)), (words(81), words(81)), (words(80), words(8)), (words(3), words(28))]
+    assert list(clean(pairs, Limits(9, 1, 80))) == pairs[:1]
+    assert list(clean([("a", "b"), (words(2), words(3))], Limits(1.5, 2, 3))) == [(words(2), words(3))]
+
+
+@needs_perl
+def test_white_space_is_perls():
+    text = "".join(f"<{chr(code)}>" for code in range(1, 0x3100) if not 0xD800 <= code < 0xE000)
+    assert SPACE.sub("_", text) == perl(r"s/\s+/_/g", text)
+
+
+@needs_perl
+@pytest.mark.parametrize("text", ["ÄÖÜ ẞ É", "ΟΔΟΣ ΣΑΣ", "İSTANBUL ISPARTA", "ДОБРЫЙ", "ǅ ǈ K Å", "ﬁ STRASSE ŉ"])
+def test_lower_case_is_perls(text):
+    assert lowercase(text) == perl("$_ = lc", text)
+
+
+TRAIN_TAGS = """\
+<url>http://www.ted.com/talks/a.html</url>
+<keywords>talks, b</keywords>
+<talkid>535</talkid>
+<title>Al Gore: Neue Bedenken</title>
+<description>TED Talk Subtitles: Al Gore</description>
+ Vor einem Jahr < 5 sprach ich.
+
+Er sagte <url> und ging.
+""".splitlines()
+
+
+def test_training_text_of_talks():
+    assert list(training_lines(TRAIN_TAGS)) == [
+        "Al Gore: Neue Bedenken", "TED Talk Subtitles: Al Gore", " Vor einem Jahr < 5 sprach ich.", "",
+    ]  # fmt: skip
+
+
+XML = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<doc docid="69" genre="lectures">
+<url>http://www.ted.com/talks/a.html</url>
+<title>A title</title>
+<seg id="1"> It’s R&amp;D,  he said. </seg>
+  <seg id="12">Second</seg>
+<seg id="13"></seg>
+</doc>
+""".splitlines()
+
+
+def test_segments_to_tokenise_and_as_published():
+    assert [line.strip() for line in segments(XML)] == ["It's R&amp;D,  he said.", "Second", ""]
+    assert list(published_segments(XML)) == ["It’s R&amp;D, he said.", "Second", ""]
+
+
+TOKENISED = {  # by hand, after the rules of tokenizer.perl
+    ("en", "He didn't pay 5,300 (i.e. all), \"Mr. X\"."): (
+        "He didn &apos;t pay 5,300 ( i.e. all ) , &quot; Mr. X &quot; ."
+    ),
+    ("de", "Das ist's: [A|B] & <C>, 1,5 z.B. gut."): (
+        "Das ist &apos; s : &#91; A &#124; B &#93; &amp; &lt; C &gt; , 1,5 z.B. gut ."
+    ),
+    ("de", "am 3. Mai... well-known"): "am 3. Mai ... well-known",
+    ("en", "  \t "): "",
+}
+
+
+@pytest.mark.parametrize("lang, line", TOKENISED)
+def test_tokenised_and_escaped(lang, line):
+    assert line_function(lang, Chain())(line) == TOKENISED[lang, line]
+
+
+def test_more_than_tokenised():
+    assert line_function("en", Chain(aggressive=True))("well-known 1-2 -x") == "well @-@ known 1 @-@ 2 -x"
+    assert line_function("de", Chain(lowercase=True))("ÄRGER & Co.") == "ärger &amp; co."
+    assert line_function("en", Chain(lowercase=True))("R&AMP;D") == "r &amp; amp ; d"
+
+
+def test_normalised():
+    """The rules of normalize-punctuation.perl and remove-non-printing-char.perl, by hand."""
+    german, english = (line_function(lang, Chain(normalise=True)) for lang in ("de", "en"))
+    assert german("Er sagt „gut“ – 1\u00a0000 %") == "Er sagt &quot; gut &quot; - 1,000 %"
+    assert english("1\u00a0000 is “fine”, isn’t it ?") == "1.000 is &quot; fine , &quot; isn &apos;t it ?"
+    assert english("a\u200bb\x07c\ufeffd") == "a b c d"
+
+
+def test_where_sacremoses_differs_from_the_perl_original():
+    """docs/corpora.md says so; should sacremoses change, the page must."""
+    english = line_function("en", Chain())
+    assert english("He says vs.") == "He says vs."  # Perl: vs .
+    assert english("a\x1cb") == "a b"  # Perl: ab
+    assert "sacremoses" in Port().versions()
+
+
+def test_lines_in_processes_come_in_order():
+    lines = [f"line {number}" for number in range(12_345)]
+    found = [list(map_lines(lambda: str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
+    assert found[0] == found[1] == [line.upper() for line in lines]
+
+
+def test_lines_are_read_as_they_are_needed():
+    read = 0
+
+    def lines():
+        nonlocal read
+        for read in range(1, 1_000_001):
+            yield "x"
+
+    found = map_lines(lambda: str.upper, lines(), 2, "test")
+    assert [next(found) for _ in range(10)] == ["X"] * 10
+    assert read < 50_000
+    found.close()
+
+
+def test_a_mistake_in_a_process_is_told():
+    def make():
+        return lambda line: 1 // int(line)
+
+    with pytest.raises(ZeroDivisionError):
+        list(map_lines(make, ["1", "0"], 2, "test"))
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    def make():
+        (tmp_path / str(os.getpid())).touch()
+        return lambda line: time.sleep(60)
+
+    if not (child := os.fork()):
+        list(map_lines(make, ["x"] * 10_000, 2, "test"))
+        os._exit(0)
+    workers = []
+    while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    for _ in range(300):
+        workers = [pid for pid in workers if os.path.exists(f"/proc/{pid}") and _state(pid) != "Z"]
+        if not workers:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{workers} still run")
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][0]
+    except FileNotFoundError:
+        return "Z"
+
+
+MARKS = r"""
+my $words = join(",", @ARGV);
+binmode(STDIN, ":utf8"); binmode(STDOUT, ":utf8");
+while (<STDIN>) { chomp; print "$_ <NAME $words>\n"; }
+"""
+CLEANS = r"""
+my (undef, $ratio, $corpus, $one, $two, $out, $least, $most) = @ARGV;
+for my $lang ($one, $two) {
+    open(my $in, "<", "$corpus.$lang") or die; open(my $to, ">", "$out.$lang") or die;
+    while (<$in>) { chomp; print $to "$_ <clean $ratio $least $most>\n"; }
+}
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Scripts that say they were there, and with which words."""
+    folder = tmp_path / "moses decoder"
+    for name, script in SCRIPTS.items():
+        (folder / script).parent.mkdir(parents=True, exist_ok=True)
+        (folder / script).write_text(CLEANS if name == "clean" else MARKS.replace("NAME", name))
+    return folder
+
+
+@needs_perl
+def test_perl_scripts_one_after_another(checkout):
+    tool = moses(checkout)
+    found = list(tool.process(["grün", "", "x"], "de", Chain(True, True, True), 2, "test"))
+    assert found == [
+        f"{line} <normalise de> <printing > <tokenise -threads,2,-a,-l,de> <lowercase >" for line in ("grün", "", "x")
+    ]
+    assert list(tool.process(["a"], "en", Chain(), 1, "test")) == ["a <tokenise -threads,1,-l,en>"]
+    many = [str(number) for number in range(50_000)]
+    assert [line.split()[0] for line in tool.process(iter(many), "en", Chain(lowercase=True), 1, "t")] == many
+
+
+@needs_perl
+def test_perl_cleaning(checkout, tmp_path):
+    for lang in ("de", "en"):
+        (tmp_path / f"text.{lang}").write_text(f"{lang}\n")
+    Perl(checkout).clean(("de", "en"), tmp_path / "text", tmp_path / "out" / "clean", Limits(1.5, 1, 175))
+    assert (tmp_path / "out" / "clean.en").read_text() == "en <clean 1.5 1 175>\n"
+
+
+@needs_perl
+def test_perl_scripts_are_known_by_commit_and_content(checkout):
+    digest = Perl(checkout).versions()
+    assert list(digest) == ["mosesdecoder scripts"] and re.fullmatch("sha256:[0-9a-f]{64}", *digest.values())
+    git = ["git", "-C", checkout, "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    assert re.fullmatch("[0-9a-f]{40}", Perl(checkout).versions()["mosesdecoder"])
+    (checkout / SCRIPTS["clean"]).write_text("changed")
+    assert Perl(checkout).versions()["mosesdecoder scripts"] != digest["mosesdecoder scripts"]
+
+
+@needs_perl
+def test_perl_scripts_that_go_wrong(checkout):
+    def process():
+        return list(Perl(checkout).process(["a"] * 100_000, "de", Chain(normalise=True), 1, "test"))
+
+    script = checkout / SCRIPTS["tokenise"]
+    script.write_text('die "no threads here";')
+    with pytest.raises(UserError, match=r"tokenizer\.perl ended with status \d+: no threads here.*--workers 1"):
+        process()
+    script.write_text('while (<STDIN>) { print $_ if $. % 2; }')
+    with pytest.raises(UserError, match="100,000 lines went in, 50,000 came out"):
+        process()
+    script.unlink()
+    with pytest.raises(UserError, match=r"--moses .*moses decoder: holds no scripts/tokenizer/tokenizer\.perl"):
+        process()
+
+
+@needs_perl
+def test_perl_scripts_end_when_nobody_reads_on(checkout):
+    found = Perl(checkout).process(("a" for _ in iter(int, 1)), "de", Chain(normalise=True), 1, "test")  # endless
+    next(found)
+    found.close()
+
+
+@needs_perl
+def test_what_goes_wrong_with_the_lines_is_told_by_perl_too(checkout):
+    def lines():
+        yield "a"
+        raise UserError("archive broken")
+
+    with pytest.raises(UserError, match="archive broken"):
+        list(Perl(checkout).process(lines(), "de", Chain(), 1, "test"))
+
+
+def test_perl_itself_missing(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="needs perl; install it"):
+        Perl(checkout)

@@ -1,0 +1,184 @@
+"""Steps are done once, and again when their output is not whole or anything before them changed."""
+
+import json
+import os
+
+import pytest
+
+from deepnet_fairseq.data.recipes.destination import claimed, outputs
+from deepnet_fairseq.data.steps import Steps, remove
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.whole_file import whole
+
+
+class Program:
+    """Three steps in a row, as often as wanted: a file, a folder made of it, a file made of that."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.words, self.made = ["b", "a"], []
+
+    def __call__(self, letter="x"):
+        self.made = []
+        steps, folder = Steps(self.folder), self.folder
+        return [
+            steps.run("write", [folder / "text"], {"letter": letter}, lambda: self._write(letter)),
+            steps.run("sort", [folder / "sorted"], {}, self._sort),
+            steps.run("count", [folder / "count"], {}, self._count),
+        ]
+
+    def _write(self, letter):
+        self.made.append("write")
+        with whole(self.folder / "text") as part:
+            part.write_text("\n".join(word + letter for word in self.words))
+
+    def _sort(self):
+        self.made.append("sort")
+        with whole(self.folder / "sorted") as part:
+            (part / "deep").mkdir(parents=True)
+            (part / "deep" / "lines").write_text("\n".join(sorted((self.folder / "text").read_text().split("\n"))))
+
+    def _count(self):
+        self.made.append("count")
+        count = len((self.folder / "sorted" / "deep" / "lines").read_text().split("\n"))
+        with whole(self.folder / "count") as part:
+            part.write_text(str(count))
+        return {"lines": count}
+
+    def content(self):
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file() and "steps" not in path.relative_to(self.folder).parts
+        }
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path / "a [b] *")  # what a pattern would misread
+
+
+def test_done_once(program, capsys):
+    assert program() == [{}, {}, {"lines": 2}]
+    assert program.made == ["write", "sort", "count"]
+    assert capsys.readouterr().out.split("\n")[:3] == ["== write", "== sort", "== count"]
+    assert program() == [{}, {}, {"lines": 2}]  # the counts are remembered
+    assert program.made == []
+    assert capsys.readouterr().out.split("\n")[:3] == [f"== {step}: done before" for step in ("write", "sort", "count")]
+
+
+SPOILED = {
+    "a file cut off": (lambda folder: (folder / "text").write_text("bx"), ["write", "sort", "count"]),
+    "a file changed": (lambda folder: (folder / "text").write_text("bx\nbx"), ["write", "sort", "count"]),
+    "a file gone": (lambda folder: (folder / "sorted" / "deep" / "lines").unlink(), ["sort", "count"]),
+    "a file too many": (lambda folder: (folder / "sorted" / "more").write_text(""), ["sort", "count"]),
+    "the last one gone": (lambda folder: (folder / "count").unlink(), ["count"]),
+    "a record gone": (lambda folder: (folder / "steps" / "sort.json").unlink(), ["sort", "count"]),
+    "a record torn": (lambda folder: (folder / "steps" / "count.json").write_text('{"asked": "'), ["count"]),
+    "a record of something else": (lambda folder: (folder / "steps" / "count.json").write_text("[1]"), ["count"]),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_what_is_not_whole_is_done_again_and_all_after_it(kind, program):
+    program()
+    before = program.content()
+    spoil, redone = SPOILED[kind]
+    spoil(program.folder)
+    program()
+    assert program.made == redone
+    assert program.content() == before
+    program()
+    assert program.made == []
+
+
+def test_changed_settings_are_followed_from_there_on(program):
+    program()
+    program("y")
+    assert program.made == ["write", "sort", "count"]
+    assert program.content()["sorted/deep/lines"] == b"ay\nby"
+    program("x")
+    assert program.made == ["write", "sort", "count"]
+
+
+def test_what_a_killed_run_left_is_removed(program):
+    program.folder.mkdir()
+    (program.folder / "text.123.part").write_text("half")
+    (program.folder / "sorted.45.part").mkdir()
+    (program.folder / "sorted.45.part" / "half").write_text("half")
+    (program.folder / "other.9.part").write_text("of something else")
+    (program.folder / "count").write_text("of unknown origin")
+    program()
+    assert set(program.content()) == {"text", "sorted/deep/lines", "count", "other.9.part"}
+    assert program.content()["count"] == b"2"
+
+
+def test_a_failure_leaves_no_record(program):
+    program.words = None
+    with pytest.raises(TypeError):
+        program()
+    assert program.content() == {}
+    program.words = ["c"]
+    program()
+    assert program.made == ["write", "sort", "count"]
+
+
+def test_a_step_that_makes_nothing_is_a_defect_and_told(tmp_path):
+    with pytest.raises(RuntimeError, match="step idle did not make nothing"):
+        Steps(tmp_path).run("idle", [tmp_path / "nothing"], {}, lambda: None)
+    assert not list(tmp_path.glob("steps/*"))
+
+
+def test_kept_outputs_are_gone_on_with(tmp_path):
+    (tmp_path / "download").write_text("half")
+
+    def make():
+        with open(tmp_path / "download", "a") as file:
+            file.write(" and half")
+
+    Steps(tmp_path).run("download", [tmp_path / "download"], {}, make, keep=True)
+    assert (tmp_path / "download").read_text() == "half and half"
+
+
+def test_remove_leaves_what_a_link_points_to(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "text").write_text("keep")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    remove(tmp_path / "link")
+    assert not os.path.lexists(tmp_path / "link")
+    assert (tmp_path / "mine" / "text").read_text() == "keep"
+
+
+def test_a_folder_belongs_to_one_corpus(tmp_path):
+    with claimed(tmp_path / "new", "iwslt14_de_en"):
+        pass
+    with pytest.raises(UserError, match="new: holds iwslt14_de_en, not wmt17_en_de; name another folder"):
+        with claimed(tmp_path / "new", "wmt17_en_de"):
+            pass
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("keep")
+    with pytest.raises(UserError, match=r"mine: is there and holds other things \(thesis\)"):
+        with claimed(tmp_path / "mine", "iwslt14_de_en"):
+            pass
+    assert os.listdir(tmp_path / "mine") == ["thesis"]
+    with pytest.raises(UserError, match="thesis: is there and no folder"):
+        with claimed(tmp_path / "mine" / "thesis", "iwslt14_de_en"):
+            pass
+
+
+def test_one_process_at_a_time(tmp_path):
+    with claimed(tmp_path, "iwslt14_de_en"):
+        if not (child := os.fork()):
+            try:
+                with claimed(tmp_path, "iwslt14_de_en"):
+                    os._exit(1)
+            except UserError as error:
+                os._exit(0 if "another deepnet prepare works in it" in str(error) else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_outputs_are_bin_and_reference(tmp_path):
+    for name in ("bin/dict.de.txt", "reference/test.de-en.en", "text/codes", "recipe.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(name))
+    assert outputs(tmp_path) == {"bin/dict.de.txt": 17, "reference/test.de-en.en": 25}
