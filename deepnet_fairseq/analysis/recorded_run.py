@@ -93,14 +93,9 @@ class RecordedRun:
 
     @cached_property
     def score(self) -> dict | None:
-        """score.json; None where there is none, UserError if it holds no number "bleu"."""
+        """score.json; None where there is none."""
         path = self.folder / "score.json"
-        if not path.exists():
-            return None
-        score = _json(path)
-        if not isinstance(score.get("bleu"), (int, float)):
-            raise UserError(f'{path}: holds no number "bleu"; score the run again')
-        return score
+        return _json(path) if path.exists() else None
 
     def choice(self, key: str, choices) -> str:
         """run.json's value of `key`, one of `choices`."""
@@ -153,11 +148,13 @@ class RecordedRun:
     @cached_property
     def bleu(self) -> float | None:
         """BLEU in 0..100; None if the run diverged before there was anything to score."""
-        if self.score is not None:
-            return float(self.score["bleu"])
-        if self.diverged:
+        path = self.folder / "score.json"
+        if self.score is None and self.diverged:
             return None
-        raise UserError(f"{self.folder / 'score.json'}: no such file; record the run again")
+        value = _json(path).get("bleu")
+        if not isinstance(value, (int, float)):
+            raise UserError(f'{path}: holds no number "bleu"; score the run again')
+        return float(value)
 
 
 def runs_of(folder: Path, figure: int) -> list[RecordedRun]:

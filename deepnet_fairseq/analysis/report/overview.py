@@ -7,6 +7,7 @@ from .collect import Report
 from .document import Grid, Text
 from .numbers import DASH, MISSING, change, published, size, whole_number
 from .result import Result, beside
+from .table import DEPTH, Table
 
 
 def overview(report: Report) -> Grid:
@@ -26,7 +27,7 @@ def _by_depth(report: Report) -> tuple[list[str], list[list[Text]]]:
 
 
 def _by_column(report: Report) -> tuple[list[str], list[list[Text]]]:
-    header = ["model", "layers", "parameters", *(column.name for column in report.table.columns)]
+    header = [*name_header(report.table), "parameters", *(column.name for column in report.table.columns)]
     return header, [
         [*names(result), parameters(result), *(_cell(report, result, key) for key in result.cells)]
         for result in report.results
@@ -51,7 +52,7 @@ def beside_paper(report: Report) -> Grid:
     """
     chosen = [result for result in report.results if result.entries or not report.table.grid]
     metrics = further_metrics(report)
-    header = ["model", "layers", "parameters", "runs"]
+    header = [*name_header(report.table), "parameters", "runs"]
     for column in report.table.columns:
         several = len(report.table.columns) > 1
         header += [column.name, *([f"{column.name}, paper"] if several else ["paper"])]
@@ -84,10 +85,16 @@ def further_metrics(report: Report) -> dict[str, str]:
     return {name: key for name, key in known.items() if any(beside(score, key) is not None for score in scores)}
 
 
+def name_header(table: Table) -> list[str]:
+    return ["model", *table.others, *["layers"] * (DEPTH[1] in table.keys)]
+
+
 def names(result: Result) -> list[Text]:
-    """Model, and depth: of a grid's row as 18L-18L, else in layers."""
-    depth = result.depth if result.table.grid else whole_number(result.layers)
-    return [Text(result.label), Text(depth, "number")]
+    """Under name_header: the model, what else tells rows apart, and the depth, in a grid as 18L-18L, else in all."""
+    table, facts = result.table, result.row.facts
+    depth = f"{facts[DEPTH[1]]}L-{facts[DEPTH[2]]}L" if table.grid else whole_number(result.layers)
+    layers = [Text(depth, "number")] * (DEPTH[1] in table.keys)
+    return [Text(result.label), *(Text(value or DASH) for value in result.others), *layers]
 
 
 def parameters(result: Result) -> Text:

@@ -38,10 +38,14 @@ class Entry:
     def standing(self) -> Standing:
         return Standing.of(self.run)
 
-    @property
+    @cached_property
     def score(self) -> dict:
-        """Empty unless the run is over and scored."""
-        return self.run.score if self.standing.state is State.SCORED else {}
+        """Empty unless the run is over and scored; UserError if a score has nothing of what the table asks for."""
+        score = self.run.score if self.standing.state is State.SCORED else {}
+        if score and all(column.read(score) is None for column in self.table.columns):
+            asked = " or ".join(f'"{".".join(column.path)}"' for column in self.table.columns)
+            raise UserError(f"{self.run.folder / 'score.json'}: holds no number {asked}; score the run again")
+        return score
 
     @cached_property
     def updates(self) -> int | None:
@@ -88,14 +92,19 @@ class Result:
         """As "18L-18L", behind what else the table's rows differ by."""
         if not self.row.facts:
             return str(self.row.layers)
-        others = [str(self.row.facts[key]) for key in self.table.keys if key not in DEPTH]
-        return " ".join([*others, f"{self.row.facts['encoder_layers']}L-{self.row.facts['decoder_layers']}L"])
+        layers = [f"{self.row.facts[key]}L" for key in DEPTH[1:] if key in self.table.keys]
+        return " ".join([*self.others, "-".join(layers)]).strip()
+
+    @property
+    def others(self) -> list[str]:
+        """What tells it apart from rows of the same method and depth."""
+        return [str(self.row.facts.get(key, "")) for key in self.table.others]
 
     @property
     def layers(self) -> int | None:
-        """Encoder and decoder together."""
-        facts = self.row.facts
-        return facts["encoder_layers"] + facts["decoder_layers"] if facts else self.row.layers
+        """Encoder and decoder together; None in a table that does not tell rows apart by them."""
+        found = [self.row.facts[key] for key in DEPTH[1:] if key in self.row.facts]
+        return sum(found) if found else self.row.layers
 
     @cached_property
     def cells(self) -> dict[str, Cell]:

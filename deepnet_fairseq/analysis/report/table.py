@@ -83,6 +83,11 @@ class Table:
     figure: int | None = None
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def others(self) -> list[str]:
+        """Keys beside method and depth."""
+        return [key for key in self.keys if key not in DEPTH]
+
 
 BLEU = (Column("bleu", "BLEU", ("bleu",)),)
 DEEPNET = Paper("Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers", "https://arxiv.org/abs/2203.00555")
