@@ -183,3 +183,16 @@ def test_a_broken_file_is_named_and_nothing_is_written(name, text, tmp_path):
     with pytest.raises(SystemExit, match=re.escape(str(folder / name))):
         main(["report", str(tmp_path), "--table", "1", "--out", str(tmp_path / "report.md")])
     assert [path.name for path in tmp_path.iterdir()] == ["table1"]
+
+
+def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
+    run(tmp_path, "table1", "a", layers=12, bleu=28.0)
+    run(tmp_path, "opus100", "b", layers=18, score={"bleu": 28.0})
+    run(tmp_path, "admin_wmt14", "c", "admin", 3, bleu=27.0, corpus="wmt14_en_de")
+    header = list(grid(printed(capsys, tmp_path, "--table", "1"), "Overview")[0])
+    assert header == ["method", "6L-6L", "12L-12L", "18L-18L", "50L-50L", "100L-100L"]
+    rows = grid(printed(capsys, tmp_path, "--table", "opus100"), "Overview")
+    assert [row["layers"] for row in rows] == ["12", "20", "36", "100", "200", "1000"]
+    header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
+    depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
+    assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13

@@ -7,7 +7,8 @@ import json
 from .cell import Cell
 from .collect import Report
 from .document import Document
-from .result import Entry, Result
+from .entry import Entry
+from .result import Result
 
 FORMAT = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .result import Entry, key_of
+from .entry import Entry, key_of
 from .table import Table
 
 

@@ -9,8 +9,9 @@ from ...errors import UserError
 from ...methods import METHODS
 from ..recorded_run import recorded_below
 from .caveats import caveats, is_miniature
+from .entry import Entry
 from .environment import Environments
-from .result import Entry, Result, results_of
+from .result import Result, results_of
 from .significance import compare
 from .table import Table
 from .tables import TABLES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cell import Cell
 from .document import Text
-from .result import beside
+from .entry import beside
 
 DASH, MINUS = "–", "−"
 MISSING = Text(DASH, "absent")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from .cell import Cell
 from .collect import Report
 from .document import Grid, Text
+from .entry import beside
 from .numbers import DASH, MISSING, change, published, size, whole_number
-from .result import Result, beside
+from .result import Result, shallow_first
 from .table import DEPTH, Table
 
 
@@ -19,7 +20,10 @@ def overview(report: Report) -> Grid:
 def _by_depth(report: Report) -> tuple[list[str], list[list[Text]]]:
     (column,) = report.table.columns
     found = {(result.label, result.depth): result for result in report.results}
-    labels, depths = (list(dict.fromkeys(key[part] for key in found)) for part in (0, 1))
+    labels = list(dict.fromkeys(result.label for result in report.results))
+    depths = list(
+        dict.fromkeys(result.depth for result in shallow_first(report.results, lambda result: tuple(result.others)))
+    )
     rows = [
         [Text(label), *(_cell(report, found.get((label, depth)), column.key) for depth in depths)] for label in labels
     ]

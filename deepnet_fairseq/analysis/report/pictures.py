@@ -11,7 +11,7 @@ from ..figures import FIGURES
 from ..figures.sheet import Sheet
 from ..style import style_of
 from .collect import Report
-from .result import Entry
+from .entry import Entry
 from .standing import State
 
 COLUMNS = 2

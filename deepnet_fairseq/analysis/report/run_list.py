@@ -5,10 +5,11 @@ from __future__ import annotations
 from ...methods import METHODS
 from .collect import Report
 from .document import Grid, Text
+from .entry import Entry
 from .numbers import DASH, MISSING, hours, interval, number, whole_number
 from .overview import further_metrics
 from .papers import paper_of
-from .result import Entry, Result
+from .result import Result
 
 
 def run_list(report: Report, logs: dict[str, str]) -> Grid:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
-from .result import Entry, key_of
+from .entry import Entry, key_of
 from .standing import State
 
 
