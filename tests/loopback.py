@@ -40,7 +40,8 @@ class Loopback:
     files: path -> bytes
     faults: path -> faults, one a GET request, then none; itertools.repeat(fault) for ever
     headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores_range: paths of which the whole is always sent
+    ignores_range: paths of which the whole is always sent; ignores_if_range: the range, whatever the version
+    no_head: paths that answer HEAD with 405
     no_length: paths sent without Content-Length, so that only the end of the connection ends them
     asked: (method, path, headers) in the order they came; sent: path -> body bytes
     """
@@ -50,6 +51,8 @@ class Loopback:
         self.faults: dict[str, Iterable[Fault]] = {}
         self.headers: dict[str, dict[str, str]] = defaultdict(dict)
         self.ignores_range: set[str] = set()
+        self.ignores_if_range: set[str] = set()
+        self.no_head: set[str] = set()
         self.no_length: set[str] = set()
         self.asked: list[tuple[str, str, dict]] = []
         self.sent: Counter[str] = Counter()
@@ -77,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        self.serve(FINE)
+        self.serve(Fault(status=405) if self.path in self.state.no_head else FINE)
 
     def do_GET(self):
         self.serve(self.state.next_fault(self.path))
@@ -95,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        only_if = self.headers.get("If-Range")
+        only_if = None if self.path in self.state.ignores_if_range else self.headers.get("If-Range")
         if not asked or self.path in self.state.ignores_range or only_if not in (None, *headers.values()):
             return 200, body
         start = int(asked[1])

@@ -86,10 +86,10 @@ class Transfer:
             raise Unavailable(f"{total:,} bytes instead of {self.file.size:,}")
 
     def _start_over(self, first: int) -> int:
-        """The server sends the whole (it knows no ranges, or the file has changed), or what no one asked for."""
+        """The server sends the whole (it knows no ranges, or the file has changed), or a rest that does not fit."""
         if first:
             self.part.unlink(missing_ok=True)
-            raise Interrupted(f"sends bytes from {first:,} on, which were not asked for")
+            raise Interrupted(f"sends a rest from byte {first:,} that does not fit")
         return 0
 
     def _write(self, body, start: int, total: int | None) -> None:
