@@ -149,29 +149,31 @@ def test_remove_leaves_what_a_link_points_to(tmp_path):
     assert (tmp_path / "mine" / "text").read_text() == "keep"
 
 
-def test_a_folder_belongs_to_one_corpus(tmp_path):
-    with claimed(tmp_path / "new", "iwslt14_de_en"):
+def claim(folder, what="iwslt14_de_en"):
+    with claimed(folder, what):
         pass
+
+
+def test_a_folder_belongs_to_one_corpus(tmp_path):
+    claim(tmp_path / "new")
+    claim(tmp_path / "new")
     with pytest.raises(UserError, match="new: holds iwslt14_de_en, not wmt17_en_de; name another folder"):
-        with claimed(tmp_path / "new", "wmt17_en_de"):
-            pass
+        claim(tmp_path / "new", "wmt17_en_de")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").write_text("keep")
     with pytest.raises(UserError, match=r"mine: is there and holds other things \(thesis\)"):
-        with claimed(tmp_path / "mine", "iwslt14_de_en"):
-            pass
+        claim(tmp_path / "mine")
     assert os.listdir(tmp_path / "mine") == ["thesis"]
     with pytest.raises(UserError, match="thesis: is there and no folder"):
-        with claimed(tmp_path / "mine" / "thesis", "iwslt14_de_en"):
-            pass
+        claim(tmp_path / "mine" / "thesis")
 
 
 def test_one_process_at_a_time(tmp_path):
     with claimed(tmp_path, "iwslt14_de_en"):
         if not (child := os.fork()):
             try:
-                with claimed(tmp_path, "iwslt14_de_en"):
-                    os._exit(1)
+                claim(tmp_path)
+                os._exit(1)
             except UserError as error:
                 os._exit(0 if "another deepnet prepare works in it" in str(error) else 2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

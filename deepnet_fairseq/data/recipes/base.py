@@ -102,6 +102,8 @@ class Recipe(ABC):
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
+        if options.workers < 1:
+            raise UserError(f"--workers {options.workers}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():
             raise UserError(f"--from {options.text}: no such folder")
         self.tools(options)

@@ -64,7 +64,7 @@ class BilingualRecipe(Recipe):
         steps = {
             f"training text: {self.chain}; test set: {self.test_chain}; raw references": fresh,
             f"keep training pairs of {self.words}": self.words,
-            f"hold out every {self.every}th training pair for validation": self.every and fresh,
+            f"hold out one training pair in {self.every} for validation": self.every and fresh,
             merges: True,
             f"keep training and validation pairs of {self.pieces}, where words are pieces": self.pieces,
             "binarise with a joined dictionary": True,
@@ -94,6 +94,8 @@ class BilingualRecipe(Recipe):
 
     def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
         for subset, count in steps.run("given", [], {"files": given.state()}, given.check).items():
+            if given.names[subset] != subset:
+                print(f"| {subset} is {given.names[subset]}")
             self.report(options, "training text" if subset == "train" else subset, count)
         return given.texts
 

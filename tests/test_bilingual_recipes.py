@@ -1,0 +1,377 @@
+"""The bilingual recipes on archives in the published formats, from a loopback server; and on text given."""
+
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tarfile
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from fairseq.data import Dictionary, data_utils
+
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.data import bilingual
+from deepnet_fairseq.data.cleaning import Limits, clean
+from deepnet_fairseq.data.miniature import build, serve
+from deepnet_fairseq.data.moses import Chain
+from deepnet_fairseq.data.moses.port import line_function
+from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.data.recipes.wmt import TRAINING
+from deepnet_fairseq.errors import UserError
+
+TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def lines(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+def content(dest):
+    """What a prepared corpus is."""
+    files = [path for name in ("bin", "reference", "recipe.json") for path in [dest / name, *(dest / name).rglob("*")]]
+    return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
+
+
+def worked(out):
+    """Which steps were done, not skipped."""
+    return re.findall(r"^== (\S+)$", out, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mirror")
+    for recipe in ("iwslt14_de_en", "wmt14_en_de"):  # the latter has all files of wmt17_en_de
+        build(recipe, folder / recipe)
+    with serve(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def options(mirror, tmp_path_factory):
+    """Of an uninterrupted build."""
+    dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # and a comma, which ends a prefix for fairseq
+    return Options(dest, dest / "downloads", f"{mirror}/iwslt14_de_en", miniature=True, workers=2)
+
+
+@pytest.fixture(scope="module")
+def built(options):
+    RECIPES["iwslt14_de_en"].build(options)
+    return options.dest
+
+
+def archive_texts(dest, lang):
+    """The training file's lines and the test sets' sentences, read by an XML parser."""
+    with tarfile.open(dest / "downloads" / "de-en.tgz") as tar:
+        read = {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
+    test = [
+        segment.text.strip()
+        for name in TEST_SETS
+        for segment in ElementTree.fromstring(read[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"].encode()).iter("seg")
+    ]
+    return read[f"de-en/train.tags.de-en.{lang}"].split("\n")[:-1], test
+
+
+@pytest.mark.parametrize("lang", ["de", "en"])
+def test_every_step_of_iwslt14(built, lang):
+    raw, test = archive_texts(built, lang)
+    talks = [line for line in raw if not re.match("<(url|keywords|talkid)>", line)]
+    moses = line_function(lang, Chain(lowercase=True))
+    text = built / "text"
+    tokenised = lines(text / "tokenised" / f"train.{lang}")
+    assert len(tokenised) == len(talks) == 6060
+    assert tokenised[:60] == [moses(re.sub("</?(title|description)>", "", line)) for line in talks[:60]]
+    kept = lines(text / "clean" / f"train.{lang}")
+    assert len(kept) == 6000  # what the miniature says is fit for training
+    assert lines(text / "split" / f"valid.{lang}") == kept[22::23]
+    assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(kept, 1) if i % 23]
+    assert len(lines(text / "tokenised" / f"test.{lang}")) == len(test) == 300
+    direction = "en-de.de" if lang == "de" else "de-en.en"
+    references = lines(built / "reference" / f"test.{direction}")
+    assert [html.unescape(line) for line in references] == [" ".join(line.split()) for line in test]
+    assert any("’" in line for line in references)
+    assert lines(text / "tokenised" / f"test.{lang}") == [moses(line.replace("’", "'")) for line in references]
+    for subset, stage in (("train", "split"), ("valid", "split"), ("test", "tokenised")):
+        pieces = lines(text / "pieces" / f"{subset}.{lang}")
+        assert any("@@ " in line for line in pieces)
+        assert [line.replace("@@ ", "") for line in pieces] == lines(text / stage / f"{subset}.{lang}")
+
+
+def test_binarised_for_fairseq(built):
+    dictionary = Dictionary.load(str(built / "bin" / "dict.de.txt"))
+    assert len(dictionary) % 8 == 0
+    assert (built / "bin" / "dict.de.txt").read_bytes() == (built / "bin" / "dict.en.txt").read_bytes()
+    for subset, count in (("train", 5740), ("valid", 260), ("test", 300)):
+        for lang in ("de", "en"):
+            data = data_utils.load_indexed_dataset(str(built / "bin" / f"{subset}.de-en.{lang}"), dictionary)
+            assert len(data) == count
+            pieces = lines(built / "text" / "pieces" / f"{subset}.{lang}")
+            assert dictionary.string(data[count - 1]) == pieces[-1]
+    merges = (built / "bin" / "codes").read_text().split("\n")
+    assert merges[0] == "#version: 0.2" and len(merges) == 1 + 500 + 1
+
+
+def test_what_recipe_json_says(built, options):
+    said = json.loads((built / "recipe.json").read_text())
+    facts = {"recipe": "iwslt14_de_en", "miniature": True, "pieces": "subword_nmt", "detokenise": True}
+    assert (facts | {"lowercase": True}).items() <= said.items()
+    assert {"train": 5740, "valid": 260, "test": 300}.items() <= said["counts"].items()
+    types = {
+        lang: {piece for line in lines(built / "text" / "pieces" / f"train.{lang}") for piece in line.split()}
+        for lang in ("de", "en")
+    }
+    assert said["counts"]["types de"] == len(types["de"])
+    assert said["counts"]["types joined"] == len(types["de"] | types["en"])
+    pieces = sum(len(line.split()) for line in lines(built / "text" / "pieces" / "train.en"))
+    assert said["counts"]["text"]["train"]["en"] == {"sentences": 5740, "pieces": pieces, "unknown": 0.0}
+    assert {"sacremoses", "subword-nmt"} <= said["tools"].keys()
+    (file,) = said["files"].values()
+    assert re.fullmatch("[0-9a-f]{64}", file["sha256"])
+    assert file["size"] == (options.downloads / "de-en.tgz").stat().st_size
+
+
+def test_a_second_call_does_nothing_even_when_all_that_led_there_is_gone(built, options, tmp_path, capsys):
+    before = content(built)
+    shutil.copytree(built, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "text")
+    shutil.rmtree(tmp_path / "copy" / "downloads")
+    for dest in (built, tmp_path / "copy"):
+        RECIPES["iwslt14_de_en"].build(replace(options, dest=dest, downloads=dest / "downloads", mirror=None))
+        assert capsys.readouterr().out == f"{dest}: whole\n"
+        assert content(dest) == before
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """fairseq-preprocess replaced by a copy of the text, where binarised data is not the question."""
+
+    def binarise(langs, prefixes, dest, workers, dictionary=None):
+        for split, given in prefixes.items():
+            for number, prefix in enumerate(given):
+                for lang in langs:
+                    shutil.copy(f"{prefix}.{lang}", dest / f"{split}{number or ''}.{lang}")
+        (dest / f"dict.{langs[0]}.txt").write_text("word 1\n")
+        subsets = [f"{split}{number or ''}" for split, given in prefixes.items() for number in range(len(given))]
+        count = {"sentences": 1, "pieces": 1, "unknown": 0.0}
+        return {"types": 8, "text": {subset: dict.fromkeys(langs, count) for subset in subsets}}
+
+    monkeypatch.setattr(bilingual, "binarise", binarise)
+
+
+def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
+    """Killed again and again, each time later; what is there in the end equals an uninterrupted build's."""
+    fresh = replace(options, dest=tmp_path / "dest", downloads=tmp_path / "dest" / "downloads", workers=1)
+    for step in ("download", "tokenise.train.en", "clean", "learn-bpe", "apply-bpe.train.en", "binarise"):
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            os.close(read)
+            sys.stdout = open(write, "w", buffering=1)  # noqa: SIM115
+            RECIPES["iwslt14_de_en"].build(fresh)
+            os._exit(0)
+        os.close(write)
+        with open(read) as out:
+            assert any(line == f"== {step}\n" for line in out)
+            os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        assert not (fresh.dest / "recipe.json").exists()
+    RECIPES["iwslt14_de_en"].build(fresh)
+    assert content(fresh.dest) == content(built)
+    assert not [path for path in fresh.dest.rglob("*") if path.name.endswith(".part")]
+
+
+def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsys, quick):
+    recipe, dest = RECIPES["iwslt14_de_en"], tmp_path / "dest"
+    shutil.copytree(built, dest)
+    mine = replace(options, dest=dest, downloads=dest / "downloads", workers=1)
+    (dest / "recipe.json").unlink()
+    capsys.readouterr()
+    recipe.build(mine)
+    assert worked(capsys.readouterr().out) == []  # but recipe.json, all was there
+    pieces = lines(dest / "text" / "pieces" / "valid.de")
+    with open(dest / "text" / "pieces" / "valid.de", "r+") as file:
+        file.truncate(100)
+    (dest / "recipe.json").unlink()
+    recipe.build(mine)
+    later = [f"apply-bpe.{subset}.{lang}" for subset in ("train", "valid", "test") for lang in ("de", "en")]
+    assert worked(capsys.readouterr().out) == [*later[2:], "binarise"]
+    assert lines(dest / "text" / "pieces" / "valid.de") == pieces
+    recipe.build(replace(mine, vocab=100))
+    assert worked(capsys.readouterr().out) == ["learn-bpe", *later, "binarise"]
+    assert len(lines(dest / "text" / "codes")) == 101
+
+
+def test_wmt17(mirror, tmp_path, quick):
+    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=2)
+    RECIPES["wmt17_en_de"].build(options)
+    text, binarised = tmp_path / "d" / "text", tmp_path / "d" / "bin"
+    tokenised = {lang: lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")}
+    for lang, side in tokenised.items():
+        raw = []
+        for file, member in TRAINING.items():
+            with tarfile.open(tmp_path / file.name) as tar:
+                raw += tar.extractfile(f"{member}.{lang}").read().decode().split("\n")[:-1]
+        moses = line_function(lang, Chain(normalise=True, aggressive=True))
+        assert [moses(line) for line in raw[:100] + raw[-100:]] == side[:100] + side[-100:]
+        assert len(side) == len(raw)
+        assert lines(text / "split" / f"valid.{lang}") == side[99::100]
+        assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(side, 1) if i % 100]
+    for subset in ("train", "valid"):  # cleaned after BPE
+        pieces = [lines(text / "pieces" / f"{subset}.{lang}") for lang in ("en", "de")]
+        kept = list(zip(*(lines(binarised / f"{subset}.{lang}") for lang in ("en", "de")), strict=True))
+        assert kept == list(clean(zip(*pieces, strict=True), Limits(1.5, 1, 250)))
+        assert all(1 <= len(side.split()) <= 250 for pair in kept for side in pair)
+    assert len(lines(binarised / "train.en")) < len(lines(text / "split" / "train.en"))
+    assert lines(binarised / "test.de") == lines(text / "pieces" / "test.de")
+    references = lines(tmp_path / "d" / "reference" / "test.en-de.de")
+    moses = line_function("de", Chain(aggressive=True))
+    assert [moses(line.replace("’", "'")) for line in references] == lines(text / "tokenised" / "test.de")
+    assert len(references) == 200
+    assert not json.loads((tmp_path / "d" / "recipe.json").read_text())["lowercase"]
+
+
+def test_wmt14_of_the_admin_authors(mirror, tmp_path, quick):
+    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=2)
+    RECIPES["wmt14_en_de"].build(options)
+    text = tmp_path / "d" / "text"
+    pairs = zip(*(lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")), strict=True)
+    kept = list(clean(pairs, Limits(9, 1, 80)))  # before BPE
+    assert 0 < len(kept) < len(lines(text / "tokenised" / "train.en"))
+    assert list(zip(*(lines(text / "clean" / f"train.{lang}") for lang in ("en", "de")), strict=True)) == kept
+    with tarfile.open(tmp_path / "dev.tgz") as tar:
+        newstest2013 = tar.extractfile("dev/newstest2013.de").read().decode().split("\n")[:-1]
+    moses = line_function("de", Chain(normalise=True, aggressive=True))
+    assert lines(text / "tokenised" / "valid.de") == [moses(line) for line in newstest2013]
+    valid = [line.replace("@@ ", "") for line in lines(tmp_path / "d" / "bin" / "valid.de")]
+    assert valid == lines(text / "tokenised" / "valid.de")
+
+
+@pytest.fixture
+def given(tmp_path, built):
+    """Tokenised text as a user has it: train, valid, and two test sets."""
+    folder = tmp_path / "my text"
+    folder.mkdir()
+    for lang in ("de", "en"):
+        for name, stage, last in (("train", "clean", 800), ("valid", "split", 40), ("test", "tokenised", 30)):
+            subset = "valid" if name == "valid" else name
+            text = "".join(f"{line}\n" for line in lines(built / "text" / stage / f"{subset}.{lang}")[:last])
+            (folder / f"{name}.{lang}").write_text(text)
+        shutil.copy(folder / f"test.{lang}", folder / f"test.old.{lang}")
+        with open(folder / f"train.{lang}", "a") as file:
+            file.write("a b c d e f\n" if lang == "de" else "a\n")  # nothing to train on
+    return folder
+
+
+def from_text(folder, dest, **more):
+    options = Options(dest, dest / "downloads", text=folder, vocab=60, miniature=False)
+    RECIPES["iwslt14_de_en"].build(replace(options, **more))
+    return json.loads((dest / "recipe.json").read_text())
+
+
+def test_text_that_is_tokenised_already(given, tmp_path, capsys):
+    said = from_text(given, tmp_path / "d", workers=1)
+    assert said["counts"].items() >= {"train": 800, "valid": 40, "test": 30, "test1": 30}.items()
+    assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
+    assert said["files"] == {} and "sacremoses" not in said["tools"]
+    assert (tmp_path / "d" / "bin" / "test1.de-en.en.bin").exists()
+    assert not (tmp_path / "d" / "reference").exists()  # no one knows the raw text
+    out = capsys.readouterr().out
+    assert "| train: 800 sentence pairs (the recipe makes 160,239)" in out
+    # the same merges and dictionary for other text, whose other letters are unknown
+    codes, dictionary = (tmp_path / "d" / "bin" / name for name in ("codes", "dict.en.txt"))
+    shutil.copy(codes, given / "codes")
+    shutil.copy(dictionary, given / "dict.txt")
+    for lang in ("de", "en"):
+        (given / f"test.{lang}").write_text("ж ж\n" * 30)
+    said = from_text(given, tmp_path / "e", workers=1, vocab=None)
+    assert (tmp_path / "e" / "bin" / "dict.de.txt").read_bytes() == dictionary.read_bytes()
+    assert (tmp_path / "e" / "bin" / "codes").read_bytes() == codes.read_bytes()
+    assert said["counts"]["text"]["test"]["de"] == {"sentences": 30, "pieces": 60, "unknown": pytest.approx(66.7)}
+    assert "| test: unknown are 66.7% of de" in capsys.readouterr().out
+
+
+def test_text_that_changes_is_read_again(given, tmp_path, quick, capsys):
+    from_text(given, tmp_path / "d")
+    from_text(given, tmp_path / "d")
+    assert capsys.readouterr().out.endswith("d: whole\n")
+    with open(given / "test.de", "a") as german, open(given / "test.en", "a") as english:
+        german.write("mehr .\n")
+        english.write("more .\n")
+    from_text(given, tmp_path / "d")
+    assert lines(tmp_path / "d" / "bin" / "test.en")[-1].replace("@@ ", "") == "more ."
+
+
+def spoil(folder, name, text):
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(text)
+
+
+SPOILED = {
+    "missing": ("train.en", None, r"train\.en: no such file; train\.de is there"),
+    "missing on both sides": ("valid.de valid.en", None, r"holds no valid\.de and valid\.en"),
+    "unequal": ("valid.de", b"a\nb\n", r"valid\.de has 2 lines, .*valid\.en has 40"),
+    "not UTF-8": ("test.old.en", b"caf\xe9\n" * 30, r"test\.old\.en, line 1: not UTF-8"),
+    "pieces": ("test.de", b"a@@ b\n" * 30, r"test\.de, line 1: is in BPE pieces already"),
+    "a dictionary without codes": ("dict.txt", b"a 1\n", r"dict\.txt: goes with the BPE codes"),
+    "codes that are none": ("codes", b"a b\nabc\n", r"codes, line 2: is no merge operation"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_spoiled_text_is_refused(kind, given, tmp_path):
+    names, text, message = SPOILED[kind]
+    for name in names.split():
+        spoil(given, name, text)
+    with pytest.raises(UserError, match=message) as caught:
+        from_text(given, tmp_path / "d", vocab=None if names == "codes" else 60)
+    assert "\n" not in str(caught.value) and str(given) in str(caught.value)
+    assert not (tmp_path / "d" / "bin").exists()
+
+
+def test_other_mistakes_are_told_in_a_line(given, tmp_path, capsys):
+    mistakes = {
+        ("nope", "d"): "there is no recipe nope; there are iwslt14_de_en (",
+        ("iwslt14_de_en", "d", "--moses", "nowhere"): "--moses nowhere: holds no scripts/tokenizer/",
+        ("iwslt14_de_en", "d", "--from", "nowhere"): "--from nowhere: no such folder",
+        ("iwslt14_de_en", "d", "--pairs", "de-en"): "--pairs: means nothing to the recipe iwslt14_de_en",
+        ("iwslt14_de_en", "d", "--vocab", "0"): "--vocab 0: must be 1 or more",
+        ("iwslt14_de_en", "d", "--workers", "0"): "--workers 0: must be 1 or more",
+        ("iwslt14_de_en", "d", "--miniature"): "--miniature: needs --mirror URL",
+        ("iwslt14_de_en", str(given)): "is there and holds other things (",
+    }
+    for words, message in mistakes.items():
+        dest = tmp_path / words[1] if words[1] == "d" else given
+        with pytest.raises(SystemExit) as caught:
+            main(["prepare", words[0], str(dest), *words[2:]])
+        assert str(caught.value).startswith("deepnet: error: ") and message in str(caught.value), words
+
+
+def test_counts_beside_what_is_expected(tmp_path, capsys):
+    recipe, options = RECIPES["iwslt14_de_en"], Options(tmp_path, tmp_path)
+    for count, said in ((160_239, "(as expected)"), (160_300, "WARNING: 160,239 are expected (sacremoses")):
+        recipe.report(options, "train", count)
+        assert said in capsys.readouterr().out
+    with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
+        recipe.report(options, "train", 150_000)
+    recipe.report(replace(options, miniature=True), "train", 5)
+    assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
+
+
+@pytest.mark.parametrize("name, facts", {
+    "iwslt14_de_en": ["dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "1 to 175 words", "10,000 BPE merges",
+                      "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750"],
+    "wmt17_en_de": ["europarl-v7.tgz", "40,000 BPE merges", "1 to 250 words", "one training pair in 100"],
+    "wmt14_en_de": ["dev.tgz", "32,764 BPE merges", "1 to 80 words", "test: 3,003", "valid: 3,000"],
+}.items())  # fmt: skip
+def test_plans(name, facts, tmp_path, capsys):
+    main(["prepare", name, str(tmp_path / "d"), "--plan"])
+    out = capsys.readouterr().out
+    assert [fact for fact in facts if fact not in out] == []
+    assert not (tmp_path / "d").exists()
