@@ -12,6 +12,7 @@ from ...errors import UserError
 from ..remote.digest import digest
 from ..remote.disk import need_space
 from ..remote.download import fetch_all
+from ..remote.progress import amount
 from ..remote.source import RemoteFile
 from ..steps import Steps, read_json, write_json
 from .destination import claimed, outputs
@@ -152,13 +153,14 @@ class Recipe(ABC):
     def plan(self, options: Options) -> str:
         """What build() would do."""
         self.check(options)
-        size = f"about {needed / 1e9:.1f} GB with all steps" if (needed := self.needs(options)) else "size not known"
+        size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
         if options.text is None:
             lines += ["files:"]
             for file in self.files(options):
                 size = f"{file.size:,} bytes" if file.size else "size not known"
-                lines += [f"  {file.name}  {size}  {file.checksum or 'no checksum known, recorded'}  {file.origin}"]
+                checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
+                lines += [f"  {file.name}, {size}, {checksum}"]
                 lines += [f"    {url}" for url in file.urls]
         lines += ["steps:", *(f"  {number}. {step}" for number, step in enumerate(self.outline(options), 1))]
         lines += ["tools:", *(f"  {tool} {number}" for tool, number in self.tools(options).items())]
