@@ -1,17 +1,32 @@
 """Miniatures of the corpora: in the formats of the published archives, the same bytes each time, behind a server."""
 
+import hashlib
 import io
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
+from contextlib import suppress
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import requests
 
-from deepnet_fairseq.data.miniature import iwslt14, m2m102, opus100, serve, wmt
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.data.miniature import build, iwslt14, m2m102, opus100, serve, wmt
+from deepnet_fairseq.data.miniature.folder import MINIATURES
 from deepnet_fairseq.data.miniature.text import spoilt, translations
+from deepnet_fairseq.data.multilingual.languages import FLORES
+from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.errors import UserError
 
 WMT_17 = ("training-parallel-europarl-v7.tgz", "training-parallel-commoncrawl.tgz", "training-parallel-nc-v12.tgz")
 OPUS = "https://object.pouta.csc.fi/OPUS-{}/v1/moses/{}.txt.zip"
@@ -87,7 +102,7 @@ def test_iwslt14_test_sets_are_xml_with_aligned_segments(iwslt):
     assert not any(seg.strip() in train for part in segments["en"] for seg in part)
 
 
-@pytest.mark.parametrize("name, size", zip(WMT_17, (3030, 1530, 1530)))
+@pytest.mark.parametrize("name, size", zip(WMT_17, (2030, 1030, 1030)))
 def test_wmt_training_archives(name, size):
     members = {
         "training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
@@ -119,35 +134,37 @@ def test_wmt_held_out_sets():
     assert '<seg id="1">' in test["test-full/newstest2014-deen-ref.de.sgm"]
 
 
-def test_opus100_pairs_in_alphabetical_order_and_of_unequal_size():
-    found = texts(opus100.archive("http://example.org/opus-100-corpus-v1.0.tar.gz"))
-    counts = {}
-    for name, text in found.items():
-        kind, pair, split, lang = re.fullmatch(
-            r"opus-100-corpus/v1\.0/(supervised|zero-shot)/(\w\w-\w\w)/opus\.\2-(train|dev|test)\.(\w\w)", name
-        ).groups()
-        assert lang in pair.split("-") and pair == "-".join(sorted(pair.split("-")))
-        assert counts.setdefault((kind, pair, split), len(lines(text))) == len(lines(text))
-    supervised = {pair: size for (kind, pair, split), size in counts.items() if split == "train"}
-    assert supervised == {"de-en": 3000, "en-fr": 1500, "en-ru": 750, "an-en": 150}
-    assert {key for key in counts if key[0] == "zero-shot"} == {
-        ("zero-shot", pair, "test") for pair in ("de-fr", "de-ru", "fr-ru")
-    }
-    assert sorted(pair for _, pair, split in counts if split == "dev") == ["de-en", "en-fr", "en-ru"]
-    english = [line for name, text in found.items() if name.endswith(".en") for line in lines(text)]
-    assert len(set(english)) == len(english)  # over all pairs and splits
-    assert re.search("[а-я]", found["opus-100-corpus/v1.0/supervised/en-ru/opus.en-ru-test.ru"])
+def test_opus100_pairs_are_of_unequal_size_and_no_english_sentence_is_trained_and_tested_on():
+    english = {"train": set(), "dev": set(), "test": set()}
+    for pair, size in {"de-en": 3000, "en-fr": 1500, "en-ru": 750, "an-en": 150}.items():
+        found = texts(opus100.archive(f"https://example.org/opus-100-corpus-{pair}-v1.0.tar.gz"))
+        splits = {"train": size + 1} | ({} if pair == "an-en" else {"dev": 100, "test": 100})
+        assert {name: len(lines(text)) for name, text in found.items()} == {
+            f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}": number
+            for split, number in splits.items()
+            for lang in pair.split("-")
+        }
+        assert sum(line == "" for text in found.values() for line in lines(text)) == 1
+        for split in splits:
+            english[split].update(lines(found[f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.en"]))
+        assert any(re.search("[а-я]", text) for text in found.values()) == ("ru" in pair)
+    assert not english["train"] & (english["dev"] | english["test"]) and not english["dev"] & english["test"]
 
 
-def test_m2m102_zips_and_flores():
+def test_m2m102_zips_and_test_sets():
     for corpus, pair, size in (("CCMatrix", "de-en", 2000), ("CCAligned", "en-fr", 500), ("Tatoeba", "de-en", 300)):
         with zipfile.ZipFile(io.BytesIO(m2m102.archive(OPUS.format(corpus, pair)))) as archive:
             sides = [f"{corpus}.{pair}.{lang}" for lang in pair.split("-")]
             assert set(archive.namelist()) == {*sides, "README", "LICENSE"}
-            assert [len(lines(archive.read(side).decode())) for side in sides] == [size, size]
+            assert [len(lines(archive.read(side).decode())) for side in sides] == [size + 6, size + 6]  # 6 are unfit
     flores = texts(m2m102.archive("https://example.org/flores101_dataset.tar.gz"))
     assert {len(lines(text)) for name, text in flores.items() if name.endswith(("dev", "devtest"))} == {100}
-    assert {"flores101_dataset/dev/eng.dev", "flores101_dataset/devtest/deu.devtest"} <= set(flores)
+    names = {f"flores101_dataset/{split}/{code}.{split}" for split in ("dev", "devtest") for code in FLORES.values()}
+    assert {"flores101_dataset/dev/eng.dev", "flores101_dataset/devtest/zho_simpl.devtest"} <= names
+    assert set(flores) == names | {"flores101_dataset/README"}
+    zero = texts(m2m102.archive("https://example.org/opus-100-corpus-zeroshot-v1.0.tar.gz"))
+    assert len(zero) == 2 * 15
+    assert len(lines(zero["opus-100-corpus/v1.0/zero-shot/de-fr/opus.de-fr-test.fr"])) == 100
 
 
 def test_languages_say_the_same_in_alphabets_of_their_own():
@@ -214,3 +231,147 @@ def test_server_ends_with_its_block(tmp_path):
         assert session.get(url).status_code == 404  # and keeps the connection
     with pytest.raises(requests.ConnectionError):
         requests.get(url)
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """name -> the folder of its miniature, built once."""
+    return cache(lambda name: _built(name, tmp_path_factory.mktemp(name)))
+
+
+def _built(name, folder):
+    build(name, folder)
+    return folder
+
+
+def test_every_recipe_that_downloads_has_a_miniature_and_each_file_is_served(mirror, tmp_path):
+    options = Options(dest=tmp_path, downloads=tmp_path, miniature=True)
+    assert {name for name, recipe in RECIPES.items() if recipe.files(options)} == set(MINIATURES)
+    for name in MINIATURES:
+        with serve(mirror(name)) as url, requests.Session() as session:
+            sums = dict(reversed(line.split("  ")) for line in lines(session.get(f"{url}/SHA256SUMS").text))
+            addresses = [address for file in RECIPES[name].files(options) for address in file.urls]
+            assert set(sums) == {address.partition("://")[2] for address in addresses}
+            for place, known in sums.items():
+                assert hashlib.sha256(session.get(f"{url}/{place}").content).hexdigest() == known
+
+
+def prepare(name, folder, dest):
+    with serve(folder) as url:
+        main(["prepare", name, str(dest), "--miniature", "--mirror", url, "--workers", "1"])
+    return json.loads((dest / "recipe.json").read_text())
+
+
+def test_unknown_miniature():
+    with pytest.raises(UserError, match="no such miniature; there are iwslt14_de_en"):
+        build("wmt99", Path("nowhere"))
+
+
+COUNTS = {  # of the recipe's steps, as known from how the miniature is made
+    "iwslt14_de_en": {"training text": 6060, "clean": 6000, "train": 6000 - 260, "valid": 6000 // 23, "test": 300},
+    "wmt17_en_de": {"training text": 4090, "test": 200},
+    "wmt14_en_de": {"training text": 4090, "valid": 200, "test": 200},
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_bilingual_recipe_makes_a_whole_corpus_of_it(name, mirror, tmp_path, capsys):
+    summary = prepare(name, mirror(name), tmp_path)
+    printed = capsys.readouterr().out
+    found = dict(re.findall(r"\| ([\w ]+): ([\d,]+) sentence pairs", printed))
+    assert {what: int(found[what].replace(",", "")) for what in COUNTS[name]} == COUNTS[name]
+    assert summary["miniature"] and summary["recipe"] == name
+    assert 4000 * 0.95 < summary["counts"]["train"] <= 6000
+    langs = ("de", "en")
+    for source, target in (langs, langs[::-1]):
+        reference = tmp_path / "reference" / f"test.{source}-{target}.{target}"
+        assert len(lines(reference.read_text())) == COUNTS[name]["test"]
+
+
+PAIRS = {
+    "opus100": {"an-en": 150, "de-en": 3000, "en-fr": 1500, "en-ru": 750},
+    "m2m102": {"de-en": 3300, "de-fr": 3300, "en-fr": 1650},
+}
+
+
+@pytest.mark.parametrize("name, subset", [("opus100", "test"), ("m2m102", "flores")])
+def test_multilingual_recipe_makes_a_whole_corpus_of_it(name, subset, mirror, tmp_path):
+    summary = prepare(name, mirror(name), tmp_path)
+    assert summary["miniature"] and summary["recipe"] == name
+    assert {pair: counts["train"] for pair, counts in summary["counts"]["pairs"].items()} == PAIRS[name]
+    assert len(lines((tmp_path / "reference" / f"{subset}.en-fr.fr").read_text())) == 100
+
+
+def test_pairs_that_are_named_are_served(tmp_path):
+    build("m2m102", tmp_path, ("ja-en",))
+    assert len(list(tmp_path.rglob("en-ja.txt.zip"))) == 3 and not list(tmp_path.rglob("de-en*"))
+
+
+COMMAND = [str(Path(sys.executable).parent / "deepnet"), "serve-miniature", "iwslt14_de_en"]
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Starts the command; whatever happens, it is gone afterwards. Gives the process and the URL it prints."""
+    started = []
+
+    def start(*flags, seed):
+        process = subprocess.Popen(
+            [*COMMAND, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONHASHSEED": seed, "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
+        started.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_command_serves_the_same_bytes_each_time_and_leaves_nothing_behind(server, tmp_path):
+    process, url = server("--until-stdin-closes", seed="1")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
+    first = requests.get(f"{url}/SHA256SUMS").text
+    assert len(list(tmp_path.iterdir())) == 1
+    process.stdin.close()
+    assert process.wait(10) == 0
+    process, url = server(seed="2")
+    process.stdin.close()  # does not matter without the flag
+    assert requests.get(f"{url}/SHA256SUMS").text == first != ""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+coproc {} --until-stdin-closes
+read -r url <&"${{COPROC[0]}}"
+echo "$url"
+sleep 100
+echo done
+"""
+
+
+def test_no_server_survives_a_killed_script(tmp_path):
+    (tmp_path / "script.sh").write_text(SCRIPT.format(" ".join(COMMAND)))
+    command = ["bash", str(tmp_path / "script.sh")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as script:
+        try:
+            url = script.stdout.readline().strip()
+            assert requests.get(f"{url}/SHA256SUMS").status_code == 200
+            time.sleep(0.5)
+            assert requests.get(f"{url}/SHA256SUMS").status_code == 200
+            script.kill()  # bash alone: its sleep goes on, as a training would
+            script.wait()
+            for _ in range(100):
+                with suppress(requests.ReadTimeout):
+                    requests.get(f"{url}/SHA256SUMS", timeout=5)
+                time.sleep(0.1)
+            pytest.fail("the server is still there")
+        except requests.ConnectionError:
+            assert script.poll() is not None
+        finally:
+            os.killpg(script.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from ...errors import UserError
 from ...whole_file import whole
 from ..recipes import RECIPES, Options
 from . import iwslt14, m2m102, opus100, wmt
+from .archives import lines
 
 Archive = Callable[[str], bytes]  # address -> content
 MINIATURES: dict[str, Archive] = {
@@ -29,7 +30,7 @@ def build(recipe: str, folder: Path, pairs: tuple[str, ...] | None = None) -> No
     """
     if recipe not in MINIATURES:
         raise UserError(f"serve-miniature {recipe}: no such miniature; there are {', '.join(MINIATURES)}")
-    sums = []
+    sums = {}
     options = Options(dest=folder, downloads=folder, miniature=True, pairs=pairs)
     for file in RECIPES[recipe].files(options):
         content = MINIATURES[recipe](file.urls[0])
@@ -37,8 +38,8 @@ def build(recipe: str, folder: Path, pairs: tuple[str, ...] | None = None) -> No
             parts = urlsplit(url)
             path = f"{parts.netloc}{parts.path}"
             _write(folder / path, content)
-            sums.append(f"{hashlib.sha256(content).hexdigest()}  {path}\n")
-    _write(folder / "SHA256SUMS", "".join(sorted(sums)).encode())
+            sums[path] = hashlib.sha256(content).hexdigest()
+    _write(folder / "SHA256SUMS", lines([f"{sums[path]}  {path}" for path in sorted(sums)]).encode())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,22 +1,23 @@
-"""Pairs of OPUS in the Moses format, for whatever languages are asked for, and the test sets of many languages."""
+"""Pairs of OPUS in the Moses format, Flores-101, and OPUS-100's zero-shot sets, for any languages asked for."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from itertools import combinations, islice
 
+from ..multilingual.evaluation import FLORES_SPLITS, ZERO_SHOT_LANGUAGES
+from ..multilingual.languages import FLORES
 from .archives import lines, tar_gz, zipped
-from .text import WEB, translations
+from .text import split
 
-SIZES = {"CCMatrix": 2000, "CCAligned": 1000, "Tatoeba": 300}  # sentence pairs
+SIZES = {"CCMatrix": 2000, "CCAligned": 1000, "Tatoeba": 300}  # sentence pairs fit for training
 LESS = 2  # times fewer where German is not among the two
-HELD_OUT = 100  # of Flores' dev and of its devtest
-ZERO_SHOT = ("ar", "de", "fr", "nl", "ru", "zh")
-FLORES = {"eng": "en", "deu": "de", "fra": "fr", "rus": "ru"}
+HELD_OUT = 100  # of Flores' dev and devtest each, and of a zero-shot pair
 
 
 def archive(url: str) -> bytes:
-    """What lies at that address: Flores-101, the zero-shot test sets, or the zip of a pair in a corpus of OPUS."""
+    """What lies at that address."""
     if url.endswith("/flores101_dataset.tar.gz"):
         return tar_gz(_flores())
     if url.endswith("/opus-100-corpus-zeroshot-v1.0.tar.gz"):
@@ -25,31 +26,50 @@ def archive(url: str) -> bytes:
     return zipped(_opus(corpus, (source, target)))
 
 
+def sizes(langs: tuple[str, str]) -> dict[str, int]:
+    """Sentence pairs fit for training, of each corpus; no pair is in two of them."""
+    return {corpus: size // (1 if "de" in langs else LESS) for corpus, size in SIZES.items()}
+
+
 def _opus(corpus: str, langs: tuple[str, str]) -> dict[str, str]:
-    size = SIZES[corpus] // (1 if "de" in langs else LESS)
-    pairs = list(islice(translations(f"{corpus} {'-'.join(langs)}", langs, WEB), size))
-    name = f"{corpus}.{'-'.join(langs)}"
-    texts = {f"{name}.{lang}": lines([pair[side] for pair in pairs]) for side, lang in enumerate(langs)}
+    rows, pair = _rows(langs), "-".join(langs)
+    end = sum(islice(sizes(langs).values(), list(SIZES).index(corpus) + 1))
+    rows = _unfit(langs, rows) + rows[end - sizes(langs)[corpus] : end]
+    texts = {f"{corpus}.{pair}.{lang}": lines([row[side] for row in rows]) for side, lang in enumerate(langs)}
     return texts | {"README": f"A miniature of {corpus}, in artificial languages.\n", "LICENSE": "CC0\n"}
+
+
+@cache
+def _rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
+    """What is fit for training, of all corpora."""
+    return split(f"opus {'-'.join(langs)}", langs, {"train": sum(sizes(langs).values())})["train"]
+
+
+def _unfit(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What mining lets through: empty and equal sides, menus, pairs of other corpora, sentences of test sets."""
+    (first, second), menu = rows[0], tuple(" ".join(row[side] for row in rows[:100]) for side in (0, 1))
+    return [("", second), (first, ""), (first, first), menu, (first, second), _flores_rows(langs)["test"][0]]
+
+
+def _flores_rows(langs: tuple[str, ...]) -> dict[str, list[tuple[str, ...]]]:
+    return split("flores", langs, {"dev": HELD_OUT, "test": HELD_OUT})
 
 
 def _flores() -> dict[str, str]:
     """The same sentences in every language."""
-    sentences = list(islice(translations("flores", tuple(FLORES.values())), 2 * HELD_OUT))
-    splits = {"dev": sentences[:HELD_OUT], "devtest": sentences[HELD_OUT:]}
+    rows = _flores_rows(tuple(FLORES))
     members = {"flores101_dataset/README": "A miniature of Flores-101, in artificial languages.\n"}
-    for split, rows in splits.items():
-        for side, lang in enumerate(FLORES):
-            members[f"flores101_dataset/{split}/{lang}.{split}"] = lines([row[side] for row in rows])
+    for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
+        for side, code in enumerate(FLORES.values()):
+            members[f"flores101_dataset/{folder}/{code}.{folder}"] = lines([row[side] for row in rows[subset]])
     return members
 
 
 def _zero_shot() -> dict[str, str]:
-    """A test set of every two of the languages."""
     members = {}
-    for langs in combinations(ZERO_SHOT, 2):
+    for langs in combinations(ZERO_SHOT_LANGUAGES, 2):
         pair = "-".join(langs)
-        rows = list(islice(translations(f"zero-shot {pair}", langs, WEB), HELD_OUT))
+        rows = split(f"zero-shot {pair}", langs, {"test": HELD_OUT})["test"]
         for side, lang in enumerate(langs):
             path = f"opus-100-corpus/v1.0/zero-shot/{pair}/opus.{pair}-test.{lang}"
             members[path] = lines([row[side] for row in rows])

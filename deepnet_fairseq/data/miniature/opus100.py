@@ -1,42 +1,30 @@
-"""OPUS-100: three languages to and from English, of unequal size, and the zero-shot test sets between them.
-
-Folders and files go by the pair in alphabetical order (de-en, but en-fr). an-en has a training set alone, as the
-smallest of the published pairs.
-"""
+"""OPUS-100: an archive for each pair that is asked for, of unequal sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+import re
 
+from ..recipes.opus100_archives import WITHOUT_TEST
 from .archives import lines, tar_gz
-from .text import WEB, translations
+from .text import split
 
-LANGS = ("an", "de", "en", "fr", "ru")
-ROOT = "opus-100-corpus/v1.0"
-SIZES = {"de-en": 3000, "en-fr": 1500, "en-ru": 750, "an-en": 150}  # training pairs
-HELD_OUT = 100  # of dev and of test
-WITHOUT_TEST = ("an-en",)
-ZERO_SHOT = ("de-fr", "de-ru", "fr-ru")
+SIZES = {"de-en": 3000, "en-fr": 1500, "en-ru": 750}  # sentence pairs to train on
+SMALL = 150  # of the other pairs
+HELD_OUT = 100  # of dev, and of test
 
 
 def archive(url: str) -> bytes:
-    """opus-100-corpus-v1.0.tar.gz, at whatever address."""
-    sentences = translations("opus-100", LANGS, WEB)  # one stream: no sentence comes in two pairs or splits
+    """opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
+    pair = re.search(r"/opus-100-corpus-(\w+-\w+)-v1\.0\.tar\.gz$", url)[1]
+    langs = tuple(pair.split("-"))
+    wanted = {"train": SIZES.get(pair, SMALL)}
+    if pair not in WITHOUT_TEST:
+        wanted |= {"dev": HELD_OUT, "test": HELD_OUT}
     members = {}
-    for pair, size in SIZES.items():
-        splits = {"dev": HELD_OUT, "test": HELD_OUT, "train": size}
-        members |= _pair("supervised", pair, {"train": size} if pair in WITHOUT_TEST else splits, sentences)
-    for pair in ZERO_SHOT:
-        members |= _pair("zero-shot", pair, {"test": HELD_OUT}, sentences)
+    for subset, rows in split(f"opus-100 {pair}", langs, wanted).items():
+        if subset == "train":
+            rows.insert(len(rows) // 2, ("", *rows[0][1:]))
+        for side, lang in enumerate(langs):
+            path = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{subset}.{lang}"
+            members[path] = lines([row[side] for row in rows])
     return tar_gz(members)
-
-
-def _pair(kind: str, pair: str, splits: dict[str, int], sentences: Iterator[tuple[str, ...]]) -> dict[str, str]:
-    members = {}
-    for split, size in splits.items():
-        rows = list(islice(sentences, size))
-        for lang in pair.split("-"):
-            path = f"{ROOT}/{kind}/{pair}/opus.{pair}-{split}.{lang}"
-            members[path] = lines([row[LANGS.index(lang)] for row in rows])
-    return members

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from random import Random
+from zlib import crc32
 
 from ..language import qaa, qab
 from ..language.lexicon import build_lexicon
@@ -21,27 +23,49 @@ TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # what a toke
 # What the web holds. Some of these characters end a line for str.splitlines, though for no tool of the trade.
 WEB = (*TALK, "„{}“", "{}\u00a0…", "\u2028{}", "{}\u0085", "–\u200b{}")
 EVERY = 12  # this many sentences have one among them that stands in such a frame
+SUBSETS, SHARE = {0: "dev", 1: "test"}, 10  # one English sentence in ten may come in dev sets, one in test sets
 RATIO = 1.4  # below clean-corpus-n's 1.5, so that only what is spoilt on purpose is dropped
 
 
 def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TALK) -> Iterator[tuple[str, ...]]:
     """Endless distinct sentences, each in all `langs`; another name draws others of the same vocabulary."""
-    for number, texts in enumerate(_sentences(Random(f"miniature {name}"))):
-        turn, rest = divmod(number + 1, EVERY)
-        frame = "{}" if rest else frames[turn % len(frames)]
-        yield tuple(frame.format(texts[lang] if lang in texts else _respelt(texts["de"], lang)) for lang in langs)
+    for texts in _sentences(name, frames):
+        yield _in(langs, texts)
 
 
-def _sentences(random: Random) -> Iterator[dict[str, str]]:
-    """German and English, neither said before."""
-    speaker = Speaker(build_lexicon(1, NOUNS, VERBS), random)
+def split(name: str, langs: tuple[str, ...], wanted: dict[str, int]) -> dict[str, list[tuple[str, ...]]]:
+    """ "train", "dev" or "test" -> so many sentences in all `langs`.
+
+    A sentence belongs to one of the three whatever the name: none is trained on here and tested on there, not even
+    in German, which says two things of English in one way where subject and object have one form.
+    """
+    found: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
+    for texts in _sentences(name, WEB):
+        letters = "".join(sorted(texts["en"].lower()))
+        subset = SUBSETS.get(crc32(letters.encode()) % SHARE, "train")
+        if len(found.get(subset, ())) < wanted.get(subset, 0):
+            found[subset].append(_in(langs, texts))
+        elif all(len(found[subset]) == size for subset, size in wanted.items()):
+            return found
+
+
+def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
+    return tuple(texts[lang] if lang in texts else texts["de"].translate(_alphabet(lang)) for lang in langs)
+
+
+def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """In German and English, neither said before."""
+    speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
     seen: set[str] = set()
-    while True:
-        sentence = speaker.sentence()
-        german, english = _raw(qaa.say(sentence)), _raw(qab.say(sentence))
-        if _similar(german, english) and seen.isdisjoint((german, english)):
-            seen |= {german, english}
-            yield {"de": german, "en": english}
+    for number in count(1):
+        german = english = ""
+        while not (_similar(german, english) and seen.isdisjoint((german, english))):
+            sentence = speaker.sentence()
+            german, english = _raw(qaa.say(sentence)), _raw(qab.say(sentence))
+        seen |= {german, english}
+        turn, rest = divmod(number, EVERY)
+        frame = "{}" if rest else frames[turn % len(frames)]
+        yield {"de": frame.format(german), "en": frame.format(english)}
 
 
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -66,16 +90,12 @@ def _raw(tokens: str) -> str:
 
 def _similar(one: str, other: str) -> bool:
     lengths = _words(one), _words(other)
-    return max(lengths) <= RATIO * min(lengths)
+    return 0 < max(lengths) <= RATIO * min(lengths)
 
 
 def _words(text: str) -> int:
     """Words and punctuation, as a tokeniser counts them."""
     return len(text.replace(",", " ,").replace(".", " .").split())
-
-
-def _respelt(text: str, lang: str) -> str:
-    return text.translate(_alphabet(lang))
 
 
 @cache

@@ -10,10 +10,9 @@ from .text import TALK, WEB, spoilt, translations
 
 LANGS = ("de", "en")
 TRAINING = {  # archive -> its member without the language, how many pairs, their frames
-    "training-parallel-europarl-v7.tgz": ("training/europarl-v7.de-en", 3000, TALK),
-    "training-parallel-commoncrawl.tgz": ("commoncrawl.de-en", 1500, WEB),
-    "training-parallel-nc-v12.tgz": ("training/news-commentary-v12.de-en", 1500, TALK),
-    "training-parallel-nc-v9.tgz": ("training/news-commentary-v9.de-en", 1500, TALK),
+    "training-parallel-europarl-v7.tgz": ("training/europarl-v7.de-en", 2000, TALK),
+    "training-parallel-commoncrawl.tgz": ("commoncrawl.de-en", 1000, WEB),
+    "training-parallel-nc-v12.tgz": ("training/news-commentary-v12.de-en", 1000, TALK),
 }
 SPOILT = 10  # times three pairs for the cleaning to drop, in each
 HELD_OUT = {"dev.tgz": ("newstest2013", "dev"), "test-full.tgz": ("newstest2014", "test-full")}
