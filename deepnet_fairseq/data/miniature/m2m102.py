@@ -48,29 +48,35 @@ def _rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
 def _unfit(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """What mining lets through: empty and equal sides, menus, pairs of other corpora, sentences of test sets."""
     (first, second), menu = rows[0], tuple(" ".join(row[side] for row in rows[:100]) for side in (0, 1))
-    return [("", second), (first, ""), (first, first), menu, (first, second), _flores_rows(langs)["test"][0]]
+    found = [("", second), (first, ""), (first, first), menu, (first, second)]
+    if FLORES.keys() >= set(langs):
+        known = dict(zip(FLORES, _flores_rows()["test"][0], strict=True))
+        found.append(tuple(known[lang] for lang in langs))
+    return found
 
 
-def _flores_rows(langs: tuple[str, ...]) -> dict[str, list[tuple[str, ...]]]:
-    return split("flores", langs, {"dev": HELD_OUT, "test": HELD_OUT})
+@cache
+def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
+    return split("flores", tuple(FLORES), {"dev": HELD_OUT, "test": HELD_OUT})
 
 
 def _flores() -> dict[str, str]:
     """The same sentences in every language."""
-    rows = _flores_rows(tuple(FLORES))
     members = {"flores101_dataset/README": "A miniature of Flores-101, in artificial languages.\n"}
     for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
         for side, code in enumerate(FLORES.values()):
-            members[f"flores101_dataset/{folder}/{code}.{folder}"] = lines([row[side] for row in rows[subset]])
+            text = lines([row[side] for row in _flores_rows()[subset]])
+            members[f"flores101_dataset/{folder}/{code}.{folder}"] = text
     return members
 
 
 def _zero_shot() -> dict[str, str]:
+    """The same sentences for every two of the languages."""
+    rows = split("zero-shot", ZERO_SHOT_LANGUAGES, {"test": HELD_OUT})["test"]
     members = {}
-    for langs in combinations(ZERO_SHOT_LANGUAGES, 2):
-        pair = "-".join(langs)
-        rows = split(f"zero-shot {pair}", langs, {"test": HELD_OUT})["test"]
-        for side, lang in enumerate(langs):
-            path = f"opus-100-corpus/v1.0/zero-shot/{pair}/opus.{pair}-test.{lang}"
+    for pair in combinations(range(len(ZERO_SHOT_LANGUAGES)), 2):
+        name = "-".join(ZERO_SHOT_LANGUAGES[side] for side in pair)
+        for side in pair:
+            path = f"opus-100-corpus/v1.0/zero-shot/{name}/opus.{name}-test.{ZERO_SHOT_LANGUAGES[side]}"
             members[path] = lines([row[side] for row in rows])
     return members

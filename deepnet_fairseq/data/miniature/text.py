@@ -34,7 +34,7 @@ def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TA
 
 
 def split(name: str, langs: tuple[str, ...], wanted: dict[str, int]) -> dict[str, list[tuple[str, ...]]]:
-    """ "train", "dev" or "test" -> so many sentences in all `langs`.
+    """Subset, which is train, dev or test -> so many sentences in all `langs`.
 
     A sentence belongs to one of the three whatever the name: none is trained on here and tested on there, not even
     in German, which says two things of English in one way where subject and object have one form.
