@@ -24,6 +24,8 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 from deepnet_fairseq.errors import UserError
 
+from .perl_scripts import marking_checkout, needs_perl
+
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
@@ -251,6 +253,21 @@ def test_wmt14_of_the_admin_authors(mirror, tmp_path, quick):
     assert valid == lines(text / "tokenised" / "valid.de")
 
 
+@needs_perl
+def test_the_perl_originals_do_it_when_pointed_at(mirror, tmp_path, quick):
+    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=3)
+    RECIPES["wmt17_en_de"].build(replace(options, moses=marking_checkout(tmp_path / "moses")))
+    marked = {}
+    for name in ("train", "test"):
+        last = lines(tmp_path / "d" / "text" / "tokenised" / f"{name}.de")[-1]
+        marked[name] = re.sub("^[^<]*", "", last)
+    assert marked == {
+        "train": "<normalise de> <printing > <tokenise -threads,3,-a,-l,de>", "test": "<tokenise -threads,3,-a,-l,de>",
+    }  # fmt: skip
+    assert lines(tmp_path / "d" / "bin" / "valid.en")[0].endswith("<clean 1.5 1 250>")
+    assert "mosesdecoder scripts" in json.loads((tmp_path / "d" / "recipe.json").read_text())["tools"]
+
+
 @pytest.fixture
 def given(tmp_path, built):
     """Tokenised text as a user has it: train, valid, and two test sets."""
@@ -304,6 +321,12 @@ def test_text_that_changes_is_read_again(given, tmp_path, quick, capsys):
         english.write("more .\n")
     from_text(given, tmp_path / "d")
     assert lines(tmp_path / "d" / "bin" / "test.en")[-1].replace("@@ ", "") == "more ."
+
+
+def test_references_of_other_text_do_not_stay(built, given, tmp_path, quick):
+    shutil.copytree(built, tmp_path / "d")
+    from_text(given, tmp_path / "d", miniature=True)
+    assert not (tmp_path / "d" / "reference").exists()
 
 
 def spoil(folder, name, text):

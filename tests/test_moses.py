@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import time
 
@@ -16,7 +15,8 @@ from deepnet_fairseq.data.moses.port import line_function, lowercase
 from deepnet_fairseq.data.processes import map_lines
 from deepnet_fairseq.errors import UserError
 
-needs_perl = pytest.mark.skipif(shutil.which("perl") is None, reason="compares with Perl")
+from .perl_scripts import marking_checkout, needs_perl
+
 IWSLT = Limits(1.5, 1, 175)
 
 
@@ -215,28 +215,9 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-MARKS = r"""
-my $words = join(",", @ARGV);
-binmode(STDIN, ":utf8"); binmode(STDOUT, ":utf8");
-while (<STDIN>) { chomp; print "$_ <NAME $words>\n"; }
-"""
-CLEANS = r"""
-my (undef, $ratio, $corpus, $one, $two, $out, $least, $most) = @ARGV;
-for my $lang ($one, $two) {
-    open(my $in, "<", "$corpus.$lang") or die; open(my $to, ">", "$out.$lang") or die;
-    while (<$in>) { chomp; print $to "$_ <clean $ratio $least $most>\n"; }
-}
-"""
-
-
 @pytest.fixture
 def checkout(tmp_path):
-    """Scripts that say they were there, and with which words."""
-    folder = tmp_path / "moses decoder"
-    for name, script in SCRIPTS.items():
-        (folder / script).parent.mkdir(parents=True, exist_ok=True)
-        (folder / script).write_text(CLEANS if name == "clean" else MARKS.replace("NAME", name))
-    return folder
+    return marking_checkout(tmp_path / "moses decoder")
 
 
 @needs_perl

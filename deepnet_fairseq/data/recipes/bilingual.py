@@ -11,7 +11,7 @@ from ...errors import UserError
 from ..bilingual import Bilingual, Texts
 from ..cleaning import Limits
 from ..moses import Chain, moses
-from ..steps import Steps
+from ..steps import Steps, remove
 from ..tokenised import Tokenised
 from .base import Options, Recipe, versions
 
@@ -40,6 +40,11 @@ class BilingualRecipe(Recipe):
 
     def number_of_merges(self, options: Options) -> int:
         return options.vocab or (MINIATURE_MERGES if options.miniature else self.merges)
+
+    def needs(self, options: Options) -> int:
+        if options.text is None:
+            return self.space
+        return 5 * sum(path.stat().st_size for path in Tokenised(options.text, self.langs).files())
 
     def tools(self, options: Options) -> dict[str, str]:
         tool = {} if options.text and not options.moses else moses(options.moses).versions()
@@ -93,6 +98,7 @@ class BilingualRecipe(Recipe):
         return texts
 
     def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
+        remove(options.dest / "reference")  # of an earlier corpus in this folder
         for subset, count in steps.run("given", [], {"files": given.state()}, given.check).items():
             if given.names[subset] != subset:
                 print(f"| {subset} is {given.names[subset]}")
