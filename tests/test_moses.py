@@ -1,9 +1,7 @@
 """Moses' tools: cleaning, tokenising, the text within tags; and the Perl originals run in their place."""
 
-import os
 import re
 import subprocess
-import time
 
 import pytest
 
@@ -12,7 +10,6 @@ from deepnet_fairseq.data.markup import published_segments, segments, training_l
 from deepnet_fairseq.data.moses import Chain, Perl, Port, moses
 from deepnet_fairseq.data.moses.perl import SCRIPTS
 from deepnet_fairseq.data.moses.port import line_function, lowercase
-from deepnet_fairseq.data.processes import map_lines
 from deepnet_fairseq.errors import UserError
 
 from .perl_scripts import marking_checkout, needs_perl
@@ -155,64 +152,6 @@ def test_where_sacremoses_differs_from_the_perl_original():
     assert english("He says vs.") == "He says vs."  # Perl: vs .
     assert english("a\x1cb") == "a b"  # Perl: ab
     assert "sacremoses" in Port().versions()
-
-
-def test_lines_in_processes_come_in_order():
-    lines = [f"line {number}" for number in range(12_345)]
-    found = [list(map_lines(lambda: str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
-    assert found[0] == found[1] == [line.upper() for line in lines]
-
-
-def test_lines_are_read_as_they_are_needed():
-    read = 0
-
-    def lines():
-        nonlocal read
-        while read < 1_000_000:
-            read += 1
-            yield "x"
-
-    found = map_lines(lambda: str.upper, lines(), 2, "test")
-    assert [next(found) for _ in range(10)] == ["X"] * 10
-    assert read < 50_000
-    found.close()
-
-
-def test_a_mistake_in_a_process_is_told():
-    def make():
-        return lambda line: 1 // int(line)
-
-    with pytest.raises(ZeroDivisionError):
-        list(map_lines(make, ["1", "0"], 2, "test"))
-
-
-def test_processes_end_with_the_one_that_started_them(tmp_path):
-    def make():
-        (tmp_path / str(os.getpid())).touch()
-        return lambda line: time.sleep(60)
-
-    if not (child := os.fork()):
-        list(map_lines(make, ["x"] * 10_000, 2, "test"))
-        os._exit(0)
-    workers = []
-    while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2:
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    for _ in range(300):
-        workers = [pid for pid in workers if os.path.exists(f"/proc/{pid}") and _state(pid) != "Z"]
-        if not workers:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{workers} still run")
-
-
-def _state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(") ")[2][0]
-    except FileNotFoundError:
-        return "Z"
 
 
 @pytest.fixture
