@@ -43,10 +43,8 @@ def from_text(folder, dest, **more):
 
 def test_text_that_is_tokenised_already(given, tmp_path, capsys):
     said = from_text(given, tmp_path / "d", workers=1)
-    lengths = zip(
-        *([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en")), strict=True
-    )
-    train = sum(2 * max(pair) <= 3 * min(pair) for pair in lengths)
+    sides = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
+    train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*sides, strict=True))
     assert 700 < train < 801
     assert said["counts"].items() >= {"train": train, "valid": 40, "test": 30, "test1": 30}.items()
     assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
