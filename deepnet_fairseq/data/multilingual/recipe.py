@@ -44,7 +44,8 @@ class MultilingualRecipe(Recipe):
         return (
             "count the sentences of each pair, and check them",
             pieces,
-            f"segment and binarise each pair, both directions in one, in {options.shards or 1} shards",
+            "segment and binarise each pair, both directions in one"
+            + (f", in {options.shards} shards" if (options.shards or 1) > 1 else ""),
             "dictionaries, lists of languages and directions, raw references of the test sets",
         )
 

@@ -17,7 +17,7 @@ from .opus100_archives import ARCHIVES, ORIGIN
 SITE = "https://object.pouta.csc.fi/OPUS-100/v1.0"
 MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}  # fairseq's name -> the corpus'
-BINARISED = 6  # bytes of binarised data for each of the archive, about
+BINARISED = 4  # bytes of binarised data for each of the archive, about
 
 
 class Opus100(MultilingualRecipe):

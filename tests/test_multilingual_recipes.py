@@ -1,0 +1,203 @@
+"""The recipes of OPUS-100 and of the 102 languages on archives in the published formats, from a loopback server."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+from fairseq.data import data_utils
+
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.data.miniature import build, serve
+from deepnet_fairseq.data.multilingual import prepare as preparation
+from deepnet_fairseq.data.multilingual.languages import FLORES
+from deepnet_fairseq.data.multilingual.mined import clean
+from deepnet_fairseq.data.multilingual.opus_moses import archive_of
+from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.data.recipes.opus100_archives import ARCHIVES
+from deepnet_fairseq.data.remote.archive import stream_lines
+from deepnet_fairseq.errors import UserError
+
+PAIRS = "de-en,de-fr"
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mirror")
+    build("opus100", folder / "opus100")
+    build("m2m102", folder / "m2m102", ("de-en", "de-fr"))
+    with serve(folder) as url:
+        yield url
+
+
+def command(recipe, dest, mirror, *flags):
+    return ["prepare", recipe, str(dest), "--miniature", "--mirror", f"{mirror}/{recipe}", "--workers", "1", *flags]
+
+
+def content(dest):
+    files = [path for name in ("bin", "reference", "spm.model") for path in [dest / name, *(dest / name).rglob("*")]]
+    return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def opus(mirror, tmp_path_factory):
+    dest = tmp_path_factory.mktemp("opus100") / "dest"
+    main(command("opus100", dest, mirror))
+    return dest
+
+
+@pytest.fixture(scope="module")
+def m2m(mirror, tmp_path_factory):
+    dest = tmp_path_factory.mktemp("m2m102") / "dest"
+    main(command("m2m102", dest, mirror, "--pairs", PAIRS))
+    return dest
+
+
+def test_published_counts_of_opus100():
+    """Of the corpus' own README: 44 pairs with 1M sentences, 73 with 100k or more, 95 with 10k or more, about 55M."""
+    train = [archive.train for archive in ARCHIVES.values()]
+    assert [sum(size >= least for size in train) for least in (10**6, 10**5, 10**4)] == [44, 73, 95]
+    assert len(train) == 99 and round(sum(train) / 1e6) == 55
+    assert sum(bool(archive.test) for archive in ARCHIVES.values()) == 94
+    assert all(re.fullmatch("[0-9a-f]{64}", archive.sha256) for archive in ARCHIVES.values())
+    assert len({archive.sha256 for archive in ARCHIVES.values()}) == 99
+
+
+def test_opus100_plan(tmp_path, capsys):
+    main(["prepare", "opus100", str(tmp_path / "dest"), "--plan", "--pairs", "en-de"])
+    out = capsys.readouterr().out
+    assert "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-de-en-v1.0.tar.gz" in out
+    assert "67,205,361 bytes, sha256:aca2cb2f" in out and "en-fr" not in out and "250,000 pieces" in out
+    assert not (tmp_path / "dest").exists()
+
+
+def test_opus100_is_what_its_archives_hold(opus):
+    for pair in ("de-en", "en-fr", "en-ru"):
+        archive = opus / "downloads" / "miniature" / f"opus-100-corpus-{pair}-v1.0.tar.gz"
+        there, back = pair.split("-")
+        for source, target in ((there, back), (back, there)):
+            member = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-test.{target}"
+            raw = [" ".join(line.strip().splitlines()) for line in stream_lines(archive, member)]
+            assert lines(opus / "reference" / f"test.{source}-{target}.{target}") == raw
+    assert not list((opus / "bin").glob("test.an-en.*"))
+    assert len(data_utils.load_indexed_dataset(str(opus / "bin" / "valid.an-en.an"))) == 1
+    assert "an-en" in lines(opus / "bin" / "pairs.txt") and "an" in lines(opus / "bin" / "langs.txt")
+
+
+def test_another_number_of_lines_than_published(opus, tmp_path):
+    """The miniature's archives are whole, but not the published corpus."""
+    options = Options(tmp_path, opus / "downloads" / "miniature")
+    with pytest.raises(UserError, match=r"opus\.de-en-test\.de has 100 lines instead of 2,000"):
+        list(RECIPES["opus100"].text(options, "de-en").subsets["test"]())
+
+
+def test_killed_anywhere_it_ends_the_same(mirror, opus, tmp_path):
+    dest, killed = tmp_path / "dest", 0
+    for step in ("vocabulary", "pair.de-en", "pair.en-ru"):
+        program = [sys.executable, "-u", "-m", "deepnet_fairseq.cli", *command("opus100", dest, mirror)]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line == f"== {step}\n":
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+                break
+        process.stdout.close()
+        process.wait()
+    assert killed == 3
+    main(command("opus100", dest, mirror))
+    assert content(dest) == content(opus) and not list(dest.rglob("*.part"))
+
+
+def test_unknown_pairs_and_missing_ones(tmp_path):
+    with pytest.raises(SystemExit, match="OPUS-100 has no such pair"):
+        main(["prepare", "opus100", str(tmp_path / "dest"), "--pairs", "de-xx"])
+    with pytest.raises(SystemExit, match="12 billion sentence pairs.*--pairs"):
+        main(["prepare", "m2m102", str(tmp_path / "dest"), "--plan"])
+
+
+def test_cleaning_says_what_it_left_out(capsys):
+    pairs = [
+        ("a", "b"),
+        ("a", "b"),
+        ("a", "c"),
+        ("", "b"),
+        ("d", ""),
+        ("e", "e"),
+        ("f" * 1001, "g"),
+        ("h", "i"),
+        ("j", "k"),
+    ]
+    kept = list(clean(pairs, (frozenset("h"), frozenset("k")), 100, "de-en"))
+    assert kept == [("a", "b"), ("a", "c")]
+    found = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))
+    assert found == {"empty": "2", "equal sides": "1", "too long": "1", "evaluation": "2", "twice": "1", "kept": "2"}
+
+
+def test_m2m102_sets_of_every_two_languages(m2m):
+    """en-fr is not trained on, and is tested."""
+    assert lines(m2m / "bin" / "pairs.txt") == ["de-en", "en-de", "de-fr", "fr-de"]
+    flores = m2m / "evaluation" / "flores101" / "flores101_dataset" / "devtest"
+    for source, target in (("de", "en"), ("en", "fr"), ("fr", "en")):
+        raw = (flores / f"{FLORES[target]}.devtest").read_text(encoding="utf-8")
+        found = (m2m / "reference" / f"flores.{source}-{target}.{target}").read_text(encoding="utf-8")
+        assert found.split() == raw.split() and len(found.split("\n")) == 101
+    assert {path.name.split(".")[0] for path in (m2m / "bin").glob("*.en-fr.*")} == {"flores"}
+    assert (m2m / "reference" / "opus.fr-de.de").exists()
+    summary = json.loads((m2m / "recipe.json").read_text())
+    assert summary["counts"]["flores"] == 200 and summary["counts"]["pairs"]["en-fr"] == {"flores": 100}
+
+
+def test_m2m102_keeps_no_archive_and_no_sentence_of_the_test_sets(m2m):
+    assert not list((m2m / "downloads").rglob("*.zip*"))
+    devtest = {tuple(ids.tolist()) for ids in data_utils.load_indexed_dataset(str(m2m / "bin" / "flores.de-fr.fr"))}
+    train = {tuple(ids.tolist()) for ids in data_utils.load_indexed_dataset(str(m2m / "bin" / "train.de-fr.fr"))}
+    assert len(devtest) == 100 and not devtest & train
+
+
+def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(mirror, m2m, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preparation, "LEAST", 1000)
+    (tmp_path / "more" / "de-en").mkdir(parents=True)
+    for lang, line in (("de", "Guten Tag!"), ("en", "Good day!")):
+        (tmp_path / "more" / "de-en" / f"wmt.{lang}").write_text(f"{line}\n")
+    dest = tmp_path / "dest"
+    flags = ("--shards", "3", "--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
+    main(command("m2m102", dest, mirror, *flags))
+    shards = [data_utils.load_indexed_dataset(str(dest / "bin" / f"shard{i:02d}" / "train.de-en.de")) for i in range(3)]
+    whole = data_utils.load_indexed_dataset(str(m2m / "bin" / "train.de-en.de"))
+    assert sum(map(len, shards)) == len(whole)
+    for number in islice(range(len(whole)), 0, None, 97):
+        assert whole[number].tolist() == shards[number % 3][number // 3].tolist()
+    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]
+    assert {"spm.model", "recipe.json"} <= {path.name for path in dest.iterdir()}
+    assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
+    capsys.readouterr()
+    main(command("m2m102", dest, mirror, *flags[:-1], PAIRS))
+    out = capsys.readouterr().out
+    assert "== pair.de-en: done before" in out and "== pair.de-fr\n" in out
+
+
+def test_a_corpus_without_the_pair_is_passed_over(tmp_path, capsys):
+    folder = tmp_path / "mirror"
+    build("m2m102", folder, ("de-en",))
+    for corpus in ("CCAligned", "Tatoeba"):
+        address = archive_of(corpus, "de-en").urls[0].removeprefix("https://")
+        (folder / address).unlink()
+        sums = folder / "SHA256SUMS"
+        sums.write_text("".join(line for line in sums.open() if address not in line))
+    dest = tmp_path / "dest"
+    with serve(folder) as url:
+        flags = ["--miniature", "--mirror", url, "--workers", "1", "--pairs", "de-en"]
+        main(["prepare", "m2m102", str(dest), *flags])
+        assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
+        assert json.loads((dest / "recipe.json").read_text())["counts"]["train"] == 2000
+        with pytest.raises(SystemExit, match="de-fr: none of CCMatrix, CCAligned, Tatoeba has it"):
+            main(["prepare", "m2m102", str(tmp_path / "other"), *flags[:-1], "de-fr"])
