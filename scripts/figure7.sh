@@ -23,12 +23,14 @@ record() {  # record PANEL VALUE SIZE BATCHES FLAGS...; an update is made of BAT
     width "${size[@]}"
     queue run_train "$1-$2" "$facts, \"panel\": \"$1\", \"value\": \"$2\"" --method deepnorm "${layer_flags[@]}" \
         "${setting[@]}" "${width_flags[@]}" "${batch_flags[@]}" --max-update "$updates" \
-        --validate-interval-updates $((updates / 30)) --no-epoch-checkpoints --log-interval 10 "${@:5}"
+        --validate-interval-updates $((updates / 30)) "${save_flags[@]}" --log-interval 25 "${@:5}"
 }
 
 updates=30000
 [ -z "$smoke" ] || updates=300
 wmt17_setting
+average=1
+save_every 1000
 miniature 300
 for lr in $lrs; do record lr "$lr" "$base_size" $((2 * unit)) --lr "$lr"; done
 for factor in 1 2 4; do record batch $((factor * unit)) "$base_size" $((factor * unit)); done

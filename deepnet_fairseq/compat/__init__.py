@@ -10,7 +10,7 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from . import arithmetic, batches, checkpoints, command_line, copies, nan_detector, yaml_config
+    from . import arithmetic, batches, checkpoints, command_line, copies, nan_detector, tasks, yaml_config
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
@@ -20,4 +20,5 @@ def apply() -> None:
     command_line.explain_mistakes()
     copies.replace_in_one_move()
     nan_detector.hook_leaves()
+    tasks.accept_yaml()
     yaml_config.explain_mistakes()

@@ -116,7 +116,7 @@ rows() {  # rows "METHODS" "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... f
                     submit "$method" "$depth"
                 else
                     # shellcheck disable=SC2086
-                    queue "$3" "$method" "$depth" $more
+                    queue "$3" "$method" "$depth" --method "$method" $more
                 fi
             done 3<<<"$flags"
         done

@@ -8,7 +8,7 @@ prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags
     data="${DATA:-$dest/bin}"
     if [ -n "${DATA:-}" ]; then
         [ -d "$DATA" ] || fail "DATA=$DATA: no such folder"
-        corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "$DATA/../recipe.json" 2>/dev/null | head -n 1)"
+        corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "$DATA/../recipe.json" 2>/dev/null || true)"
         corpus="${corpus:-of DATA}"
     elif [ -n "$dry_run" ]; then
         echo deepnet prepare "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'

@@ -1,0 +1,41 @@
+"""What the experiment scripts would run, as their --dry-run prints it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+from .helpers import ROOT
+
+SETTINGS = (
+    "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
+    "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID",
+)  # fmt: skip
+
+
+def script(name, *flags, check=True, timeout=600, **environment):
+    """Runs scripts/NAME.sh."""
+    clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
+    env = clean | {key: str(value) for key, value in environment.items()}
+    words = ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
+    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def dry_run(name, *flags, **environment) -> list[list[str]]:
+    """The commands, each in words."""
+    return [shlex.split(line) for line in script(name, "--dry-run", *flags, **environment).stdout.splitlines()]
+
+
+def trainings(name, *flags, **environment) -> list[list[str]]:
+    """The words after fairseq-train of each training."""
+    found = dry_run(name, *flags, **environment)
+    return [words[words.index("fairseq-train") + 1 :] for words in found if "fairseq-train" in words]
+
+
+def values(words) -> dict[str, str]:
+    """Flag -> its last value, "" for a switch."""
+    pairs = zip(words, [*words[1:], "--"], strict=True)
+    return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}

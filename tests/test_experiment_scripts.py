@@ -1,0 +1,276 @@
+"""The scripts of tables and experiments: the papers' hyper-parameters, batches, launchers, and their YAML twins."""
+
+import os
+import subprocess
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from deepnet_fairseq import archs
+from deepnet_fairseq.methods import METHODS
+
+from .experiments import dry_run, script, trainings, values
+from .helpers import ROOT
+from .test_scripts import needs_venv
+
+pytestmark = needs_venv
+
+# DeepNet, appendix, Tables 4 to 8; the recipe of Admin's authors. Batches in tokens an update.
+EVERYWHERE = {
+    "--criterion": "label_smoothed_cross_entropy", "--label-smoothing": "0.1", "--adam-betas": "(0.9, 0.98)",
+    "--lr-scheduler": "inverse_sqrt", "--warmup-init-lr": "1e-7", "--fp16": "",
+}  # fmt: skip
+BASE = {"--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "2048", "--encoder-attention-heads": "8"}
+LARGE = {"--encoder-embed-dim": "1024", "--encoder-ffn-embed-dim": "4096", "--encoder-attention-heads": "16"}
+PAPER = {
+    "iwslt14_de_en": (4000, BASE | {
+        "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
+        "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "adam",
+    }),
+    "table1_wmt17": (128 * 4096, BASE | {
+        "--lr": "1.5e-3", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "100000",
+        "--clip-norm": "0.0", "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "adam",
+    }),
+    "opus100": (128 * 4096, BASE | {
+        "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-epoch": "4", "--clip-norm": "0.0",
+        "--dropout": "0.1", "--weight-decay": "0.0", "--optimizer": "adam", "--encoder-langtok": "tgt",
+        "--sampling-method": "temperature",
+    }),
+    "table3_m2m": (256 * 4096, LARGE | {
+        "--lr": "5e-4", "--warmup-updates": "6000", "--adam-eps": "1e-6", "--max-update": "260000",
+        "--clip-norm": "1.0", "--dropout": "0.1", "--weight-decay": "0.0", "--encoder-layers": "100",
+    }),
+    "admin_wmt14": (4 * 8192, BASE | {
+        "--lr": "1e-3", "--warmup-updates": "8000", "--max-epoch": "100", "--max-update": "500000",
+        "--clip-norm": "0.0", "--dropout": "0.1", "--attention-dropout": "0.1", "--activation-dropout": "0.1",
+        "--weight-decay": "0.0", "--optimizer": "radam",
+    }),
+}  # fmt: skip
+ROWS = {"iwslt14_de_en": 10 * 10, "table1_wmt17": 10 * 4, "opus100": 5, "table3_m2m": 1, "admin_wmt14": 3 * 4}
+NO_NORM = {"rezero", "r_fixup", "t_fixup"}
+
+
+def batch(flags):
+    sizes = (flags.get("--distributed-world-size", "1"), flags["--max-tokens"], flags["--update-freq"])
+    world, tokens, updates = map(int, sizes)
+    return world * tokens * updates
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_hyper_parameters(name, tmp_path):
+    """Of every row, with the paper's batch on the default number of GPUs."""
+    tokens, paper = PAPER[name]
+    found = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
+    assert len(found) == ROWS[name]
+    for flags in found:
+        expected = dict(EVERYWHERE | paper)
+        if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # Table 5's second column
+            expected["--lr"] = "5e-4"
+        if flags["--method"] == "rezero":
+            assert "--fp16" not in flags
+            del expected["--fp16"]
+        assert {flag: flags.get(flag) for flag in expected} == expected
+        assert batch(flags) == tokens
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("gpus, nodes, tokens", [(1, 1, 4096), (4, 1, 4096), (8, 4, 4096), (8, 1, 2048), (16, 8, 1024)])
+def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
+    launch = {"LAUNCH": "slurm", "SLURM_JOB_ID": 1} if nodes > 1 else {}
+    (words,) = trainings(
+        "table1_wmt17", METHODS="deepnorm", DEPTHS=6, GPUS=gpus, NODES=nodes, MAX_TOKENS=tokens, **launch
+    )
+    assert batch(values(words)) == 128 * 4096
+    assert values(words)["--distributed-world-size"] == str(gpus * nodes)
+
+
+def test_another_batch_is_said():
+    done = script("table1_wmt17", "--dry-run", "--max-tokens", "2048", METHODS="deepnorm", DEPTHS=6)
+    assert "an update has 262144 tokens, the paper's 524288" in done.stderr
+    refused = script("table1_wmt17", "--dry-run", METHODS="deepnorm", DEPTHS=6, MAX_TOKENS=3000, check=False)
+    assert refused.returncode == 1 and "do not divide the paper's batch of 524288" in refused.stderr
+
+
+def test_depth_decides_on_memory():
+    """The deepest save memory by checkpointing and sharding, the others do not pay for it."""
+    found = [values(words) for words in trainings("opus100")]
+    assert [int(flags["--encoder-layers"]) for flags in found] == [6, 10, 50, 100, 500]
+    assert ["--checkpoint-activations" in flags for flags in found] == [False, False, False, True, True]
+    assert [flags.get("--zero-sharding") for flags in found] == [None] * 4 + ["os"]
+    assert "--fp16-no-flatten-grads" in found[-1]
+
+
+def test_rows_are_method_by_depth_by_seed():
+    found = [values(words) for words in trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="6 18", SEEDS="1 7")]
+    rows = [(flags["--seed"], flags["--encoder-layers"], flags["--method"]) for flags in found]
+    assert rows == [(s, d, m) for s in "17" for d in ("6", "18") for m in ("deepnorm", "admin")]
+    assert len({flags["--save-dir"] for flags in found}) == 8
+
+
+def test_admin_is_profiled_before_it_is_trained():
+    profile, train = dry_run("admin_wmt14", METHODS="admin", DEPTHS=18)[1:3]
+    assert profile[:2] == ["deepnet", "profile"] and train[0] == "fairseq-train"
+    assert values(profile)["--out"] == values(train)["--admin-profile"]
+    assert values(profile)["--encoder-layers"] == "18" and "--admin-profile" not in profile
+
+
+def test_sixty_layers_of_admins_table():
+    (words,) = trainings("admin_wmt14", METHODS="admin", DEPTHS=60)
+    assert [values(words)[f"--{stack}-layers"] for stack in ("encoder", "decoder")] == ["60", "12"]
+
+
+def test_table_2_is_of_opus100_runs():
+    assert [values(words)["--encoder-layers"] for words in trainings("table2_opus100")] == ["100", "500"]
+    assert "Table 2 of the DeepNet paper" in script("table2_opus100", "--help").stdout
+
+
+def test_torchrun():
+    lines = dry_run("table1_wmt17", METHODS="deepnorm", DEPTHS=6, GPUS=4, LAUNCH="torchrun")
+    train = next(words for words in lines if "fairseq-train" in words)
+    assert train[: train.index("fairseq-train") + 1] == [
+        "torchrun",
+        "--nproc-per-node",
+        "4",
+        "--no-python",
+        "fairseq-train",
+    ]
+    assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
+
+
+def test_slurm_runs_each_row_as_a_job(tmp_path):
+    """A job is the script itself narrowed to its row; run here, it does what the script alone would."""
+    fake = tmp_path / "bin" / "sbatch"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\ncat >"{tmp_path}/job-$$"\necho 42\n')
+    fake.chmod(0o755)
+    (tmp_path / "data").mkdir()
+    setting = {"METHODS": "deepnorm post_ln", "DEPTHS": "6", "DATA": tmp_path / "data", "OUT": tmp_path / "out"}
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    done = script("table1_wmt17", "--patience", "3", LAUNCH="slurm", GPUS=8, NODES=2, PATH=path, **setting)
+    assert done.stdout.count("job 42") == 2 and "submitted" in done.stdout
+    jobs = sorted(tmp_path.glob("job-*"), key=lambda job: "METHODS=post_ln" in job.read_text())
+    for job, method in zip(jobs, ("deepnorm", "post_ln"), strict=True):
+        text = job.read_text()
+        assert "#SBATCH --requeue" in text and "#SBATCH --nodes=2" in text and "#SBATCH --gpus-per-node=8" in text
+        assert "scontrol requeue" in text and f"--job-name=table1-{method}-6-seed1" in text
+        dry = text.replace("table1_wmt17.sh", "table1_wmt17.sh --dry-run")
+        env = os.environ | {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+        ran = subprocess.run(["bash"], input=dry, capture_output=True, text=True, env=env)
+        train = next(line for line in ran.stdout.splitlines() if "fairseq-train" in line).split()
+        assert train[0] == "srun" and "--nnodes" in train and values(train)["--method"] == method
+        assert values(train)["--distributed-world-size"] == "16" and values(train)["--patience"] == "3"
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"GPUS": "two"}, "GPUS: two is no whole number above 0"),
+        ({"NODES": "2"}, "NODES=2: several machines are started by SLURM; add LAUNCH=slurm"),
+        ({"LAUNCH": "mpirun"}, "LAUNCH=mpirun: spawn, torchrun or slurm"),
+        ({"PRECISION": "fp8"}, "PRECISION=fp8: fp16, bf16 or fp32"),
+        ({"SEEDS": "1 two"}, "SEEDS: two is no number"),
+        ({"DEPTHS": "6 0"}, "DEPTHS: 0 is no whole number above 0"),
+        ({"METHODS": "deepnrom"}, "--method deepnrom: unknown"),
+        ({"DATA": "/nowhere"}, "DATA=/nowhere: no such folder"),
+    ],
+)
+def test_wrong_settings(setting, message):
+    done = script("table1_wmt17", "--dry-run", check=False, **setting)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+
+
+CONFIGS = {  # YAML -> script and the row that it is
+    "iwslt14_de_en": ("iwslt14_de_en", {"METHODS": "deepnorm", "DEPTHS": 18}),
+    "table1_wmt17": ("table1_wmt17", {"METHODS": "deepnorm", "DEPTHS": 18}),
+    "figure7_wmt17_large": ("figure7", {}),
+    "opus100": ("opus100", {"DEPTHS": 36}),
+    "table3_m2m": ("table3_m2m", {}),
+    "admin_wmt14": ("admin_wmt14", {"METHODS": "pre_ln", "DEPTHS": 18}),
+}
+SECTIONS = ("common", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler", "model")
+OF_THE_RUN = {
+    "user_dir",
+    "data",
+    "save_dir",
+    "lang_dict",
+    "lang_pairs",
+    "arch",
+    "_name",
+    "no_progress_bar",
+    "probe_dir",
+}
+
+
+def settings(cfg) -> dict[str, object]:
+    """section.key -> value of all that decides what is trained."""
+    archs.fill(cfg.model)
+    found = {}
+    for section in (
+        "common",
+        "checkpoint",
+        "dataset",
+        "optimization",
+        "criterion",
+        "optimizer",
+        "lr_scheduler",
+        "model",
+    ):
+        for key, value in OmegaConf.to_container(cfg[section], resolve=False).items():
+            found[f"{section}.{key}"] = value
+    found["world"] = cfg.distributed_training.distributed_world_size
+    for key in ("_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang"):
+        found[f"task.{key}"] = getattr(cfg.task, key, None)
+    own = {key: _number(value) for key, value in found.items() if not str(value).startswith("${")}
+    return {key: value for key, value in own.items() if key.split(".")[-1] not in OF_THE_RUN or key == "task._name"}
+
+
+def _number(value):
+    """1e-4, "1e-4" and 0.0001 are one value."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def of_flags(words, data):
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch.__wrapped__(parser, [str(data), *words[1:]])
+    return settings(convert_namespace_to_omegaconf(args))
+
+
+def of_yaml(name):
+    hydra_init()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.1"):
+        cfg = compose(name, overrides=["common.user_dir=x", "task.data=x"])
+    add_defaults(cfg)
+    return settings(cfg)
+
+
+def test_every_yaml_is_compared():
+    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == CONFIGS.keys() | {"quickstart"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_yaml_and_script_train_the_same(name, tmp_path):
+    """Every setting of the script's row is the YAML's, whoever wrote it down."""
+    run, setting = CONFIGS[name]
+    words = trainings(run, **setting)
+    chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width
+    flags, yaml = of_flags(chosen, tmp_path), of_yaml(name)
+    shared = flags.keys() & yaml.keys()
+    assert {"optimization.lr", "model.dropout", "world", "dataset.max_tokens", "optimizer.weight_decay"} <= shared
+    assert {key: flags[key] for key in shared} == {key: yaml[key] for key in shared}
+    assert not {key for key in yaml.keys() - flags.keys() if yaml[key] not in (None, False)}
+
+
+def test_every_method_has_a_row():
+    """METHODS takes all of the registry, in one script that has them all."""
+    found = trainings("iwslt14_de_en", METHODS=" ".join(METHODS), DEPTHS=10)
+    assert [values(words)["--method"] for words in found] == list(METHODS)
