@@ -15,7 +15,8 @@ from ..language import qaa, qab
 from ..language.lexicon import build_lexicon
 from ..language.meaning import Speaker
 
-NOUNS, VERBS = 20, 10  # few enough for a narrow model to learn in some hundred updates
+# So few words, and such short sentences, that a narrow model learns something in 300 updates of 1,000 tokens.
+NOUNS, VERBS, LONGEST = 6, 10, 10
 VOWELS, CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
 LATIN = (VOWELS, CONSONANTS)
 LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # vowels and consonants; the others have the Latin ones
@@ -59,7 +60,7 @@ def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
     seen: set[str] = set()
     for number in count(1):
         german = english = ""
-        while not (_similar(german, english) and seen.isdisjoint((german, english))):
+        while not (_fit(german, english) and seen.isdisjoint((german, english))):
             sentence = speaker.sentence()
             german, english = _raw(qaa.say(sentence)), _raw(qab.say(sentence))
         seen |= {german, english}
@@ -88,9 +89,9 @@ def _raw(tokens: str) -> str:
     return tokens.replace(" , ,", " ,").replace(" , .", " .").replace(" ,", ",").replace(" .", ".")
 
 
-def _similar(one: str, other: str) -> bool:
-    lengths = _words(one), _words(other)
-    return 0 < max(lengths) <= RATIO * min(lengths)
+def _fit(one: str, other: str) -> bool:
+    short, long = sorted((_words(one), _words(other)))
+    return 0 < long <= min(LONGEST, RATIO * short)
 
 
 def _words(text: str) -> int:
