@@ -14,15 +14,17 @@ prepare iwslt14_de_en
 iwslt14_setting
 miniature 30
 
-record() {  # record SERIES METHOD SCHEDULE...
+record() {  # record SERIES METHOD
     layers "$2" 18
     queue run_train "$1" "$facts, \"series\": \"$1\"" --method "$2" --init-profile fairseq_head "${layer_flags[@]}" \
-        "${setting[@]}" --dropout 0.4 --lr 5e-4 --warmup-updates 4000 "${@:3}" --max-update 30 --no-save \
+        "${setting[@]}" --dropout 0.4 --lr 5e-4 --max-update 30 --no-save \
         --disable-validation --log-interval 1 \
         --deepnet-probe gradient_norm,ln_input,model_update,branch_dependency --probe-interval 1
 }
 
-record post_ln_no_warmup post_ln --lr-scheduler fixed --warmup-updates 0
+schedule=(--lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7)
 record post_ln_warmup post_ln
 record post_ln_init_warmup post_ln_init
+schedule=(--lr-scheduler fixed)
+record post_ln_no_warmup post_ln
 finish figure 4

@@ -6,6 +6,7 @@ import json
 import math
 
 from deepnet_fairseq.analysis.figures import figure3, figure4, figure7
+from deepnet_fairseq.analysis.recorded_run import folder_of
 from deepnet_fairseq.methods import METHODS
 
 
@@ -19,7 +20,7 @@ HEALTHY, STUCK = falling(5.0), falling(8.0)
 
 def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses=None, valid=None, bleu=None, **facts):
     """A run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
-    folder = root / f"figure{figure}" / name
+    folder = root / folder_of(figure) / name
     folder.mkdir(parents=True)
     facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers} | facts
     (folder / "run.json").write_text(json.dumps(facts))

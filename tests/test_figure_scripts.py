@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -11,42 +10,21 @@ import pytest
 
 from deepnet_fairseq.probes.record import read_record
 
+from .experiments import dry_run, script, trainings, values
 from .helpers import ROOT
 from .test_scripts import needs_venv
 
 FIGURES = (3, 4, 5, 6, 7, 8)
-DATA_OF = {
-    3: "IWSLT-14 De-En",
-    4: "IWSLT-14 De-En",
-    5: "IWSLT-14 De-En",
-    6: "IWSLT-14 De-En",
-    7: "WMT-17 En-De",
-    8: "OPUS-100",
-}
 
 
-def figure(number, *flags, check=True, **environment):
+def figure(number, *flags, **setting):
     """Runs a figure's script."""
-    clean = {
-        key: value for key, value in os.environ.items() if key not in ("DATA", "OUT", "SMOKE", "DEPTHS", "METHODS")
-    }
-    words = ["bash", ROOT / f"scripts/figure{number}.sh", *map(str, flags)]
-    env = clean | {key: str(value) for key, value in environment.items()}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
-    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done
+    return script(f"figure{number}", *flags, **setting)
 
 
-def commands(number, *flags, **environment):
+def commands(number, *flags, **setting):
     """The flags of each training that --dry-run prints: flag -> its last value."""
-    found = []
-    for line in figure(number, "--dry-run", *flags, **environment).stdout.splitlines():
-        words = shlex.split(line)
-        assert words[0] in ("fairseq-train", "fairseq-generate")
-        if words[0] == "fairseq-generate":
-            continue
-        found.append({a: b for a, b in zip(words, [*words[1:], ""]) if a.startswith("--")})
-    return found
+    return [values(words) for words in trainings(f"figure{number}", *flags, **setting)]
 
 
 @needs_venv
@@ -67,7 +45,7 @@ def commands(number, *flags, **environment):
 )
 def test_the_papers_setting(tmp_path, number, count, paper):
     """How many trainings there are, and hyper-parameters of the paper's appendix."""
-    found = commands(number, "--patience", "7", DATA=tmp_path, OUT=tmp_path / "out")
+    found = commands(number, "--patience", "7", OUT=tmp_path / "out")
     assert len(found) == count
     for flags in found:
         assert paper.items() <= flags.items()
@@ -81,7 +59,7 @@ def test_the_papers_setting(tmp_path, number, count, paper):
 
 @needs_venv
 def test_sweeps_of_figure_7(tmp_path):
-    found = commands(7, DATA=tmp_path, GPUS=8)
+    found = commands(7, GPUS=8)
     batches = [int(flags["--update-freq"]) * 8 for flags in found]
     assert [flags["--lr"] for flags in found[:3]] == ["5e-4", "1e-3", "1.5e-3"] and batches[:3] == [128] * 3
     assert batches[3:6] == [64, 128, 256] and {flags["--lr"] for flags in found[3:6]} == {"1.5e-3"}
@@ -93,20 +71,21 @@ def test_sweeps_of_figure_7(tmp_path):
 
 @needs_venv
 def test_loops_can_be_narrowed(tmp_path):
-    found = commands(6, DATA=tmp_path, METHODS="deepnorm admin", DEPTHS="10 100", SEED=3)
+    found = commands(6, METHODS="deepnorm admin", DEPTHS="10 100", SEED=3)
     assert [(f["--method"], f["--encoder-layers"]) for f in found] == [
         ("deepnorm", "10"), ("admin", "10"), ("deepnorm", "100"), ("admin", "100"),
     ]  # fmt: skip
-    assert found[1]["--admin-profile"] == "auto" and all(flags["--seed"] == "3" for flags in found)
+    assert found[1]["--admin-profile"] == f"{found[1]['--save-dir']}/profile.json" and all(
+        flags["--seed"] == "3" for flags in found
+    )
 
 
 @needs_venv
-@pytest.mark.parametrize("number", FIGURES)
-def test_without_data(tmp_path, number):
-    done = figure(number, check=False, OUT=tmp_path / "out")
-    assert done.returncode == 1
-    line = f"figure{number}.sh: DATA: give the folder of binarised data ({DATA_OF[number]}), or SMOKE=1"
-    assert done.stderr.splitlines()[-1].startswith(line)
+@pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])
+def test_data(tmp_path, number, recipe):
+    """Without DATA the corpus's recipe comes first; a folder that is not there ends the script."""
+    first = figure(number, "--dry-run", OUT=tmp_path / "out").stdout.splitlines()[0]
+    assert first == f"deepnet prepare {recipe} {tmp_path}/out/data/{recipe}"
     done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
     assert done.stderr.splitlines()[-1] == f"figure{number}.sh: DATA={tmp_path / 'absent'}: no such folder"
 
@@ -125,14 +104,14 @@ def test_help(number):
 
 @needs_venv
 def test_wrong_settings(tmp_path):
-    for environment, message in (
+    for setting, message in (
         ({"JOBS": "two"}, "JOBS: two is no whole number above 0"),
         ({"DEPTHS": "7"}, "DEPTHS: 7 is no even number of layers"),
         ({"DEPTHS": "06"}, "DEPTHS: 06 is no whole number above 0"),
-        ({"SEED": "1 2"}, "SEED=1 2: give one number"),
-        ({"GPUS": "3"}, "GPUS=3: must divide 128"),
+        ({"SEED": "1 b"}, "SEEDS: b is no number"),
+        ({"GPUS": "3"}, "GPUS=3: must divide 128, the batches of an update"),
     ):
-        done = figure(8, "--dry-run", check=False, DATA=tmp_path, **environment)
+        done = figure(8, "--dry-run", check=False, **setting)
         assert done.returncode == 1 and message in done.stderr
 
 
@@ -144,13 +123,11 @@ def test_a_failed_training_ends_the_script(data, tmp_path):
 
 @needs_venv
 def test_pieces_of_the_data(tmp_path):
-    """Generated and scored as the data's subwords ask: IWSLT-14's are subword-nmt's, ours are sentencepiece's."""
-    (tmp_path / "dict.de.txt").write_text("ver@@ 3\nsuch 2\n")
-    lines = figure(6, "--dry-run", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm").stdout.splitlines()
-    assert lines[1].startswith("fairseq-generate") and "--remove-bpe subword_nmt" in lines[1]
-    (tmp_path / "dict.de.txt").write_text("▁ver 3\nsuch 2\n", encoding="utf-8")
-    lines = figure(6, "--dry-run", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm").stdout.splitlines()
-    assert "--remove-bpe sentencepiece" in lines[1]
+    """Generated as the data's subwords ask: IWSLT-14's are subword-nmt's, ours are sentencepiece's."""
+    for text, pieces in (("ver@@ 3\nsuch 2\n", "subword_nmt"), ("▁ver 3\nsuch 2\n", "sentencepiece")):
+        (tmp_path / "dict.de.txt").write_text(text, encoding="utf-8")
+        found = dry_run("figure6", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm")
+        assert [values(words)["--remove-bpe"] for words in found if words[0] == "fairseq-generate"] == [pieces]
 
 
 @needs_venv
@@ -161,13 +138,13 @@ def test_precision_and_gpus(tmp_path):
     fake.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo GPU $gpu; done\n")
     fake.chmod(0o755)
     path = f"{fake.parent}:{os.environ['PATH']}"
-    six = commands(6, DATA=tmp_path, DEPTHS="10 20", METHODS="deepnorm rezero pre_ln", PATH=path)
+    six = commands(6, DEPTHS="10 20", METHODS="deepnorm rezero pre_ln", PATH=path)
     assert [flags["--method"] for flags in six if "--fp16" not in flags] == ["rezero", "rezero"]
     for number in (4, 5):
-        assert not any("--fp16" in flags for flags in commands(number, DATA=tmp_path, DEPTHS="6", PATH=path))
-    eight = commands(8, DATA=tmp_path, GPUS=4, PATH=path)
+        assert not any("--fp16" in flags for flags in commands(number, DEPTHS="6", PATH=path))
+    eight = commands(8, GPUS=4, PATH=path)
     assert {(flags["--update-freq"], flags["--distributed-world-size"]) for flags in eight} == {("32", "4")}
-    assert "GPUS=8: this machine has 4" in figure(8, "--dry-run", check=False, DATA=tmp_path, GPUS=8, PATH=path).stderr
+    assert "GPUS=8: this machine has 4" in figure(8, "--dry-run", check=False, GPUS=8, PATH=path).stderr
 
 
 @needs_venv
@@ -179,7 +156,7 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
         command, env=env, stdout=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )  # fmt: skip
-    logs = [tmp_path / "figure8" / f"deepnorm-{layers}" / "train.log" for layers in (4, 6)]
+    logs = [tmp_path / "opus100" / f"deepnorm-{layers}-seed1" / "train.log" for layers in (4, 6)]
     deadline = time.monotonic() + 120
     try:
         while not all(log.exists() and "train_inner" in log.read_text() for log in logs):
@@ -190,7 +167,7 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
     finally:
         process.terminate()
     assert subprocess.run(["pgrep", "-f", f"fairseq-train.*{tmp_path}"], stdout=subprocess.DEVNULL).returncode == 1
-    assert not (tmp_path / "figure8" / "failed").exists() and not (logs[0].parent / "trained").exists()
+    assert not (tmp_path / "opus100" / "failed").exists() and not (logs[0].parent / "trained").exists()
 
 
 @needs_venv

@@ -157,16 +157,21 @@ class RecordedRun:
         return float(value)
 
 
+def folder_of(figure: int) -> str:
+    """Name of the folder of a figure's runs: its experiment's where a table shares them, else figureN."""
+    return {6: "iwslt14", 8: "opus100"}.get(figure, f"figure{figure}")
+
+
 def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
-    """The finished runs below folder/figureN, by name; UserError if there is none."""
+    """The figure's finished runs below folder, by name; UserError if there is none."""
     finished = [path for path in _recorded(folder, figure) if (path / "trained").exists()]
     if not finished:
-        raise UserError(f"{folder / f'figure{figure}'}: holds no finished runs; record some first")
+        raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
     return [RecordedRun.read(path) for path in finished]
 
 
 def unfinished(folder: Path, figure: int) -> list[str]:
-    """Names of the runs below folder/figureN that were begun and are not over."""
+    """Names of the figure's runs below folder that were begun and are not over."""
     return [path.name for path in _recorded(folder, figure) if not (path / "trained").exists()]
 
 
@@ -176,7 +181,7 @@ def recorded_below(folder: Path) -> list[RecordedRun]:
 
 
 def _recorded(folder: Path, figure: int) -> list[Path]:
-    return _folders(folder / f"figure{figure}")
+    return _folders(folder / folder_of(figure))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..whole_file import whole
 from .figures import FIGURES
-from .recorded_run import runs_of, unfinished
+from .recorded_run import folder_of, runs_of, unfinished
 
 
 def chosen(runs: Path, only: str | None) -> list[int]:
@@ -16,9 +16,9 @@ def chosen(runs: Path, only: str | None) -> list[int]:
         raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
         return [_number(word.strip()) for word in only.split(",")]
-    found = [number for number in sorted(FIGURES) if (runs / f"figure{number}").is_dir()]
+    found = [number for number in sorted(FIGURES) if (runs / folder_of(number)).is_dir()]
     if not found:
-        names = ", ".join(f"figure{number}" for number in sorted(FIGURES))
+        names = ", ".join(map(folder_of, sorted(FIGURES)))
         raise UserError(f"{runs}: holds none of {names}; record runs first")
     return found
 

@@ -51,6 +51,7 @@ multilingual() {  # a corpus with pairs.txt is of several directions: each sourc
         mapfile -t directions <"$bin/pairs.txt"
         pairs="$(paste -sd, "$bin/pairs.txt")"
     fi
+    # DeepNet gives neither tags nor temperature: 5 is M2M-100's
     [ "${#directions[@]}" -eq 0 ] || task=(--task translation_multi_simple_epoch --lang-dict "$bin/langs.txt"
-        --encoder-langtok tgt --enable-reservsed-directions-shared-datasets --lang-pairs "$pairs")
+        --encoder-langtok tgt --lang-pairs "$pairs" --sampling-method temperature --sampling-temperature 5)
 }

@@ -6,10 +6,10 @@ no_norm_setting=()     # of methods without LayerNorm
 full_precision=rezero  # unstable in fp16 even when shallow, says the paper, which trained it in fp32 everywhere
 average=1              # checkpoints to average
 beam=(--beam 5)
-schedule=(--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7)
 
-settle() {  # settle WARMUP FLAGS...: setting, of the batch, the schedule and FLAGS
-    setting=("${width_flags[@]}" "${batch_flags[@]}" "${schedule[@]}" --warmup-updates "$1" --share-all-embeddings "${@:2}")
+settle() {  # settle WARMUP FLAGS...: setting, of the width, the batch, and FLAGS; the schedule is the same in all papers
+    schedule=(--lr-scheduler inverse_sqrt --warmup-updates "$1" --warmup-init-lr 1e-7)
+    setting=("${width_flags[@]}" "${batch_flags[@]}" --share-all-embeddings "${@:2}")
 }
 
 iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint after 8,000 updates
@@ -34,12 +34,11 @@ wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
     settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 --max-update 30000
 }
 
-opus100_setting() {  # DeepNet, Table 7; the temperature is not given: M2M-100's
+opus100_setting() {  # DeepNet, Table 7
     metric=sacrebleu beam=(--beam 5 --lenpen 1.0)
     batch 4096 128
     width 512 2048 8
-    settle 4000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 4 \
-        --sampling-method temperature --sampling-temperature 5
+    settle 4000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 4
 }
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
@@ -47,7 +46,7 @@ m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
     batch 4096 256
     width 1024 4096 16
     settle 6000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 \
-        --max-update 260000 --sampling-method temperature --sampling-temperature 5
+        --max-update 260000
 }
 
 admin_wmt14_setting() {  # Admin (Liu et al. 2020), WMT-14 En-De: the authors' recipe
@@ -61,8 +60,9 @@ admin_wmt14_setting() {  # Admin (Liu et al. 2020), WMT-14 En-De: the authors' r
 miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
     [ -n "$smoke" ] || return 0
     width 64 128 2
-    setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --warmup-updates 100 --dropout 0.0
+    setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --dropout 0.0
         --attention-dropout 0.0 --activation-dropout 0.0 --max-epoch 0 --max-update "$1" --num-workers 0)
+    schedule+=(--warmup-updates 100)
     no_norm_setting=()
     average=$((average < 2 ? average : 2))
 }

@@ -29,7 +29,7 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch deepnet_transformer
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1
         --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
-        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "$@" "${method_setting[@]}"
+        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
         "${extra[@]}")
     check_batch "$run" "${words[@]}"
     for number in "${!words[@]}"; do
@@ -40,17 +40,25 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
         echo "$(launcher) $(printf '%q ' "${words[@]}")"
         return
     fi
+    mkdir -p "$run"
+    alone "$run"
     if [ -f "$run/command" ] && [ "$(cat "$run/command")" != "fairseq-train $(printf '%q ' "${words[@]}")" ]; then
         fail "$run: was trained with other settings (its file command); remove it, or take another OUT"
     fi
     [ ! -f "$run/trained" ] || return 0
-    mkdir -p "$run"
     run_json "$facts" "${words[@]}" >"$run/run.json"
     deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
     echo "fairseq-train $(printf '%q ' "${words[@]}")" >"$run/command"
     run_profile "$run" "${words[@]}"
     train "$run" "${words[@]}"
     touch "$run/trained"
+}
+
+alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed
+    exec {lock}>"$1/lock"
+    flock -n "$lock" && return
+    echo "   another process works on $1; waiting for it"
+    flock "$lock"
 }
 
 train() {  # train RUN WORDS...: a run that ends in numbers that are not finite is a result, any other failure ends the script
@@ -64,9 +72,13 @@ train() {  # train RUN WORDS...: a run that ends in numbers that are not finite 
     fi
     grep -q -E "FloatingPointError|Minimum loss scale reached" "$run/train.log" ||
         { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
-    echo "diverged at update $(grep -o '"num_updates": "[0-9]*"' "$run/train.log" | tail -n 1 | tr -dc 0-9)" >"$run/diverged"
+    echo "diverged at update $(last_update "$run")" >"$run/diverged"
     echo "   $run $(cat "$run/diverged")"
     rm -f "$run/crash.pt"
+}
+
+last_update() {  # last_update RUN: the last that its log has
+    sed -n 's/.*"num_updates": "\([0-9]*\)".*/\1/p' "$1/train.log" | tail -n 1 | grep . || echo 0
 }
 
 launcher() {  # the words before fairseq-train's own
