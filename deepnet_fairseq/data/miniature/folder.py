@@ -26,12 +26,14 @@ MINIATURES: dict[str, Archive] = {
 def build(recipe: str, folder: Path, pairs: tuple[str, ...] | None = None) -> None:
     """FOLDER/HOST/PATH for every address of the recipe's files, and FOLDER/SHA256SUMS; the same bytes each time.
 
-    pairs: as in `deepnet prepare --pairs`. UserError for a recipe that downloads nothing, or an unknown one.
+    pairs: as in `deepnet prepare --pairs`. UserError for a recipe that downloads nothing, or an
+    unknown one, and for pairs that it does not have.
     """
     if recipe not in MINIATURES:
         raise UserError(f"serve-miniature {recipe}: no such miniature; there are {', '.join(MINIATURES)}")
     sums = {}
     options = Options(dest=folder, downloads=folder, miniature=True, pairs=pairs)
+    RECIPES[recipe].check(options)
     for file in RECIPES[recipe].files(options):
         content = MINIATURES[recipe](file.urls[0])
         for url in file.urls:

@@ -13,11 +13,17 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+from ...errors import UserError
+
 
 @contextmanager
 def serve(folder: Path, port: int = 0) -> Iterator[str]:
-    """Serves `folder` on 127.0.0.1 and gives the URL; port 0 takes a free one. OSError if the port is taken."""
-    with ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder))) as server:
+    """Serves `folder` on 127.0.0.1 and gives the URL; port 0 takes a free one. UserError if the port cannot be had."""
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--port {port}: {error}; leave it out, and a free one is taken") from error
+    with server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
