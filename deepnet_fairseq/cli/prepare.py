@@ -17,8 +17,11 @@ def prepare(args) -> None:
 
 
 def _prepare(args) -> None:
+    from ..data.processes import die_with_parent
     from ..data.recipes import Options, find
 
+    if args.miniature:
+        die_with_parent()  # with it goes the server
     recipe, dest = find(args.recipe), Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
     options = Options(

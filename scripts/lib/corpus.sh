@@ -30,7 +30,7 @@ prepare_miniature() {  # prepare_miniature RECIPE DEST FLAGS...: from a server o
     shift 2
     step "corpus $recipe in miniature"
     # its standard input is this shell's end of a pipe: it ends with the script, however that ends
-    coproc MINIATURE { exec deepnet serve-miniature "$recipe" --folder "$out/data/served" --until-stdin-closes; }
+    coproc MINIATURE { exec deepnet serve-miniature "$recipe" "$@" --folder "$out/data/served" --until-stdin-closes; }
     read -r url <&"${MINIATURE[0]}" || fail "deepnet serve-miniature $recipe failed"
     deepnet prepare "$recipe" "$dest" --mirror "$url" --miniature "$@"
     eval "exec ${MINIATURE[1]}>&-"
