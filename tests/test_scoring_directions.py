@@ -6,6 +6,7 @@ from statistics import fmean
 import pytest
 
 from deepnet_fairseq.analysis.scoring import score
+from deepnet_fairseq.analysis.scoring.kinds import PaperKinds
 from deepnet_fairseq.analysis.scoring.multilingual import group
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
@@ -94,3 +95,11 @@ def test_no_directions(tmp_path):
     (tmp_path / "generate-test.txt").write_text("what --results-path writes")
     with pytest.raises(UserError, match=r"neither generated\.txt nor"):
         score(tmp_path)
+
+
+def test_the_papers_kind_may_differ_by_test_set():
+    kinds = PaperKinds("sacrebleu,flores=spbleu")
+    assert [kinds.of(subset) for subset in ("wmt", "flores", "test")] == ["sacrebleu", "spbleu", "sacrebleu"]
+    assert PaperKinds(None, "flores200").of("test") == "spbleu" and PaperKinds("tokenised").of("test") == "tokenised"
+    with pytest.raises(UserError, match="--paper bleu: bleu is none of tokenised, sacrebleu, spbleu"):
+        PaperKinds("bleu")

@@ -19,7 +19,6 @@ ROWS = {  # script -> folder of its runs, the row
     "table1_wmt17": ("table1", {"METHODS": "admin", "DEPTHS": "2"}),
     "iwslt14_de_en": ("iwslt14", {"METHODS": "deepnorm", "DEPTHS": "2"}),
     "table2_opus100": ("opus100", {"DEPTHS": "4"}),
-    "opus100": ("opus100", {"DEPTHS": "4"}),
     "table3_m2m": ("table3", {"DEPTHS": "2"}),
     "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2"}),
 }

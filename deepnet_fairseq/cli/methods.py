@@ -34,6 +34,4 @@ def add(command) -> None:
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
     sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
     sub.add_argument("--names", action="store_true", help="only print their names")
-    sub.add_argument(
-        "--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there"
-    )
+    sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")

@@ -70,7 +70,9 @@ def add(command) -> None:
         "flores101, flores200: spBLEU beside it; none: text in words, scored as fairseq does",
     )
     sub.add_argument(
-        "--paper", choices=("tokenised", "sacrebleu", "spbleu"), help="what the paper used, and `bleu` shall be"
+        "--paper",
+        metavar="KIND[,SET=KIND]",
+        help="what `bleu` shall be, as in the paper: tokenised, sacrebleu or spbleu; others by test set",
     )
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
     sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")

@@ -42,7 +42,7 @@ opus100_setting() {  # DeepNet, Table 7
 }
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
-    metric=spbleu beam=(--beam 5 --lenpen 1.0)
+    metric=sacrebleu,flores=spbleu beam=(--beam 5 --lenpen 1.0)
     batch 4096 256
     width 1024 4096 16
     settle 6000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 \
@@ -63,7 +63,7 @@ miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, 
     setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --dropout 0.0
         --attention-dropout 0.0 --activation-dropout 0.0 --max-epoch 0 --max-update "$1" --num-workers 0)
     schedule+=(--warmup-updates 100)
-    no_norm_setting=()
+    no_norm_setting=() metric="${metric%%,*}"  # spBLEU needs a file from the network
     average=$((average < 2 ? average : 2))
 }
 

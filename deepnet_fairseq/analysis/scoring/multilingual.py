@@ -37,33 +37,33 @@ def check_complete(path: Path, outputs: list[Output], corpus: Corpus, partial: b
     return lost
 
 
-def summarise(sets: dict[str, dict[str, dict]], kind: str) -> dict:
+def summarise(sets: dict[str, dict[str, dict]]) -> dict:
     """sets: subset -> direction -> its scores. The top level repeats the subset "test", or else is the sets' mean."""
-    summaries = {subset: _means(directions, kind) for subset, directions in sets.items()}
+    summaries = {subset: _means(directions) for subset, directions in sets.items()}
     directions = [scores for subset in sets.values() for scores in subset.values()]
     seconds = [scores["generation"]["seconds"] for scores in directions if scores["generation"]]
     return {
-        **(summaries["test"] if "test" in summaries else _mean_of_sets(summaries, kind)),
+        **(summaries["test"] if "test" in summaries else _mean_of_sets(summaries)),
         "sets": summaries,
         "generation": {"seconds": sum(seconds)} if len(seconds) == len(directions) else None,
     }
 
 
-def _means(directions: dict[str, dict], kind: str) -> dict:
+def _means(directions: dict[str, dict]) -> dict:
     """Means over directions, each of the same weight whatever its number of sentences."""
     groups: dict[str, list[float]] = {name: [] for name in GROUPS}
     for direction, scores in directions.items():
         groups[group(direction)].append(scores["bleu"])
     return {
         "bleu": fmean(scores["bleu"] for scores in directions.values()),
-        "kind": kind,
+        "kind": " and ".join(sorted({scores["kind"] for scores in directions.values()})),
         "signature": " or ".join(sorted({scores["signature"] for scores in directions.values()})),
         **{name: fmean(values) if values else None for name, values in groups.items()},
         "directions": directions,
     }
 
 
-def _mean_of_sets(summaries: dict[str, dict], kind: str) -> dict:
+def _mean_of_sets(summaries: dict[str, dict]) -> dict:
     def mean(key: str) -> float | None:
         values = [summary[key] for summary in summaries.values() if summary[key] is not None]
         return fmean(values) if values else None
@@ -71,7 +71,7 @@ def _mean_of_sets(summaries: dict[str, dict], kind: str) -> dict:
     one = next(iter(summaries.values())) if len(summaries) == 1 else None
     return {
         "bleu": mean("bleu"),
-        "kind": kind,
+        "kind": " and ".join(sorted({summary["kind"] for summary in summaries.values()})),
         "signature": " or ".join(sorted({summary["signature"] for summary in summaries.values()})),
         **{name: mean(name) for name in GROUPS},
         "directions": one["directions"] if one else {},  # the sets may have the same directions

@@ -9,13 +9,12 @@ from sacrebleu.metrics import CHRF
 from ...errors import UserError
 from .corpus import read_corpus
 from .generated import generation_speed
+from .kinds import PaperKinds
 from .metrics import entry, resample
 from .multilingual import check_complete, summarise
 from .outputs import find_outputs, is_multilingual
 from .prepared import Prepared, prepare
 from .tokenizers import SPBLEU, bleu_metric, tokenizer_for
-
-KINDS = ("tokenised", "sacrebleu", "spbleu")
 
 
 def score(
@@ -28,18 +27,19 @@ def score(
     """The content of score.json: scores in 0..100, seconds, tokens a second.
 
     path: see find_outputs; data: see read_corpus; tokenize: sacreBLEU's tokenizer, for flores101 and flores200 that of
-    spBLEU, instead of the corpus's; paper: which of KINDS is "bleu", by default what `tokenize` asks for. UserError if
-    directions are missing, unless `partial`.
+    spBLEU, instead of the corpus's; paper: what "bleu" is, see PaperKinds. UserError if directions are missing, unless
+    `partial`.
     """
     outputs, corpus = find_outputs(path), read_corpus(data)
-    paper = paper or ("spbleu" if tokenize in SPBLEU else "tokenised" if tokenize == "none" else "sacrebleu")
+    kinds = PaperKinds(paper, tokenize)
     if not is_multilingual(outputs):
-        return _rounded(score_output(prepare(outputs[0], corpus), tokenize, paper))
+        return _rounded(score_output(prepare(outputs[0], corpus), tokenize, kinds.of(outputs[0].subset)))
     missing = check_complete(path, outputs, corpus, partial)
     sets: dict[str, dict[str, dict]] = {}
     for output in outputs:
-        sets.setdefault(output.subset, {})[output.direction] = score_output(prepare(output, corpus), tokenize, paper)
-    return _rounded(summarise(sets, paper) | {"missing": missing})
+        scores = score_output(prepare(output, corpus), tokenize, kinds.of(output.subset))
+        sets.setdefault(output.subset, {})[output.direction] = scores
+    return _rounded(summarise(sets) | {"missing": missing})
 
 
 def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "sacrebleu") -> dict:
