@@ -9,7 +9,7 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary
 
 from .conftest import TRAIN_FLAGS
-from .helpers import run
+from .helpers import USER_DIR, run
 from .many_languages import HELD_OUT, SIZES, lines, prepare, prepare_shards, write_text
 
 NARROW = (
@@ -94,13 +94,33 @@ def test_training_and_translation_in_two_directions(prepared, tmp_path):
               tmp_path).stdout  # fmt: skip
     losses = [float(loss) for loss in re.findall(r'"train_loss": "([\d.]+)"', out)]
     assert losses and all(0 < loss < 12 for loss in losses)
+    flags = (folder, "--user-dir", TRAIN_FLAGS[1], "--path", tmp_path / "checkpoint_last.pt", *task, "--gen-subset",
+             "test", "--remove-bpe", "sentencepiece", "--cpu", "--max-len-b", "5", "--beam", "2")  # fmt: skip
+    run("deepnet", "generate", *flags, "--directions", "en-de,en-fr", "--out", tmp_path / "all")
     for source, target in (("en", "de"), ("en", "fr")):
-        command = ("fairseq-generate", folder, "--user-dir", TRAIN_FLAGS[1], "--path", tmp_path / "checkpoint_last.pt",
-                   *task, "-s", source, "-t", target, "--gen-subset", "test", "--remove-bpe", "sentencepiece", "--cpu",
-                   "--max-len-b", "5", "--beam", "2")  # fmt: skip
-        out = run(*command).stdout
+        out = run("fairseq-generate", *flags, "-s", source, "-t", target).stdout
+        assert (tmp_path / "all" / f"{source}-{target}.txt").read_text(encoding="utf-8") in out
         asked = dict(re.findall(r"^S-(\d+)\t(.*)$", out, re.MULTILINE))
         assert len(asked) == HELD_OUT and all(line.startswith(f"__{target}__ ") for line in asked.values())
         wanted = dict(re.findall(r"^T-(\d+)\t(.*)$", out, re.MULTILINE))
         reference = lines(prepared / "reference" / f"test.{source}-{target}.{target}")
         assert [wanted[str(number)] for number in range(HELD_OUT)] == reference
+
+
+def test_the_task_under_hydra(prepared, tmp_path):
+    """The YAML of OPUS-100, narrowed: a task that fairseq knows by flags alone takes its settings from there."""
+    folder = prepared / "bin"
+    small = (
+        "model._name=deepnet_transformer_tiny_6_6",
+        "common.cpu=true",
+        "common.fp16=false",
+        "dataset.num_workers=0",
+    )
+    small += ("optimization.max_update=2", "distributed_training.distributed_world_size=1", f"task.data={folder}")
+    pairs = ",".join(lines(folder / "pairs.txt"))
+    config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "opus100", f"hydra.run.dir={tmp_path}/hydra")
+    settings = (f"common.user_dir={USER_DIR}", f"task.lang_pairs='{pairs}'", f"checkpoint.save_dir={tmp_path}/run")
+    run("fairseq-hydra-train", *config, *small, *settings, "optimization.update_freq=[1]", "common.log_interval=1")
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()
+    wrong = run("fairseq-hydra-train", *config, *small, *settings, "+task.colour=red", check=False)
+    assert wrong.returncode != 0 and "task.colour: translation_multi_simple_epoch has no such setting" in wrong.stderr

@@ -76,7 +76,27 @@ def average(args) -> None:
     print(f"wrote {args.out}, the mean of {', '.join(path.name for path in paths)}")
 
 
+def generate(args) -> None:
+    """fairseq-generate for many directions of one model, which is loaded once
+
+    Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
+    """
+    from ..generation import translate
+
+    translate(args.directions.split(","), Path(args.out), args.rest)
+
+
 def add(command) -> None:
+    sub = command("generate", generate)
+    sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
+    sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")
+    sub.set_defaults(passes_flags_on=True)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.usage = (
+        "deepnet generate DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [flags of fairseq-generate]"
+    )
+    sub.allow_abbrev = False
+
     sub = command("profile", profile)
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
     sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")

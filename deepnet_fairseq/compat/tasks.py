@@ -6,7 +6,7 @@ import argparse
 import functools
 
 from fairseq import tasks
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
 
@@ -26,6 +26,11 @@ def _by_flags(setup):
         name = getattr(cfg, "_name", None)
         if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
             return setup(cfg, **kwargs)
+        flags = _flags(name)
+        if unknown := sorted(set(cfg) - flags.keys() - {"_name"}):
+            raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
+        with open_dict(cfg):  # the model's settings refer to the task's
+            cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
         return setup(_namespace(name, OmegaConf.to_container(cfg), _others(cfg)), **kwargs)
 
     return setup_task
@@ -38,15 +43,17 @@ def _others(cfg: DictConfig) -> dict:
     return {key: value for section in sections for key, value in OmegaConf.to_container(section).items()}
 
 
-def _namespace(name: str, given: dict, others: dict) -> argparse.Namespace:
-    """The task's flags beside the others; UserError for a key that is none of them."""
+def _flags(name: str) -> dict[str, argparse.Action]:
+    """Destination -> flag of the task."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     tasks.TASK_REGISTRY[name].add_args(parser)
-    flags = {action.dest: action for action in parser._actions}
-    if unknown := sorted(set(given) - flags.keys() - {"_name"}):
-        raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
-    values = {dest: action.default for dest, action in flags.items()}
-    for key in given.keys() & flags.keys():
-        convert = flags[key].type
-        values[key] = convert(given[key]) if convert and isinstance(given[key], str) else given[key]
+    return {action.dest: action for action in parser._actions}
+
+
+def _namespace(name: str, given: dict, others: dict) -> argparse.Namespace:
+    """The task's settings beside the others, words as the flags would read them."""
+    values = {}
+    for dest, action in _flags(name).items():
+        value = given[dest]
+        values[dest] = action.type(value) if action.type and isinstance(value, str) else value
     return argparse.Namespace(**(others | values), task=name)

@@ -33,18 +33,16 @@ run_average() {  # run_average RUN: the mean of its last checkpoints, or of as m
 }
 
 run_translate() {  # run_translate RUN MODEL SUBSET: RUN/generated.txt, or a file for each of several directions
-    local direction folder="$1/generated/$3" words
-    words=(fairseq-generate "${data%%:*}" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}"
+    local several words
+    words=("${data%%:*}" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}"
         --remove-bpe "$pieces" --max-tokens 6000 --max-len-a 1.5 --max-len-b 10 "${decoding[@]}")
     if [ "${#directions[@]}" -eq 0 ]; then
-        do_once "translating with $1" "$1/generated.txt" "$1/generate.log" "${words[@]}"
+        do_once "translating with $1" "$1/generated.txt" "$1/generate.log" fairseq-generate "${words[@]}"
         return
     fi
-    [ -n "$dry_run" ] || mkdir -p "$folder"
-    for direction in $(directions_of "$3"); do
-        do_once "translating $direction with $1" "$folder/$direction.txt" "$folder/$direction.log" "${words[@]}" \
-            "${task[@]}" --source-lang "${direction%-*}" --target-lang "${direction#*-}"
-    done
+    several="$(directions_of "$3" | paste -sd,)"
+    do_once "translating ${several//,/ } with $1" "$1/generated.$3" "$1/generate.$3.log" deepnet generate "${words[@]}" \
+        "${task[@]}" --directions "$several" --out "$1/generated/$3"
 }
 
 directions_of() {  # directions_of SUBSET: those that the binarised data have it for, both ways
@@ -55,7 +53,7 @@ directions_of() {  # directions_of SUBSET: those that the binarised data have it
     fi
     for file in "$bin/$1".*.idx; do  # SUBSET.SRC-TGT.LANG.idx, once for each language
         IFS=. read -r _ pair lang _ <<<"${file##*/}"
-        [ "$lang" != "${pair%-*}" ] || echo "$pair ${pair#*-}-${pair%-*}"
+        [ "$lang" != "${pair%-*}" ] || printf '%s\n' "$pair" "${pair#*-}-${pair%-*}"
     done
 }
 
