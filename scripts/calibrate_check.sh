@@ -2,7 +2,7 @@
 # Does `deepnet check` foresee what a training does? Every method at 6L-6L to 100L-100L on a corpus in miniature, checked
 # (40 updates, warm-up compressed to 20) and trained (400 updates); ends with the verdicts beside the outcomes.
 #
-#   scripts/calibrate_check.sh [--dry-run] [flags of fairseq-train]      about 3 hours on 2 CPU cores
+#   scripts/calibrate_check.sh [--dry-run] [flags of fairseq-train]
 #   METHODS="deepnorm post_ln" DEPTHS="6 18" scripts/calibrate_check.sh --lr 5e-3
 #   DATA=quickstart/data scripts/calibrate_check.sh                      on the quickstart's larger corpus
 set -euo pipefail

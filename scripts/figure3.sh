@@ -3,7 +3,7 @@
 # 24L-24L, and validation curves of 18L-18L, for Post-LN and Post-LN-init. IWSLT-14 De-En, 30 epochs (33,000 updates).
 #
 #   scripts/figure3.sh [--dry-run] [flags of fairseq-train]
-#   SMOKE=1 scripts/figure3.sh       width 64 in miniature: 4 minutes on 2 CPU cores
+#   SMOKE=1 scripts/figure3.sh       width 64 in miniature
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

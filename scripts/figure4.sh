@@ -3,7 +3,7 @@
 # Post-LN-init with as many. 18L-18L, IWSLT-14 De-En: model update, LayerNorm inputs, gradient norms.
 #
 #   scripts/figure4.sh [--dry-run] [flags of fairseq-train]
-#   SMOKE=1 scripts/figure4.sh       width 64 in miniature: under a minute on 2 CPU cores
+#   SMOKE=1 scripts/figure4.sh       width 64 in miniature
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

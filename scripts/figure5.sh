@@ -3,7 +3,7 @@
 # 64 (feed-forward 128, 2 heads). The paper does not say after how many updates; 5 come closest (results/figures.md).
 #
 #   scripts/figure5.sh [--dry-run] [flags of fairseq-train]    every N from 6 to 100
-#   SMOKE=1 scripts/figure5.sh       five depths in miniature: 2 minutes on 2 CPU cores
+#   SMOKE=1 scripts/figure5.sh       five depths in miniature
 #   UPDATE=4 DEPTHS="6 50 100" ...   after another number of updates, at other depths
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -3,7 +3,7 @@
 # hyper-parameter changed at a time: learning rate, batch size, width.
 #
 #   scripts/figure7.sh [--dry-run] [flags of fairseq-train]
-#   SMOKE=1 scripts/figure7.sh       6L-6L of width 64 in miniature: 4 minutes on 2 CPU cores
+#   SMOKE=1 scripts/figure7.sh       6L-6L of width 64 in miniature
 # An update is the paper's 128 batches of 4096 tokens whatever GPUS is, by accumulation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

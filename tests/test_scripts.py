@@ -5,7 +5,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,14 @@ def bash(*words, check=True, timeout=600):
 def test_says_what_it_does_and_parses(script):
     assert re.match(r"#!/usr/bin/env bash\n# \w.{30}", script.read_text())
     bash("-n", script)
+
+
+@needs_venv
+def test_shellcheck_finds_nothing():
+    program = Path(sys.executable).parent / "shellcheck"
+    files = [*SCRIPTS, *(ROOT / "scripts/lib").glob("*.sh"), ROOT / ".ci/run"]
+    done = subprocess.run([program, "-x", *files], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @needs_venv
