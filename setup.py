@@ -5,7 +5,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-DATA = ["requests>=2.31", "urllib3>=2.2", "tqdm>=4.60", "sacremoses>=0.1", "subword-nmt>=0.3.8"]  # what the corpus recipes need
+# what the corpus recipes need
+DATA = ["requests>=2.31", "urllib3>=2.2", "tqdm>=4.60", "sacremoses>=0.1", "subword-nmt>=0.3.8"]
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "deepnet_fairseq" / "__init__.py").read_text()).group(1)
 
