@@ -10,7 +10,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin admin_wmt14 4 "$@"
-prepare wmt14_en_de
 
 methods="${METHODS:-post_ln pre_ln admin}"
 depths="${DEPTHS:-6 12 18 60}"
@@ -18,6 +17,8 @@ admin_wmt14_setting
 if [ -n "$smoke" ]; then
     methods="${METHODS:-admin pre_ln}" depths="${DEPTHS:-6}"
 fi
+chosen "$methods" "$depths"
+prepare wmt14_en_de
 miniature 200
 save_every 1000
 
@@ -30,5 +31,5 @@ record() {  # record METHOD DEPTH FLAGS...
     run_score "$run"
 }
 
-rows "$methods" "$depths" record
+rows "$depths" record
 finish table admin_wmt14

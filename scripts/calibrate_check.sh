@@ -26,6 +26,7 @@ record() {  # record METHOD DEPTH FLAGS...
     mv "$run/check.part" "$run/check.json"
 }
 
-rows "${METHODS:-$(deepnet methods --names)}" "${DEPTHS:-6 18 50 100}" record
+chosen "${METHODS:-$(deepnet methods --names)}" "${DEPTHS:-6 18 50 100}"
+rows "${DEPTHS:-6 18 50 100}" record
 wait
 [ -n "$dry_run" ] || deepnet calibration "$out/$experiment"

@@ -10,7 +10,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin iwslt14 1 "$@"
-prepare iwslt14_de_en
 
 methods="${METHODS:-deepnorm post_ln ds_init admin t_fixup rezero r_fixup pre_ln dlcl normformer}"
 depths="${DEPTHS:-10 20 30 40 50 60 70 80 90 100}"
@@ -18,6 +17,8 @@ iwslt14_setting
 if [ -n "$smoke" ]; then
     methods="${METHODS:-deepnorm post_ln admin}" depths="${DEPTHS:-6 18}"
 fi
+chosen "$methods" "$depths"
+prepare iwslt14_de_en
 miniature 300
 save_every 1000
 
@@ -30,6 +31,6 @@ record() {  # record METHOD DEPTH FLAGS...
     run_score "$run"
 }
 
-rows "$methods" "$depths" record
+rows "$depths" record
 finish table iwslt14
 [ -z "${FIGURE:-}" ] || finish figure "$FIGURE"

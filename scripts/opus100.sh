@@ -10,12 +10,18 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin opus100 8 "$@"
-prepare opus100
 
 methods="${METHODS:-deepnorm}"
 depths="${DEPTHS:-12 20 100 200 1000}"
 opus100_setting
 [ -z "$smoke" ] || depths="${DEPTHS:-4 12}"
+chosen "$methods" "$depths"
+for total in $depths; do
+    [ $((total % 2)) -eq 0 ] || fail "DEPTHS: $total is no even number of layers"
+    memory "$total"  # says now what is missing for it
+done
+prepare opus100
+setting+=(--max-epoch $((4 * shards)))  # fairseq calls a pass over one shard an epoch
 miniature 200
 save_every 1000
 
@@ -28,10 +34,6 @@ record() {  # record METHOD LAYERS FLAGS...; LAYERS: encoder and decoder togethe
     run_score "$run"
 }
 
-numbers DEPTHS "$depths"
-for total in $depths; do
-    [ $((total % 2)) -eq 0 ] || fail "DEPTHS: $total is no even number of layers"
-done
-rows "$methods" "$depths" record
+rows "$depths" record
 finish table "${REPORT:-opus100}"
 [ -z "${FIGURE:-}" ] || finish figure "$FIGURE"

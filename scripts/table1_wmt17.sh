@@ -10,7 +10,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin table1 8 "$@"
-prepare wmt17_en_de
 
 methods="${METHODS:-deepnorm post_ln ds_init admin rezero r_fixup t_fixup pre_ln dlcl normformer}"
 depths="${DEPTHS:-6 18 50 100}"
@@ -18,6 +17,8 @@ wmt17_setting
 if [ -n "$smoke" ]; then
     methods="${METHODS:-deepnorm post_ln admin}" depths="${DEPTHS:-6}"
 fi
+chosen "$methods" "$depths"
+prepare wmt17_en_de
 miniature 200
 save_every 1000
 
@@ -30,5 +31,5 @@ record() {  # record METHOD DEPTH FLAGS...
     run_score "$run"
 }
 
-rows "$methods" "$depths" record
+rows "$depths" record
 finish table 1

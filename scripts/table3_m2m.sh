@@ -9,15 +9,16 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
-begin table3 8 "$@"
-[ -n "${PAIRS:-}${DATA:-}${smoke}${dry_run}" ] ||
+[[ -n "${PAIRS:-}${DATA:-}" || "${SMOKE:-0}" != 0 || " $* " =~ " --dry-run "|" --help "|" -h " ]] ||
     fail "PAIRS: name language pairs as PAIRS=\"de-en fr-en\", or DATA=DIR with all of them: together they fit no machine"
-prepare m2m102 ${PAIRS:+--pairs "${PAIRS// /,}"}
+begin table3 8 "$@"
 
 methods="${METHODS:-deepnorm}"
 depths="${DEPTHS:-100}"
 m2m_setting
 [ -z "$smoke" ] || depths="${DEPTHS:-6}"
+chosen "$methods" "$depths"
+prepare m2m102 ${PAIRS:+--pairs "${PAIRS// /,}"}
 miniature 200
 save_every 1000
 
@@ -33,10 +34,11 @@ record() {  # record METHOD DEPTH FLAGS...
 
 subsets() {  # the test sets that are there
     local set bin="${data%%:*}"
+    [ -d "$bin" ] || printf '%s\n' wmt opus ted flores
     for set in wmt opus ted flores; do
         ! compgen -G "$bin/$set.*.idx" >/dev/null || echo "$set"
     done
 }
 
-rows "$methods" "$depths" record
+rows "$depths" record
 finish table 3

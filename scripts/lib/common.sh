@@ -40,19 +40,20 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
         case "$word" in
             -h | --help) usage; exit ;;
             --dry-run) dry_run=1 ;;
+            --*=*) extra+=("${word%%=*}" "${word#*=}") ;;
             *) extra+=("$word") ;;
         esac
     done
     # shellcheck source=scripts/setup.sh
     source scripts/setup.sh
-    no_norm="$(deepnet methods --norm none)"
     smoke="${SMOKE:-}" seeds="${SEEDS:-${SEED:-1}}"
     [ "$smoke" != 0 ] || smoke=""
     seeds_are_numbers
-    out="$(cd "$start" && realpath -m -- "${OUT:-$OLDPWD/runs${smoke:+-smoke}}")"
-    [ -z "${DATA:-}" ] || DATA="$(cd "$start" && realpath -m -- "$DATA")"
+    out="$(cd "$start" && realpath -m -- "${OUT:-$start/runs${smoke:+-smoke}}")"
+    [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     hardware
-    [ -n "$dry_run" ] || { mkdir -p "$out/$experiment" && rm -f "$out/$experiment/failed"; }
+    failed="$out/$experiment/failed.$$"
+    [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     trap stop_queued EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
@@ -81,12 +82,14 @@ seeds_are_numbers() {
 hardware() {  # sets precision, world (processes of a training), jobs, and where to train and to translate: place, decoding
     nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
     numbers NODES "$nodes"
-    case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: spawn, torchrun or slurm" ;; esac
-    case "$precision" in fp16 | bf16 | fp32) ;; *) fail "PRECISION=$precision: fp16, bf16 or fp32" ;; esac
+    case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: choose spawn, torchrun or slurm" ;; esac
+    case "$precision" in fp16 | bf16 | fp32) ;; *) fail "PRECISION=$precision: choose fp16, bf16 or fp32" ;; esac
     [ "$nodes" -eq 1 ] || [ "$launch" = slurm ] || [ -n "${SLURM_JOB_ID:-}" ] ||
         fail "NODES=$nodes: several machines are started by SLURM; add LAUNCH=slurm"
-    devices="$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" || devices=0
-    here="$devices"
+    # shellcheck disable=SC2031  # queue sets it for the trainings
+    IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader \
+        2>/dev/null | paste -sd,)}"
+    devices="${#visible[@]}" here="${#visible[@]}"
     if [ "$launch" = slurm ] || { [ "$devices" -eq 0 ] && [ -n "$dry_run" ] && [ -z "$smoke" ]; }; then
         here="${GPUS:-$paper_gpus}"  # what the job's machines have, or what would be done on a machine that has them
     fi
@@ -102,23 +105,30 @@ hardware() {  # sets precision, world (processes of a training), jobs, and where
         [ "$precision" = fp32 ] || decoding=("--$precision")
     fi
     numbers JOBS "${JOBS:-$jobs}"
+    [ "$gpus" -eq 0 ] || [ "${JOBS:-$jobs}" -le "$jobs" ] ||
+        fail "JOBS=$JOBS: $here GPUs are enough for $jobs trainings on $gpus"
     jobs="${JOBS:-$jobs}"
 }
 
-rows() {  # rows "METHODS" "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each, with each seed, side by side
-    local depth method more flags
+chosen() {  # chosen "METHODS" "DEPTHS": the rows to come, before anything is downloaded; sets method_flags
+    local names
+    read -r -a names <<<"$1"
     numbers DEPTHS "$2"
-    flags="$(deepnet methods --flags "${1// /,}")"
+    method_flags="$(deepnet methods --flags "$(IFS=,; echo "${names[*]}")")"
+}
+
+rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each chosen method, with each seed, side by side
+    local depth method more
     for seed in $seeds; do
-        for depth in $2; do
+        for depth in $1; do
             while read -r -u 3 _ method more; do
                 if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
                     submit "$method" "$depth"
                 else
                     # shellcheck disable=SC2086
-                    queue "$3" "$method" "$depth" --method "$method" $more
+                    queue "$2" "$method" "$depth" --method "$method" $more
                 fi
-            done 3<<<"$flags"
+            done 3<<<"$method_flags"
         done
     done
 }
@@ -126,9 +136,9 @@ rows() {  # rows "METHODS" "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... f
 finish() {  # finish figure N | table NAME: waits for what is queued; draws the figure, or reports the table
     wait
     [ -z "$dry_run" ] || return 0
-    [ ! -e "$out/$experiment/failed" ] || exit 1
+    [ ! -e "$failed" ] || exit 1
     if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-        echo "submitted; when the jobs are over: deepnet ${1/table/report} $out (or this script again, without LAUNCH)"
+        echo "submitted; when the jobs are over, this script again without LAUNCH shows the $1"
         return
     fi
     step "$1 $2"

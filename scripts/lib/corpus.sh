@@ -4,14 +4,16 @@
 prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags of fairseq's task), directions if several
     local recipe="$1" dest
     shift
-    corpus="$recipe" dest="$out/data/$recipe" task=() directions=()
-    data="${DATA:-$dest/bin}"
+    corpus="$recipe" dest="$out/data/$recipe" task=() directions=() shards=1
+    data_folder="${DATA:-$dest/bin}" data="${DATA:-$dest/bin}"
     if [ -n "${DATA:-}" ]; then
-        [ -d "$DATA" ] || fail "DATA=$DATA: no such folder"
-        corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "$DATA/../recipe.json" 2>/dev/null || true)"
+        [ -d "${DATA%%:*}" ] || fail "DATA=$DATA: no such folder"
+        corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "${DATA%%:*}"/{../,../../}recipe.json 2>/dev/null | head -n 1 || true)"
         corpus="${corpus:-of DATA}"
     elif [ -n "$dry_run" ]; then
         echo deepnet prepare "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
+    elif [ -f "$dest/recipe.json" ] && [ -d "$dest/bin" ]; then
+        step "corpus $recipe, as it was prepared"  # with flags of the user's own, perhaps
     elif [ -n "$smoke" ]; then
         prepare_miniature "$recipe" "$dest" "$@"
     else
@@ -38,15 +40,15 @@ prepare_miniature() {  # prepare_miniature RECIPE DEST FLAGS...: from a server o
 }
 
 multilingual() {  # a corpus with pairs.txt is of several directions: each source begins with the target language's tag
-    local bin="${data%%:*}" shard shards="" pairs
+    local bin="${data%%:*}" shard all="" pairs
     if [ ! -d "$bin" ]; then  # a dry run before the data is there
         case "$1" in opus100 | m2m102) directions=(SRC-TGT TGT-SRC) pairs=SRC-TGT,TGT-SRC ;; *) return ;; esac
     fi
     for shard in "$bin"/shard[0-9]*; do
-        [ ! -d "$shard" ] || shards+="${shards:+:}$shard"
+        [ ! -d "$shard" ] || all+="${all:+:}$shard"
     done
-    data="${shards:-$data}" bin="${shards%%:*}"
-    bin="${bin:-${data%%:*}}"
+    data="${all:-$data}"
+    bin="${data%%:*}" shards="$(tr : '\n' <<<"$data" | wc -l)"
     if [ -f "$bin/pairs.txt" ]; then
         mapfile -t directions <"$bin/pairs.txt"
         pairs="$(paste -sd, "$bin/pairs.txt")"

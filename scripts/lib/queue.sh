@@ -3,6 +3,7 @@
 
 queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failure of any ends the script
     local slot=0
+    [ "$launch" != slurm ] || [ -n "${SLURM_JOB_ID:-}" ] || fail "LAUNCH=slurm: trains here; leave LAUNCH out"
     if [ -n "$dry_run" ]; then
         ("$@")
         return
@@ -10,15 +11,15 @@ queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failu
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
         wait -n || true
     done
-    [ ! -e "$out/$experiment/failed" ] || exit 1
+    [ ! -e "$failed" ] || exit 1
     while [ -n "${slots[slot]:-}" ] && kill -0 "${slots[slot]}" 2>/dev/null; do
         slot=$((slot + 1))
     done
     set -m  # a process group each, so that none outlives the script
     (
-        trap '[ $? -eq 0 ] || touch "$out/$experiment/failed"' EXIT
+        trap '[ $? -eq 0 ] || touch "$failed"' EXIT
         if [ "$devices" -gt 0 ] && [ "$nodes" -eq 1 ]; then
-            CUDA_VISIBLE_DEVICES="$(seq -s, $((slot * gpus % devices)) $((slot * gpus % devices + gpus - 1)))"
+            CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${visible[*]:slot * gpus:gpus}")"
             export CUDA_VISIBLE_DEVICES
         fi
         "$@"
@@ -41,7 +42,7 @@ stop_queued() {  # ends what still runs, by process group, in earnest where a po
     for group in "${running[@]}"; do
         kill -KILL -- "-$group" 2>/dev/null || true
     done
-    [ -n "$dry_run" ] || rm -f "$out/$experiment/failed"
+    [ -n "$dry_run" ] || rm -f "$failed"
 }
 
 submit() {  # submit METHOD DEPTH: one row as a job, this very script narrowed to it, which resumes when it is requeued
@@ -69,7 +70,7 @@ job_script() {  # job_script METHOD DEPTH: the text of a job
 #SBATCH --signal=B:USR1@180
 cd $(printf %q "$PWD")
 JOB
-    for setting in METHODS="$1" DEPTHS="$2" SEEDS="$seed" DATA="$data" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
+    for setting in METHODS="$1" DEPTHS="$2" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
         PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"}; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done

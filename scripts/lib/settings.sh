@@ -2,7 +2,7 @@
 # Hyper-parameters of the papers, a function each: sets setting (flags of the training), average (checkpoints), beam,
 # metric (what the paper reports) and, by batch, batch_flags. A later flag overrides an earlier one of the same name.
 
-no_norm_setting=()     # of methods without LayerNorm
+no_norm_setting=() no_norm=""  # of methods without LayerNorm
 full_precision=rezero  # unstable in fp16 even when shallow, says the paper, which trained it in fp32 everywhere
 average=1              # checkpoints to average
 beam=(--beam 5)
@@ -24,7 +24,7 @@ wmt17_setting() {  # DeepNet, Table 5; checkpoints and beam as in admin-torch's 
     batch 4096 128
     width 512 2048 8
     settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000
-    no_norm_setting=(--lr 5e-4)
+    no_norm_setting=(--lr 5e-4) no_norm="$(deepnet methods --norm none)"
 }
 
 wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at

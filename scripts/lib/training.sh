@@ -42,16 +42,20 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     fi
     mkdir -p "$run"
     alone "$run"
-    if [ -f "$run/command" ] && [ "$(cat "$run/command")" != "fairseq-train $(printf '%q ' "${words[@]}")" ]; then
+    if [ -f "$run/command" ] && [ "$(same "$(cat "$run/command")")" != "$(same "fairseq-train $(printf '%q ' "${words[@]}")")" ]; then
         fail "$run: was trained with other settings (its file command); remove it, or take another OUT"
     fi
     [ ! -f "$run/trained" ] || return 0
     run_json "$facts" "${words[@]}" >"$run/run.json"
-    deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
+    [ -f "$run/environment.json" ] || deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
     echo "fairseq-train $(printf '%q ' "${words[@]}")" >"$run/command"
     run_profile "$run" "${words[@]}"
     train "$run" "${words[@]}"
     touch "$run/trained"
+}
+
+same() {  # same COMMAND: without what only says where it is trained, for the batch is the same on any number of GPUs
+    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|fp16|bf16)\b//g' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed
@@ -62,15 +66,17 @@ alone() {  # alone RUN: waits for whoever works there: a training may outlive a 
 }
 
 train() {  # train RUN WORDS...: a run that ends in numbers that are not finite is a result, any other failure ends the script
-    local run="$1"
+    local run="$1" before
     shift
-    [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log" "$run/diverged"
+    rm -f "$run/diverged"
+    [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
+    before="$(wc -c 2>/dev/null <"$run/train.log" || echo 0)"
     echo "   training $run (log: $run/train.log)"
     # shellcheck disable=SC2046
     if $(launcher) "$@" >>"$run/train.log" 2>&1; then
         return
     fi
-    grep -q -E "FloatingPointError|Minimum loss scale reached" "$run/train.log" ||
+    tail -c "+$((before + 1))" "$run/train.log" | grep -q -E "FloatingPointError|Minimum loss scale reached" ||
         { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
     echo "diverged at update $(last_update "$run")" >"$run/diverged"
     echo "   $run $(cat "$run/diverged")"

@@ -1,0 +1,92 @@
+"""configs/*.yaml train what the scripts of the same experiments train."""
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from deepnet_fairseq import archs
+
+from .experiments import trainings
+from .helpers import ROOT
+from .test_scripts import needs_venv
+
+pytestmark = needs_venv
+
+CONFIGS = {  # YAML -> script and the row that it is
+    "iwslt14_de_en": ("iwslt14_de_en", {"METHODS": "deepnorm", "DEPTHS": 18}),
+    "table1_wmt17": ("table1_wmt17", {"METHODS": "deepnorm", "DEPTHS": 18}),
+    "figure7_wmt17_large": ("figure7", {}),
+    "opus100": ("opus100", {"DEPTHS": 36}),
+    "table3_m2m": ("table3_m2m", {}),
+    "admin_wmt14": ("admin_wmt14", {"METHODS": "pre_ln", "DEPTHS": 18}),
+}
+SECTIONS = (
+    "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
+    "model",
+)  # fmt: skip
+OF_THE_RUN = {
+    "user_dir", "data", "save_dir", "lang_dict", "lang_pairs", "arch", "_name", "no_progress_bar", "probe_dir",
+    "distributed_num_procs", "distributed_port",
+}  # fmt: skip
+FOLLOW = {"dataset.max_tokens_valid", "distributed_training.fp16", "lr_scheduler.lr", "optimizer.lr"}  # settings above
+
+
+def settings(cfg) -> dict[str, object]:
+    """section.key -> value of all that decides what is trained."""
+    archs.fill(cfg.model)
+    found = {}
+    for section in SECTIONS:
+        for key, value in OmegaConf.to_container(cfg[section], resolve=False, enum_to_str=True).items():
+            found[f"{section}.{key}"] = value
+    for key in ("_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang"):
+        found[f"task.{key}"] = getattr(cfg.task, key, None)
+    own = {key: _number(value) for key, value in found.items() if not str(value).startswith("${")}
+    of_run = {key for key in own if key.split(".")[-1] in OF_THE_RUN and key != "task._name"}
+    return {key: value for key, value in own.items() if key not in of_run | FOLLOW}
+
+
+def _number(value):
+    """1e-4, "1e-4" and 0.0001 are one value."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def of_flags(words, data):
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch.__wrapped__(parser, [str(data), *words[1:]])
+    return settings(convert_namespace_to_omegaconf(args))
+
+
+def of_yaml(name):
+    hydra_init()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.1"):
+        cfg = compose(name, overrides=["common.user_dir=x", "task.data=x"])
+    add_defaults(cfg)
+    return settings(cfg)
+
+
+def test_every_yaml_is_compared():
+    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == CONFIGS.keys() | {"quickstart"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_yaml_and_script_train_the_same(name, tmp_path):
+    """Every setting of the script's row is the YAML's; what the YAML leaves open has fairseq's default in both."""
+    run, setting = CONFIGS[name]
+    words = trainings(run, **setting)
+    chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width
+    flags, yaml = of_flags(chosen, tmp_path), of_yaml(name)
+    kinds = ["--task", chosen[chosen.index("--task") + 1]] if "--task" in chosen else []
+    kinds += ["--optimizer", "radam"] if "radam" in chosen else ["--optimizer", "adam"]
+    bare = ["", "--arch", "deepnet_transformer", "--criterion", "label_smoothed_cross_entropy", "--lr-scheduler"]
+    default = of_flags([*bare, "inverse_sqrt", *kinds], tmp_path)
+    assert {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"} <= yaml.keys()
+    assert {key: flags[key] for key in flags} == {key: yaml.get(key, default.get(key)) for key in flags}
+    assert not {key for key in yaml.keys() - flags.keys() if yaml[key] not in (None, False)}
