@@ -7,7 +7,7 @@
 # `deepnet prepare`: --plan says what would be done, --moses DIR takes the Perl tokeniser, --from FOLDER takes text that
 # is tokenised already. Called again, it goes on where it stopped.
 #
-# From dl.fbaipublicfiles.com, the address in fairseq's script: 20 MB; DEST takes about 300 MB. TED talks by WIT3,
+# From dl.fbaipublicfiles.com, the address in fairseq's script: 20 MB; DEST takes an estimated 300 MB. TED talks by WIT3,
 # https://wit3.fbk.eu: CC BY-NC-ND 4.0.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

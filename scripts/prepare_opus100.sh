@@ -8,7 +8,7 @@
 # the same DEST later), --vocab 64000 the vocabulary of Zhang et al. instead of 250,000 pieces, --spm FILE one made
 # already, --shards N parts of which fairseq reads one an epoch. Called again, it goes on where it stopped.
 #
-# From object.pouta.csc.fi, the address on OPUS' page, an archive for each pair: 2.6 GB; DEST takes about 13 GB. Each
+# From object.pouta.csc.fi, the address on OPUS' page, an archive for each pair: 2.6 GB; DEST takes an estimated 13 GB. Each
 # corpus in OPUS has its own terms: https://opus.nlpl.eu.
 #
 # What cannot be done: the DeepNet paper states neither its vocabulary nor its temperature nor its language tags on

@@ -7,7 +7,7 @@
 # `deepnet prepare`: --plan says what would be done, --moses DIR takes the Perl tokeniser, --workers N so many processes,
 # --from FOLDER takes text that is tokenised already. Called again, it goes on where it stopped.
 #
-# Europarl v7, Common Crawl, News Commentary v12 and newstest2014 from statmt.org: 1.75 GB; DEST takes about 9 GB, of
+# Europarl v7, Common Crawl, News Commentary v12 and newstest2014 from statmt.org: 1.75 GB; DEST takes an estimated 9 GB, of
 # which text/ and downloads/ may go when it is whole. The data of WMT are free for research; each corpus has its own
 # terms: https://www.statmt.org/wmt17/translation-task.html. For the Admin authors' variant of this corpus:
 # `deepnet prepare wmt14_en_de DEST`.

@@ -134,6 +134,7 @@ def test_torchrun():
     assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
 
 
+@pytest.mark.smoke
 def test_slurm_runs_each_row_as_a_job(tmp_path):
     """A job is the script itself narrowed to its row; run here, it does what the script alone would."""
     fake = tmp_path / "bin" / "sbatch"

@@ -147,6 +147,7 @@ def test_precision_and_gpus(tmp_path):
     assert "GPUS=8: this machine has 4" in figure(8, "--dry-run", check=False, GPUS=8, PATH=path).stderr
 
 
+@pytest.mark.smoke
 @needs_venv
 def test_ctrl_c_leaves_nothing_running(data, tmp_path):
     """Trainings that run side by side end with the script, and go on from there the next time."""
@@ -170,6 +171,7 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
     assert not (tmp_path / "opus100" / "failed").exists() and not (logs[0].parent / "trained").exists()
 
 
+@pytest.mark.smoke
 @needs_venv
 def test_figure_4_from_data_to_picture(data, tmp_path):
     """Three runs of 30 updates in miniature, a summary, a picture; the second time nothing is trained."""

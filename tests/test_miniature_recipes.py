@@ -15,6 +15,8 @@ from deepnet_fairseq.data.miniature.folder import MINIATURES
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.errors import UserError
 
+pytestmark = pytest.mark.smoke
+
 
 def lines(text: str) -> list[str]:
     assert text.endswith("\n")

@@ -85,6 +85,7 @@ def test_why_both_directions_must_not_share_their_data(prepared):
     assert not source.startswith("__") and target == "__en__"
 
 
+@pytest.mark.smoke
 def test_training_and_translation_in_two_directions(prepared, tmp_path):
     folder = prepared / "bin"
     task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folder / "langs.txt", "--encoder-langtok", "tgt",

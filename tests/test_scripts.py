@@ -59,6 +59,7 @@ def result(stdout) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
+@pytest.mark.smoke
 @needs_venv
 def test_quickstart_from_nothing_and_again(quickstart_out):
     """Some updates of a 2L-2L model: every step runs, a second call repeats none."""
@@ -73,6 +74,7 @@ def test_quickstart_from_nothing_and_again(quickstart_out):
     assert again.split("== result")[1] == first.split("== result")[1]
 
 
+@pytest.mark.smoke
 @needs_venv
 def test_quickstart_resumes_after_ctrl_c(quickstart_out):
     options = ("--depth", "2", "--updates", "600", "--methods", "deepnorm", "--out", str(quickstart_out))

@@ -21,7 +21,7 @@ def notes(report: Report) -> list[str]:
     if further_metrics(report):
         found.append("In brackets the 95% interval of 1,000 bootstrap samples of the test set.")
     if any(entry.p is not None for entry in report.entries):
-        found.append(f"p: paired test on the same sentences against the run of {report.baseline} at the same depth.")
+        found.append(f"p: paired test of sacreBLEU, same sentences, against {report.baseline}'s run at the same depth.")
     if any(entry.cost for entry in report.entries):
         found.append(
             "Cost: wall time of the training, all its attempts, times its GPUs; on a CPU wall time alone. "
