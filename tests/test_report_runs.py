@@ -62,9 +62,11 @@ def test_warnings(tmp_path, capsys):
     run(tmp_path, "table1", "a", bleu=28.0, batch_tokens=4096, paper_batch_tokens=524288)
     run(tmp_path, "table1", "b", score=score(28.0, kind="sacrebleu"))
     run(tmp_path, "table1", "c", "admin", bleu=28.0, smoke=True, batch_tokens=1, paper_batch_tokens=524288)
+    run(tmp_path, "table1", "d", "dlcl", bleu=28.0, corpus="of DATA", paper_corpus="wmt17_en_de")
     assert as_json(capsys, tmp_path)["warnings"] == [
         "same row and same seed, yet counted as several: a, b",
         "the published numbers are tokenised BLEU, these are not: b (sacrebleu)",
+        "trained and tested on the corpus of DATA, the paper's is wmt17_en_de: d",
         "an update has 4096 tokens, the paper's 524288: a",
         "miniatures and runs in full stand in one table",
     ]

@@ -4,7 +4,7 @@
 prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags of fairseq's task), directions if several
     local recipe="$1" dest
     shift
-    corpus="$recipe" dest="$out/data/$recipe" task=() directions=() shards=1
+    corpus="$recipe" paper_corpus="$recipe" dest="$out/data/$recipe" task=() directions=() shards=1
     data_folder="${DATA:-$dest/bin}" data="${DATA:-$dest/bin}"
     if [ -n "${DATA:-}" ]; then
         [ -d "${DATA%%:*}" ] || fail "DATA=$DATA: no such folder"

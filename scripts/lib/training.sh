@@ -17,7 +17,8 @@ layers() {  # layers METHOD ENCODER [DECODER]: sets method, layer_flags, and fac
 run_json() {  # run_json FACTS FLAGS...: one JSON object
     local facts="$1"
     shift
-    echo "{$facts, \"experiment\": \"$experiment\", \"corpus\": \"$corpus\", \"seed\": $seed," \
+    echo "{$facts, \"experiment\": \"$experiment\", \"corpus\": \"$corpus\"," \
+        "\"paper_corpus\": \"$paper_corpus\", \"seed\": $seed," \
         "\"smoke\": $([ -n "$smoke" ] && echo true || echo false), \"averaged\": ${average:-1}," \
         "\"batch_tokens\": $(batch_of "$@")${paper_batch:+, \"paper_batch_tokens\": $paper_batch}}"
 }

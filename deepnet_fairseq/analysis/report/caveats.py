@@ -23,7 +23,9 @@ def caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
     others = [f"{entry.name} ({entry.score['kind']})" for entry in entries if entry.score.get("kind", kind) != kind]
     if kind and others:
         yield f"the published numbers are {kind} BLEU, these are not: {', '.join(others)}"
-    for (tokens, published), names in _other_batches(entries).items():
+    for (corpus, published), names in _different(entries, "corpus", "paper_corpus").items():
+        yield f"trained and tested on the corpus {corpus}, the paper's is {published}: {', '.join(names)}"
+    for (tokens, published), names in _different(entries, "batch_tokens", "paper_batch_tokens").items():
         yield f"an update has {tokens} tokens, the paper's {published}: {', '.join(names)}"
     if len({is_miniature(entry) for entry in entries}) > 1:
         yield "miniatures and runs in full stand in one table"
@@ -33,11 +35,11 @@ def is_miniature(entry: Entry) -> bool:
     return entry.run.facts.get("smoke") is True
 
 
-def _other_batches(entries: list[Entry]) -> dict[tuple[int, int], list[str]]:
-    """Tokens of an update, and those of the paper's -> the runs in full where they differ."""
-    found: dict[tuple[int, int], list[str]] = {}
+def _different(entries: list[Entry], ours: str, papers: str) -> dict[tuple, list[str]]:
+    """The run's fact and the paper's -> the runs in full where they differ."""
+    found: dict[tuple, list[str]] = {}
     for entry in entries:
-        tokens, published = (entry.run.facts.get(key) for key in ("batch_tokens", "paper_batch_tokens"))
-        if tokens and published and tokens != published and not is_miniature(entry):
-            found.setdefault((tokens, published), []).append(entry.name)
+        own, published = entry.run.facts.get(ours), entry.run.facts.get(papers)
+        if own and published and own != published and not is_miniature(entry):
+            found.setdefault((own, published), []).append(entry.name)
     return found
