@@ -30,7 +30,9 @@ def find_outputs(path: Path) -> list[Output]:
         return find_outputs(path / "generated")
     files = sorted(file for file in [*path.glob("*.txt"), *path.glob("*/*.txt")] if NAME.fullmatch(file.name))
     if not files:
-        raise UserError(f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed")
+        raise UserError(
+            f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
+        )
     return [Output(file, "test" if file.parent == path else file.parent.name, file.stem) for file in files]
 
 
