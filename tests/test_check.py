@@ -137,6 +137,7 @@ def check(data, *flags, expect=0):
     return done.stdout
 
 
+@pytest.mark.smoke
 def test_deepnorm_is_stable_where_post_ln_is_not(data):
     """18L-18L at the peak learning rate; nothing is written anywhere."""
     before = sorted(os.listdir(ELSEWHERE.name))

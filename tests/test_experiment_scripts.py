@@ -71,7 +71,7 @@ def test_the_papers_hyper_parameters(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("gpus, nodes, tokens", [(1, 1, 4096), (4, 1, 4096), (8, 4, 4096), (8, 1, 2048), (16, 8, 1024)])
+@pytest.mark.parametrize("gpus, nodes, tokens", [(1, 1, 4096), (8, 4, 4096), (8, 1, 2048)])
 def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
     launch = {"LAUNCH": "slurm", "SLURM_JOB_ID": 1} if nodes > 1 else {}
     (words,) = trainings(

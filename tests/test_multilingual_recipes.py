@@ -23,6 +23,8 @@ from deepnet_fairseq.data.recipes.opus100_archives import ARCHIVES
 from deepnet_fairseq.data.remote.archive import stream_lines
 from deepnet_fairseq.errors import UserError
 
+pytestmark = pytest.mark.smoke
+
 PAIRS = "de-en,de-fr"
 
 

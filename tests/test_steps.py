@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.recipes.destination import claimed, outputs
 from deepnet_fairseq.data.steps import Steps, remove
 from deepnet_fairseq.errors import UserError
@@ -184,3 +185,12 @@ def test_outputs_are_bin_and_reference(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(name))
     assert outputs(tmp_path) == {"bin/dict.de.txt": 17, "reference/test.de-en.en": 25}
+
+
+def test_a_call_that_came_to_nothing_claims_no_folder(tmp_path):
+    with pytest.raises(SystemExit, match="--miniature: needs --mirror URL"):
+        main(["prepare", "iwslt14_de_en", str(tmp_path / "dest"), "--miniature"])
+    with claimed(tmp_path / "dest", "iwslt14_de_en"):
+        (tmp_path / "dest" / "file").touch()
+    with pytest.raises(UserError, match="holds iwslt14_de_en, not opus100"), claimed(tmp_path / "dest", "opus100"):
+        pass

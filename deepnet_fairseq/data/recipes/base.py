@@ -107,8 +107,6 @@ class Recipe(ABC):
             raise UserError(f"--workers {options.workers}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():
             raise UserError(f"--from {options.text}: no such folder")
-        if options.miniature and options.text is None and not (options.mirror or os.environ.get("DEEPNET_MIRROR")):
-            raise UserError(f"--miniature: needs --mirror URL, as `deepnet serve-miniature {self.name}` prints it")
         self.tools(options)
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
@@ -118,6 +116,8 @@ class Recipe(ABC):
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
 
         def make() -> dict:
+            if files and options.miniature and not (options.mirror or os.environ.get("DEEPNET_MIRROR")):
+                raise UserError(f"--miniature: needs --mirror URL, as `deepnet serve-miniature {self.name}` prints it")
             found = fetch_all(files, options.downloads, options.mirror)
             return {
                 file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}

@@ -34,7 +34,11 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
         if not held:
             file.write(f"{what}\n")
             file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if [path for path in dest.rglob("*") if path.is_file()] == [mark]:  # nothing came of it: nobody's
+                mark.unlink()
 
 
 def outputs(dest: Path) -> dict[str, int]:
