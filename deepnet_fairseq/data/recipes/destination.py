@@ -36,9 +36,10 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
             file.flush()
         try:
             yield
-        finally:
+        except BaseException:
             if [path for path in dest.rglob("*") if path.is_file()] == [mark]:  # nothing came of it: nobody's
                 mark.unlink()
+            raise
 
 
 def outputs(dest: Path) -> dict[str, int]:
