@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ echo done
 
 
 def test_no_server_survives_a_killed_script(tmp_path):
-    (tmp_path / "script.sh").write_text(SCRIPT.format(" ".join(COMMAND)))
+    (tmp_path / "script.sh").write_text(SCRIPT.format(shlex.join(COMMAND)))
     command = ["bash", str(tmp_path / "script.sh")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as script:
         try:
