@@ -26,7 +26,6 @@ from .bilingual import copy_text, lines
 from .perl_scripts import marking_checkout, needs_perl
 
 pytestmark = pytest.mark.smoke
-
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
