@@ -196,3 +196,15 @@ def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
     header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
     depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
     assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
+
+
+def test_several_formats_are_those_of_single_calls(tmp_path, capsys):
+    run(tmp_path, "table1", "a", bleu=28.0)
+    main(["report", str(tmp_path), "--table", "1", "--format", "md,html,json", "--out", str(tmp_path / "all")])
+    assert capsys.readouterr().out.splitlines() == [f"wrote {tmp_path}/all.{form}" for form in ("md", "html", "json")]
+    for form in ("md", "html", "json"):
+        main(["report", str(tmp_path), "--table", "1", "--format", form, "--out", str(tmp_path / "one")])
+        assert (tmp_path / f"all.{form}").read_bytes() == (tmp_path / "one").read_bytes()
+    for flags, message in ((("--format", "md,html"), "--out"), (("--format", "doc"), "--format doc: choose from md,")):
+        with pytest.raises(SystemExit, match=message):
+            main(["report", str(tmp_path), "--table", "1", *flags])

@@ -26,12 +26,18 @@ def report(runs: Path, table: str, form: str, out: Path | None = None, baseline:
 
     UserError for an unknown table or method, for runs that are not there or broken, and for a place not to be written.
     """
+    return reports(runs, table, {form: out}, baseline)[form]
+
+
+def reports(runs: Path, table: str, places: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
+    """Several formats of one report, whose runs are read and compared once. places: format -> file or None."""
     chosen = find_table(table)
-    if out:
+    for out in filter(None, places.values()):
         check_file("--out", out)
-    found = collect(runs, chosen, baseline)
-    text = FORMATS[form](found, lay_out(found, out))
-    if out:
-        with whole(out) as part:
-            part.write_text(text, encoding="utf-8")
-    return text
+    found, texts = collect(runs, chosen, baseline), {}
+    for form, out in places.items():
+        texts[form] = FORMATS[form](found, lay_out(found, out))
+        if out:
+            with whole(out) as part:
+                part.write_text(texts[form], encoding="utf-8")
+    return texts

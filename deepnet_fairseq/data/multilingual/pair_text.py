@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ...errors import UserError
+from .. import lines, steps
 
 Sentences = Iterator[tuple[str, str]]
 
@@ -66,23 +67,15 @@ def align(sources: Iterator[str], targets: Iterator[str], names: tuple[str, str]
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines as `one_line` makes them; only \\n ends one."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise UserError(f"{path}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
-            yield one_line(text)
+    """Lines as `one_line` makes them; see lines.read_lines."""
+    return map(one_line, lines.read_lines(path))
 
 
 def file_state(path: Path) -> list[int]:
     """Size in bytes and time of change in ns; UserError if there is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    return [path.stat().st_size, path.stat().st_mtime_ns]
+    return steps.file_state(path)
 
 
 def one_line(text: str) -> str:
