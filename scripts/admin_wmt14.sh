@@ -23,12 +23,7 @@ miniature 200
 save_every 1000
 
 record() {  # record METHOD DEPTH FLAGS...
-    local run="$1-$2-seed$seed"
-    layers "$1" "$2" $(($2 == 60 ? 12 : $2))
-    memory $((2 * $2))
-    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
-        --log-interval 25 "${@:3}"
-    run_score "$run"
+    row "$1" "$2" "$2" $(($2 == 60 ? 12 : $2)) "${@:3}"
 }
 
 rows "$depths" record

@@ -25,13 +25,8 @@ setting+=(--max-epoch $((4 * shards)))  # fairseq calls a pass over one shard an
 miniature 200
 save_every 1000
 
-record() {  # record METHOD LAYERS FLAGS...; LAYERS: encoder and decoder together
-    local run="$1-$2-seed$seed"
-    layers "$1" $(($2 / 2))
-    memory "$2"
-    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
-        --disable-validation --log-interval 25 "${@:3}"
-    run_score "$run"
+record() {  # record METHOD LAYERS FLAGS...
+    row "$1" "$2" $(($2 / 2)) $(($2 / 2)) "${@:3}"
 }
 
 rows "$depths" record

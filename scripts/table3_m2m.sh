@@ -23,13 +23,7 @@ miniature 200
 save_every 1000
 
 record() {  # record METHOD DEPTH FLAGS...
-    local run="$1-$2-seed$seed"
-    layers "$1" "$2"
-    memory $((4 * $2))  # layers of width 1,024 take as much as twice as many of width 512
-    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
-        --disable-validation --log-interval 25 "${@:3}"
-    mapfile -t sets < <(subsets)
-    run_score "$run" "${sets[@]}"
+    row "$1" "$2" "$2" "$2" "${@:3}"
 }
 
 subsets() {  # the test sets that are there
@@ -40,5 +34,6 @@ subsets() {  # the test sets that are there
     done
 }
 
+mapfile -t test_sets < <(subsets)
 rows "$depths" record
 finish table 3

@@ -133,6 +133,15 @@ rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each ch
     done
 }
 
+row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training and its score on test_sets
+    local run="$1-$2-seed$seed"
+    layers "$1" "$3" "$4"
+    memory $((($3 + $4) * layer_size))
+    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
+        --log-interval 25 "${@:5}"
+    run_score "$run" "${test_sets[@]}"
+}
+
 finish() {  # finish figure N | table NAME: waits for what is queued; draws the figure, or reports the table
     wait
     [ -z "$dry_run" ] || return 0
@@ -148,8 +157,7 @@ finish() {  # finish figure N | table NAME: waits for what is queued; draws the 
 finish_figure() { deepnet figures "$out" --only "$1" --out "$out"; }
 
 finish_table() {  # the table as text, and as a page beside the runs
-    deepnet report "$out" --table "$1" --format html --out "$out/$experiment.html"
-    deepnet report "$out" --table "$1" --format json --out "$out/$experiment.json"
-    deepnet report "$out" --table "$1" --format md
+    deepnet report "$out" --table "$1" --format html,json,md --out "$out/$experiment"
+    cat "$out/$experiment.md"
     echo "page: $out/$experiment.html"
 }

@@ -5,6 +5,7 @@
 no_norm_setting=() no_norm=""  # of methods without LayerNorm
 full_precision=rezero  # unstable in fp16 even when shallow, says the paper, which trained it in fp32 everywhere
 average=1              # checkpoints to average
+layer_size=1           # memory of a layer, in layers of width 512
 beam=(--beam 5)
 
 settle() {  # settle WARMUP FLAGS...: setting, of the width, the batch, and FLAGS; the schedule is the same in all papers
@@ -16,7 +17,7 @@ iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint a
     metric=tokenised beam=(--beam 5)
     batch 4000 1
     width 512 2048 8
-    settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000
+    settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000 --disable-validation
 }
 
 wmt17_setting() {  # DeepNet, Table 5; checkpoints and beam as in admin-torch's replication: the paper does not give them
@@ -38,15 +39,16 @@ opus100_setting() {  # DeepNet, Table 7
     metric=sacrebleu beam=(--beam 5 --lenpen 1.0)
     batch 4096 128
     width 512 2048 8
-    settle 4000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 4
+    settle 4000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 4 \
+        --disable-validation
 }
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
-    metric=sacrebleu,flores=spbleu beam=(--beam 5 --lenpen 1.0)
+    metric=sacrebleu,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0)
     batch 4096 256
     width 1024 4096 16
     settle 6000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 \
-        --max-update 260000
+        --max-update 260000 --disable-validation
 }
 
 admin_wmt14_setting() {  # Admin (Liu et al. 2020), WMT-14 En-De: the authors' recipe

@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # From a trained run to its score: checkpoints averaged, the test set translated, score.json.
 
-run_score() {  # run_score NAME [SUBSET...]: averages, translates the test set (or SUBSETs), writes score.json
-    local run="$out/$experiment/$1" model subset subsets=("${@:2}") result
-    [ "${#subsets[@]}" -gt 0 ] || subsets=(test)
+test_sets=(test)
+
+run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, writes score.json
+    local run="$out/$experiment/$1" model subset result
     model="$run/checkpoint_last.pt" result="$run/generated.txt"
     [ "${#directions[@]}" -eq 0 ] || result="$run/generated"
     [ "$average" -eq 1 ] || model="$run/averaged.pt"
@@ -11,7 +12,7 @@ run_score() {  # run_score NAME [SUBSET...]: averages, translates the test set (
         [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] || return 0
     fi
     [ "$average" -eq 1 ] || run_average "$run"
-    for subset in "${subsets[@]}"; do
+    for subset in "${@:2}"; do
         run_translate "$run" "$model" "$subset"
     done
     do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --data "$data" --paper "$metric"
