@@ -9,6 +9,7 @@ from torch import Tensor
 from .cache import DecoderCache
 from .layer import DecoderLayer
 from .linear import Linear
+from .memory import Memory
 from .methods import Method
 from .shape import StackShape
 from .stack import Stack
@@ -45,27 +46,34 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         averaged over heads, or [None] where nobody asks (training, generation without alignments); and inner_states,
         [(T, B, C) before and after every layer] if return_all_hiddens.
         """
-        cache = DecoderCache.of(incremental_state, len(self.layers))
+        watched, alignment = alignment_layer, []
+        if watched is None and self.need_attn and not self.training:
+            watched = len(self.layers) - 1
+        more = {} if watched is None else {watched: (alignment,)}
         positions = self.positions(prev_output_tokens, incremental_state)
-        tokens = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
-        x, _embedding = self.embed(tokens, positions)
-        self_mask = None if cache is not None else self._left_padding_mask(prev_output_tokens)
-        memory = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
-        memory_mask = self._memory_mask(encoder_out)
-        aligned = alignment_layer
-        if aligned is None and self.need_attn and not self.training:
-            aligned = len(self.layers) - 1
-        attn, states, history = None, [x], []
-        x = self.mix(x, history)
-        for index, layer in enumerate(self.layers):
-            layer_cache = None if cache is None else cache.layers[index]
-            y, weights = self.run(layer, x, memory, memory_mask, self_mask, layer_cache, index == aligned)
-            x = self.mix(y, history)
-            attn = weights if index == aligned else attn
-            if return_all_hiddens:
-                states.append(x)
+        if incremental_state is not None:
+            cache = DecoderCache.of(incremental_state, self.layers, encoder_out)
+            x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
+            states = self.step(x, cache, more)
+            alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
+        else:
+            x, _embedding = self.embed(prev_output_tokens, positions)
+            memory = Memory.of(encoder_out)
+            inputs = (memory.states, memory.mask, self._left_padding_mask(prev_output_tokens))
+            asked = more or return_all_hiddens
+            states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
         inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
-        return self.finish(x), {"attn": [attn], "inner_states": inner_states}
+        return self.finish(states[-1]), {"attn": alignment or [None], "inner_states": inner_states}
+
+    def step(self, x: Tensor, cache: DecoderCache, more: dict[int, tuple]) -> list[Tensor]:
+        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C)."""
+        mask = cache.advance()
+        states, history = [x], []
+        x = self.mix(x.view(-1, cache.beams, x.size(-1)), history)
+        for index, layer in enumerate(self.layers):
+            x = self.mix(layer.step(x, cache.layers[index], mask, *more.get(index, ())), history)
+            states.append(x.view(-1, 1, x.size(-1)))
+        return states
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) -> scores over the vocabulary (B, T, V)."""
@@ -73,7 +81,8 @@ class Decoder(Stack, FairseqIncrementalDecoder):
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """Beam search's call after each step; new_order (B',)."""
-        DecoderCache.reorder(incremental_state, new_order)
+        if DecoderCache.KEY in incremental_state:
+            incremental_state[DecoderCache.KEY].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
@@ -92,11 +101,3 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=tokens.device)
         return (causal & ~padding[:, None, None]) | itself
-
-    @staticmethod
-    def _memory_mask(encoder_out: dict) -> Tensor | None:
-        """(B, 1, 1, S), True at source tokens; None where no source is padded."""
-        padding = encoder_out["encoder_padding_mask"]
-        if len(padding) == 0 or not padding[0].any():
-            return None
-        return ~padding[0][:, None, None]

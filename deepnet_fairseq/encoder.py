@@ -11,9 +11,6 @@ from .methods import Method
 from .shape import StackShape
 from .stack import Stack
 
-# the batch dimension of each entry of an encoder's output
-BATCH_DIM = {"encoder_out": 1, "encoder_padding_mask": 0, "encoder_embedding": 0, "encoder_states": 1, "src_lengths": 0}
-
 
 class Encoder(Stack, FairseqEncoder):
     """N EncoderLayers over source tokens."""
@@ -34,24 +31,23 @@ class Encoder(Stack, FairseqEncoder):
         if padding.any():  # the one synchronisation with the device in this pass
             mask = ~padding[:, None, None]  # (B, 1, 1, S)
             x = x.masked_fill(padding.unsqueeze(-1), 0)
-        states, history = [x], []
-        x = self.mix(x, history)
-        for layer in self.layers:
-            x = self.mix(self.run(layer, x, mask), history)
-            if return_all_hiddens:
-                states.append(x)
+        states = self.states(x, mask) if return_all_hiddens else []
+        x = states[-1] if states else self.transform(x, mask)
         x = self.finish(x)
         return {
             "encoder_out": [x.transpose(0, 1)],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [embedding],
-            "encoder_states": [state.transpose(0, 1) for state in states] if return_all_hiddens else [],
+            "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
             "src_lengths": [(~padding).sum(1, keepdim=True, dtype=torch.int32)],
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
-        """Row i of the batch becomes the old row new_order[i]."""
-        return encoder_out | {
-            key: [tensor.index_select(dim, new_order) for tensor in encoder_out[key]] for key, dim in BATCH_DIM.items()
-        }
+        """Row i of the decoder's batch reads what row new_order[i] read.
+
+        The output stays one a sentence, whatever beam search asks for: `rows` says which sentence each row reads, and
+        the decoder's cache holds what follows from it.
+        """
+        rows = encoder_out.get("rows")
+        return encoder_out | {"rows": new_order if rows is None else rows.index_select(0, new_order)}

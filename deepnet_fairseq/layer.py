@@ -13,7 +13,7 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
-from .attention import Attention
+from .attention import Attention, attention_weights
 from .cache import LayerCache
 from .linear import Linear
 from .methods import Method
@@ -104,9 +104,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, C) -> same; mask (B, 1, 1, S), True at tokens, None without padding."""
-        h = self.enter("self_attn", x)
-        f, _ = self.self_attn(h, *self.self_attn.keys_values(h), mask=mask)
-        return self.feed_forward(self.leave("self_attn", x, f))
+        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x))
+        return self.feed_forward(self.leave("self_attn", x, self.self_attn(q, keys, values, mask)))
 
 
 class DecoderLayer(Layer):
@@ -117,25 +116,27 @@ class DecoderLayer(Layer):
         x: Tensor,
         memory: Tensor,
         memory_mask: Tensor | None,
-        self_mask: Tensor | None = None,
-        cache: LayerCache | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """x (B, T, C), memory (B, S, C') -> output (B, T, C) and, if asked, cross-attention (B, T, S).
+        self_mask: Tensor | None,
+        alignment: list | None = None,
+    ) -> Tensor:
+        """x (B, T, C), memory (B, S, C') -> (B, T, C).
 
-        With a cache x is the newest token alone (T = 1) and sees all before it. Without one, self_mask (B, 1, T, T)
-        replaces the plain causal mask where a batch is padded on the left.
+        memory_mask (B, 1, 1, S); self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the
+        left; alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
         """
-        h = self.enter("self_attn", x)
-        keys, values = self.self_attn.keys_values(h)
-        if cache is not None:
-            keys, values = cache.append(keys, values)
-        f, _ = self.self_attn(h, keys, values, mask=self_mask, causal=cache is None and self_mask is None)
-        x = self.leave("self_attn", x, f)
+        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x))
+        x = self.leave("self_attn", x, self.self_attn(q, keys, values, self_mask, causal=self_mask is None))
+        return self._read(x, self.encoder_attn.keys_values(memory), memory_mask, alignment)
 
-        h = self.enter("encoder_attn", x)
-        project = self.encoder_attn.keys_values
-        keys, values = project(memory) if cache is None else cache.remember(lambda: project(memory))
-        f, weights = self.encoder_attn(h, keys, values, mask=memory_mask, need_weights=need_weights)
-        x = self.leave("encoder_attn", x, f)
-        return self.feed_forward(x), weights
+    def step(self, x: Tensor, cache: LayerCache, mask: Tensor | None, alignment: list | None = None) -> Tensor:
+        """The newest token of every hypothesis, x (B, k, C) -> same; mask (B, 1, k, prefix) as the cache gives it."""
+        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x), cache.packed)
+        x = self.leave("self_attn", x, self.self_attn(q, *cache.append(keys, values), mask))
+        return self._read(x, cache.memory(), cache.memory_mask, alignment)
+
+    def _read(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None, alignment: list | None) -> Tensor:
+        """Attention to keys and values of the encoder's output, feed-forward."""
+        q = self.encoder_attn.queries(self.enter("encoder_attn", x))
+        if alignment is not None:
+            alignment.append(attention_weights(q, memory[0], mask))
+        return self.feed_forward(self.leave("encoder_attn", x, self.encoder_attn(q, *memory, mask)))

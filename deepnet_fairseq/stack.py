@@ -53,6 +53,23 @@ class Stack(nn.Module):
             return None
         return self.embed_positions(tokens, incremental_state=incremental_state)
 
+    def transform(self, x: Tensor, *inputs) -> Tensor:
+        """x (B, T, C) through mixer and all layers: what training runs. inputs: those of every layer."""
+        history = []
+        x = self.mix(x, history)
+        for layer in self.layers:
+            x = self.mix(self.run(layer, x, *inputs), history)
+        return x
+
+    def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> list[Tensor]:
+        """The same, x before the layers and behind each one; more: further inputs by the layer's index."""
+        states, history = [x], []
+        x = self.mix(x, history)
+        for index, layer in enumerate(self.layers):
+            x = self.mix(self.run(layer, x, *inputs, *(more or {}).get(index, ())), history)
+            states.append(x)
+        return states
+
     def run(self, layer: Layer, *inputs):
         """One layer, recomputed in the backward pass under --checkpoint-activations."""
         if self.checkpoint_activations and torch.is_grad_enabled():
