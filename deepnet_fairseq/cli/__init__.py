@@ -10,7 +10,20 @@ from ..errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
-    from . import corpora, figures, inspection, methods, miniature, models, prepare, report, results, stability, theory
+    from . import (
+        bench,
+        corpora,
+        figures,
+        inspection,
+        methods,
+        miniature,
+        models,
+        prepare,
+        report,
+        results,
+        stability,
+        theory,
+    )
 
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -21,7 +34,20 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=function)
         return sub
 
-    groups = (inspection, methods, models, stability, theory, corpora, prepare, miniature, results, report, figures)
+    groups = (
+        inspection,
+        methods,
+        models,
+        stability,
+        theory,
+        corpora,
+        prepare,
+        miniature,
+        results,
+        report,
+        figures,
+        bench,
+    )
     for group in groups:
         group.add(command)
     return top

@@ -1,0 +1,67 @@
+"""Who is measured: a name, and the flags of fairseq-train that make it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from fairseq.optim import OPTIMIZER_REGISTRY
+
+from .. import archs
+from ..errors import UserError
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """unavailable: why it cannot run here, empty if it can."""
+
+    name: str
+    flags: tuple[str, ...]
+    unavailable: str = ""
+
+
+def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
+    words = (f"--arch={archs.MODEL_NAME}", f"--method={method}", f"--optimizer={optimizer}", *shlex.split(flags))
+    return Candidate(name, words)
+
+
+def our_optimizer() -> str:
+    """Ours where this package has one."""
+    return "deepnet_adam" if "deepnet_adam" in OPTIMIZER_REGISTRY else "adam"
+
+
+def candidates(
+    names: str = "ours,stock,torchscale",
+    method: str = "post_ln",
+    optimizer: str | None = None,
+    ours: str = "",
+    variants: tuple[str, ...] = (),
+) -> list[Candidate]:
+    """Of a comma-separated list of names.
+
+    method, optimizer and ours (flags in one string): of our model; each of variants, "NAME=FLAGS", is our model again
+    with FLAGS besides. UserError for a name that is none.
+    """
+    optimizer = optimizer or our_optimizer()
+    known = {
+        "ours": lambda: _ours("ours", method, optimizer, ours),
+        STOCK: lambda: Candidate(STOCK, ("--arch=transformer", "--optimizer=adam")),
+        "torchscale": _torchscale,
+    }
+    found = []
+    for name in names.split(","):
+        if name not in known:
+            raise UserError(f"--candidates {name}: no candidate; there are {', '.join(known)}")
+        found.append(known[name]())
+    for variant in variants:
+        name, equals, flags = variant.partition("=")
+        if not equals or not name or name.startswith("-") or name in known:
+            raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as graphs="--cuda-graphs"')
+        found.append(_ours(name, method, optimizer, f"{ours} {flags}"))
+    return found
+
+
+def _torchscale() -> Candidate:
+    return Candidate("torchscale", (), "not installed: pip install 'deepnet_fairseq[bench]'")

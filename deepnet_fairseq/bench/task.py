@@ -1,0 +1,69 @@
+"""A translation task over made-up text: what fairseq's Trainer and generator are measured on, without files.
+
+Annotations are not postponed here: fairseq reads the types of a config's fields at run time.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Optional  # fairseq reads field types at run time and does not know X | None
+
+import numpy
+import torch
+from fairseq.data import LanguagePairDataset
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from ..building import SPECIALS, blank_task
+from ..config import _flag
+from .lengths import from_file, iwslt14
+
+NAME = "deepnet_bench"
+
+
+@dataclass
+class BenchTaskConfig(TranslationConfig):
+    bench_vocabulary: int = _flag(10_000, "types of the one dictionary")
+    bench_sentences: int = _flag(20_000, "sentence pairs")
+    bench_lengths: Optional[str] = _flag(None, "file of lengths; those of IWSLT-14 by default")
+    bench_seed: int = _flag(1, "what lengths and tokens are drawn from")
+
+
+@register_task(NAME, dataclass=BenchTaskConfig)
+class BenchTask(TranslationTask):
+    """fairseq's own translation task; only its dictionary and its sentences are made up."""
+
+    @classmethod
+    def setup_task(cls, cfg: BenchTaskConfig, **kwargs) -> "BenchTask":
+        dictionary = blank_task(cfg.bench_vocabulary).source_dictionary
+        return cls(cfg, dictionary, dictionary)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        cfg = self.cfg
+        source, target = sentences(cfg.bench_sentences, cfg.bench_vocabulary, cfg.bench_lengths, cfg.bench_seed)
+        self.datasets[split] = LanguagePairDataset(
+            source,
+            numpy.array([len(line) for line in source]),
+            self.src_dict,
+            target,
+            numpy.array([len(line) for line in target]),
+            self.tgt_dict,
+            left_pad_source=cfg.left_pad_source,
+            left_pad_target=cfg.left_pad_target,
+            num_buckets=cfg.num_batch_buckets,
+            pad_to_multiple=cfg.required_seq_len_multiple,
+        )
+
+
+@lru_cache(maxsize=2)
+def sentences(count: int, vocabulary: int, lengths: str | None, seed: int) -> tuple[list, list]:
+    """`count` lines of each side, int64 (length + 1,), which end in eos; types by Zipf's law."""
+    sizes = iwslt14(count, seed) if lengths is None else from_file(Path(lengths), count, seed)
+    draw = numpy.random.default_rng(seed)
+    share = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
+    eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []
+    for side in range(2):
+        kinds = draw.choice(len(share), sizes[:, side].sum(), p=share / share.sum()) + SPECIALS
+        lines = torch.from_numpy(kinds).split(sizes[:, side].tolist())
+        sides.append([torch.cat([line, eos]) for line in lines])
+    return tuple(sides)
