@@ -1,0 +1,258 @@
+"""The loss that never holds all logits is fairseq's: value, gradients, log and training; it holds what it says."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
+from fairseq.distributed.legacy_distributed_data_parallel import LegacyDistributedDataParallel
+from fairseq.distributed.module_proxy_wrapper import ModuleProxyWrapper
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deepnet_fairseq.building import blank_task
+from deepnet_fairseq.criterions import projected
+from deepnet_fairseq.criterions.chunked import NAME, ChunkedLabelSmoothedCrossEntropy
+from deepnet_fairseq.criterions.projected import label_smoothed_loss
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.methods import METHODS
+
+from .conftest import TRAIN_FLAGS
+from .helpers import PAD, VOCAB, batch, run, small, stock
+
+
+def sample():
+    """3 sentences, 19 tokens to predict; 6 and 5 of chunks of 3."""
+    src, prev = batch()
+    target = prev.roll(-1, 1)
+    inputs = {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
+    return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum())}
+
+
+def criteria(chunk=3, **flags):
+    """fairseq's and ours, `chunk` tokens at a time."""
+    flags = {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
+    return LabelSmoothedCrossEntropyCriterion(**flags), ChunkedLabelSmoothedCrossEntropy(
+        **flags, loss_chunk_tokens=chunk
+    )
+
+
+def gradients(model, criterion, scale=1.0):
+    """The loss of the sample and the gradient of every parameter."""
+    model.zero_grad(set_to_none=True)
+    loss, _size, _log = criterion(model, sample())
+    (loss * scale).backward()
+    return loss.item(), {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found, expected, tolerance=2e-6):
+    assert found.keys() == expected.keys()
+    size = max(gradient.abs().max() for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() <= tolerance * size, name
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [2, 5, 99])
+def test_gradcheck(smoothing, chunk):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(5, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(7, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.tensor([0, 6, 3, 3, 1])
+    loss = lambda x, w: label_smoothed_loss(x, w, targets, smoothing, chunk).loss  # noqa: E731
+    assert torch.autograd.gradcheck(loss, (features, weight))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_same_loss_and_gradients(method, tied):
+    model = small(2, method=method, share_all_embeddings=tied)
+    theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
+    assert_close(ours[1], theirs[1])
+
+
+def test_fairseqs_own_transformer():
+    model = stock(2)
+    theirs, ours = (gradients(model, criterion) for criterion in criteria())
+    assert_close(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"label_smoothing": 0.0}, {"sentence_avg": True}, {"report_accuracy": True, "ignore_prefix_size": 2}]
+)
+def test_same_log(flags):
+    model, given = small(2), sample()
+    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # so that some targets are the likeliest
+    (_, size, theirs), (_, own_size, ours) = (criterion(model, given) for criterion in criteria(**flags))
+    assert own_size == size
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert float(ours[key]) == pytest.approx(float(value), rel=1e-6), key
+    assert flags.get("report_accuracy", False) == (theirs.get("n_correct", 0) > 0)
+
+
+def test_twenty_steps():
+    losses = []
+    for criterion in criteria():
+        model = small(2, dropout=0.1, share_all_embeddings=True).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        torch.manual_seed(1)
+        for _step in range(20):
+            loss, _ = gradients(model, criterion)
+            optimizer.step()
+            losses.append(loss)
+    theirs, ours = losses[:20], losses[20:]
+    assert theirs[-1] < 0.7 * theirs[0]
+    assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+class Largest(TorchDispatchMode):
+    """The most rows that any tensor as wide as the vocabulary had."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.size(-1) == VOCAB:
+                self.rows = max(self.rows, tensor.numel() // VOCAB)
+        return result
+
+
+@pytest.mark.parametrize("chunk", [17, 18])
+def test_no_more_logits_than_a_chunk(chunk):
+    """The model is 16 wide: a transposed weight has 16 rows."""
+    model, (theirs, ours) = small(1), criteria(chunk)
+    rows = {}
+    for criterion in (theirs, ours):
+        with Largest() as largest:
+            gradients(model, criterion)
+        rows[criterion] = largest.rows
+    tokens = sample()["ntokens"]
+    assert rows[theirs] == sample()["target"].numel()
+    assert chunk < tokens < 2 * chunk
+    assert rows[ours] == max(16, -(-tokens // 2))
+
+
+def test_validation_takes_no_gradient(monkeypatch):
+    model, (theirs, ours) = small(1), criteria()
+    monkeypatch.setattr(projected._Total, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
+    with torch.no_grad():
+        assert ours(model, sample())[0].item() == pytest.approx(theirs(model, sample())[0].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("frozen", ["output_projection", "features"])
+def test_what_is_frozen_gets_none(frozen):
+    model = small(1)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(("output_projection" in name) != (frozen == "output_projection"))
+    theirs, ours = (gradients(model, criterion) for criterion in criteria())
+    assert_close(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 128.0])
+def test_half_precision_is_no_worse_than_fairseqs(dtype, scale):
+    """Against float64 from the same numbers; the gradient of an unlikely word is below what fp16 holds."""
+    generator = torch.Generator().manual_seed(0)
+    features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
+    weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
+    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words: large sums
+
+    def errors(loss, x, w):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        (loss(x, w) * scale).backward()
+        return [x.grad.double(), w.grad.double()]
+
+    def reference(x, w):
+        lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return label_smoothed_nll_loss(lprobs, targets, 0.1)[0]
+
+    exact = errors(reference, features.double(), weight.double())
+    theirs = errors(reference, features.clone(), weight.clone())
+    ours = errors(lambda x, w: label_smoothed_loss(x, w, targets, 0.1, 70).loss, features.clone(), weight.clone())
+    for truth, their, own in zip(exact, theirs, ours, strict=True):
+        assert torch.isfinite(own).all()
+        assert (own - truth).norm() <= 1.05 * (their - truth).norm()
+
+
+def test_autocast():
+    model = small(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theirs, ours = (gradients(model, criterion) for criterion in criteria())
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
+    assert_close(ours[1], theirs[1], 0.02)
+
+
+def wrapped(model, backend, group):
+    if backend == "legacy_ddp":
+        return ModuleProxyWrapper(LegacyDistributedDataParallel(model, group, buffer_size=2**20))
+    return ModuleProxyWrapper(DistributedDataParallel(model, process_group=group, find_unused_parameters=False))
+
+
+@pytest.fixture
+def group(tmp_path):
+    """One process that believes in others."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
+def test_several_processes(group, backend, tied):
+    """The matrix is used outside the wrapper's forward pass; its gradient is reduced all the same, each step."""
+    model = small(2, share_all_embeddings=tied)
+    expected = gradients(model, criteria()[0])[1]
+    reduced = []
+    other = copy.deepcopy(model)
+    outside = wrapped(other, backend, group)
+    if backend == "pytorch_ddp":
+        outside.module.register_comm_hook(None, lambda _, bucket: _seen(bucket, reduced))
+    for _ in range(2):
+        reduced.clear()
+        other.zero_grad()
+        criteria()[1](outside, sample())[0].backward()
+        if backend == "legacy_ddp":
+            outside.all_reduce_grads()
+    assert_close({name: p.grad.double() for name, p in other.named_parameters()}, expected)
+    if backend == "pytorch_ddp":
+        assert sum(reduced) == sum(p.numel() for p in other.parameters())
+
+
+def _seen(bucket, reduced):
+    reduced.append(bucket.buffer().numel())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def test_refusals(group):
+    _, ours = criteria()
+    adaptive = stock(1, adaptive_softmax_cutoff="10,20")
+    with pytest.raises(UserError, match=f"--criterion {NAME}: the model has no output projection"):
+        ours(adaptive, sample())
+    unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))
+    with pytest.raises(UserError, match="--find-unused-parameters: not with"):
+        ours(unused, sample())
+    with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
+        criteria(chunk=-1)
+
+
+def test_a_run_may_switch(data, tmp_path):
+    """Four updates of fairseq's loss; and after two of them two of ours, under --update-freq and without a reset."""
+    flags = [flag for flag in TRAIN_FLAGS if flag not in ("--criterion", "label_smoothed_cross_entropy")]
+    flags += ["--arch", "deepnet_transformer_tiny", "--update-freq", "2", "--max-update", "4"]
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+
+    def train(folder, *more):
+        lines = run("fairseq-train", data, *flags, "--save-dir", folder, *more).stdout.splitlines()
+        return [float(json.loads(line.split("| train_inner | ")[1])["loss"]) for line in lines if "train_inner" in line]
+
+    whole = train(theirs, "--criterion", "label_smoothed_cross_entropy", "--save-interval-updates", "2")
+    resumed = ("--restore-file", theirs / "checkpoint_1_2.pt", "--loss-chunk-tokens", "100", "--no-save")
+    assert len(whole) == 4
+    assert train(ours, "--criterion", NAME, *resumed) == pytest.approx(whole[2:], abs=0.002)
