@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 
 from fairseq.optim import OPTIMIZER_REGISTRY
 
@@ -15,11 +16,17 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class Candidate:
-    """unavailable: why it cannot run here, empty if it can."""
+    """module: what registers its model, empty where this package does; unavailable: why it cannot run here, if so."""
 
     name: str
     flags: tuple[str, ...]
+    module: str = ""
     unavailable: str = ""
+
+    def register(self) -> None:
+        """Makes its flags known to fairseq. ImportError without its package."""
+        if self.module:
+            import_module(self.module)
 
 
 def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
@@ -48,7 +55,7 @@ def candidates(
     known = {
         "ours": lambda: _ours("ours", method, optimizer, ours),
         STOCK: lambda: Candidate(STOCK, ("--arch=transformer", "--optimizer=adam")),
-        "torchscale": _torchscale,
+        "torchscale": lambda: _torchscale(method),
     }
     found = []
     for name in names.split(","):
@@ -63,5 +70,11 @@ def candidates(
     return found
 
 
-def _torchscale() -> Candidate:
-    return Candidate("torchscale", (), "not installed: pip install 'deepnet_fairseq[bench]'")
+def _torchscale(method: str) -> Candidate:
+    flags = ("--arch=deepnet_bench_torchscale", "--optimizer=adam", *(["--deepnorm"] if method == "deepnorm" else []))
+    candidate = Candidate("torchscale", flags, f"{__package__}.peers.torchscale")
+    try:
+        candidate.register()
+    except ImportError as error:
+        return replace(candidate, unavailable=f"{error}; pip install 'deepnet_fairseq[bench]'")
+    return candidate

@@ -7,23 +7,60 @@ from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 
-from .clock import Clock
+from .candidate import Candidate
 from .contender import Contender
+from .trial import Trial
+
+
+class Generating(Trial):
+    """Quantities: seconds; tokens per second of the best hypotheses. A repeat is a batch of sentences of like length."""
+
+    name = "generate"
+
+    def conditions(self) -> list[dict]:
+        return [
+            {"sentences": number, "beam": beam} for number in self.settings.sentences for beam in self.settings.beams
+        ]
+
+    def enter(self, candidate: Candidate) -> Translator:
+        return Translator(super().enter(candidate))
+
+    def run(self, contender: Translator, repeat: int, sentences: int, beam: int) -> dict[str, float]:
+        batches = contender.batches(sentences, self.settings.repeats)
+        seconds, tokens = contender.translate(batches[repeat % len(batches)], beam)
+        return {"seconds": seconds, "tokens per second": tokens / seconds}
+
+    def facts(self, contender: Translator, sentences: int, beam: int) -> dict:
+        tokens = [round_length(batch) * sentences for batch in contender.batches(sentences, self.settings.repeats)]
+        return super().facts(contender) | {"tokens": tokens}
 
 
 class Translator:
     """The model of a contender as fairseq-generate prepares it; it cannot be trained any more."""
 
     def __init__(self, contender: Contender):
-        self.settings, self.task, self.model = contender.settings, contender.trainer.task, contender.model
+        self.contender, self.settings = contender, contender.settings
+        self.parameters, self.close = contender.parameters, contender.close
+        contender.trainer._optimizer = contender.trainer._lr_scheduler = None  # their memory
+        self.task, self.model = contender.trainer.task, contender.model
+        self.task.load_dataset("train")
         self.model.eval()
         self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        self.clock = Clock(self.settings.torch_device, self.settings.clock)
-        self.run = self.clock.watched(self._run, "generate")
+        self.run = contender.clock.watched(self._run, "generate")
+
+    def batches(self, sentences: int, count: int) -> list[dict]:
+        """`count` batches of so many sentences as fairseq-generate sorts them, spread over all lengths."""
+        dataset, device = self.task.dataset("train"), self.settings.torch_device
+        with data_utils.numpy_seed(self.settings.seed):
+            order = dataset.ordered_indices()
+        most = len(order) // sentences  # middles of `count` equal stretches of the sorted corpus
+        starts = [(2 * i + 1) * most // (2 * count) * sentences for i in range(count)]
+        found = [dataset.collater([dataset[i] for i in order[start : start + sentences]]) for start in starts]
+        return [utils.move_to_cuda(batch, device) if device.type == "cuda" else batch for batch in found]
 
     def translate(self, batch: dict, beam: int) -> tuple[float, int]:
-        """Seconds, and tokens of the best hypotheses: the mean length of the batch's references, for each sentence."""
-        sentences, length = len(batch["id"]), round(batch["ntokens"] / len(batch["id"]))
+        """Seconds, and tokens of the best hypotheses, which all have the batch's mean reference length."""
+        length = round_length(batch)
         generator = SequenceGenerator(
             [self.model],
             self.task.target_dictionary,
@@ -34,24 +71,14 @@ class Translator:
         )
         hypotheses = self.run(generator, batch)
         tokens = sum(len(ranked[0]["tokens"]) for ranked in hypotheses)
-        assert tokens == sentences * length, (tokens, sentences, length)
-        return self.clock.read()["generate"], tokens
+        assert tokens == len(batch["id"]) * length, (tokens, len(batch["id"]), length)
+        return self.contender.clock.read()["generate"], tokens
 
     def _run(self, generator: SequenceGenerator, batch: dict) -> list:
         with torch.no_grad():
             return generator.generate([self.model], batch)
 
 
-def batches_to_translate(contender: Contender, sentences: int, count: int) -> list[dict]:
-    """`count` batches of so many sentences of like length, as fairseq-generate sorts them."""
-    task = contender.trainer.task
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    with data_utils.numpy_seed(contender.settings.seed):
-        order = dataset.ordered_indices()
-    starts = range(0, len(order) - sentences + 1, sentences)
-    # spread over all lengths: middles of `count` equal stretches of the sorted corpus
-    chosen = [starts[(2 * i + 1) * len(starts) // (2 * count)] for i in range(count)]
-    found = [dataset.collater([dataset[i] for i in order[start : start + sentences]]) for start in chosen]
-    device = contender.settings.torch_device
-    return [utils.move_to_cuda(batch, device) if device.type == "cuda" else batch for batch in found]
+def round_length(batch: dict) -> int:
+    """Mean target length of a batch with the end of sentence, in whole tokens."""
+    return round(batch["ntokens"] / len(batch["id"]))

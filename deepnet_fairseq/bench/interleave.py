@@ -85,7 +85,7 @@ def interleave(
             with recorded(cell, left):
                 numbers = runs[name](repeat)
                 if numbers is not None:
-                    cell.add(numbers)
+                    cell.add(repeat, numbers)
             spent[name] += time.monotonic() - start
 
 

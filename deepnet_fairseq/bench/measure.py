@@ -1,106 +1,122 @@
-"""The cells of one shape: candidates built, trained and made to translate side by side."""
+"""The cells of one shape: all candidates at the same work, in turn."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .building import Building
 from .candidate import Candidate
+from .capacity import limited, side_by_side
 from .cell import NO_TIME, UNAVAILABLE, Cell
-from .contender import Contender
-from .generating import Translator, batches_to_translate
+from .checkpointing import Checkpointing
+from .generating import Generating
 from .interleave import interleave, recorded
+from .memory import conditions, measure_memory
 from .settings import Settings, Shape
+from .training import Training
+from .trial import Trial
+
+TRIALS = (Building, Training, Generating, Checkpointing)
+Cells = dict[str, Cell]  # by candidate
 
 
-def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> list[Cell]:
-    """All cells of `only`, a subset of settings.MEASURES."""
-    found = []
-    if {"build", "train"} & set(only):
-        found += _train(shape, candidates, settings, only)
-    if "generate" in only:
-        found += _generate(shape, candidates, settings)
-    return found
+def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> Iterator[Cell]:
+    """Cells of `only`, a subset of settings.MEASURES, as they are done."""
+    for kind in TRIALS:
+        if kind.name in only:
+            progress(kind.name, shape)
+            with limited(settings.torch_device):
+                yield from _measure(kind(shape, settings), candidates)
+    if "memory" in only:
+        for condition, changed in conditions(settings):
+            progress("memory", shape, **condition)
+            cells = _cells("memory", shape, candidates, condition)
+            for candidate in candidates:
+                if not cells[candidate.name].reason:
+                    measure_memory(candidate, shape, changed, cells[candidate.name])
+            _check_work(cells)
+            yield from cells.values()
 
 
-def cells_of(measure: str, shape: Shape, candidates: list[Candidate], **setting) -> dict[str, Cell]:
-    """A cell for each candidate; one that cannot run here has said why."""
-    found = {}
+def progress(measure: str, shape: Shape, **condition) -> None:
+    words = (shape.depth, shape.width, measure, *(f"{name} {value}" for name, value in condition.items()))
+    print("bench:", *words, file=sys.stderr, flush=True)
+
+
+def _cells(measure: str, shape: Shape, candidates: list[Candidate], condition: dict) -> Cells:
+    """An empty cell for each candidate; one that cannot run here says why."""
+    cells = {c.name: Cell(measure, c.name, shape.depth, shape.width, condition) for c in candidates}
     for candidate in candidates:
-        cell = Cell(measure, candidate.name, shape.depth, shape.width, setting)
         if candidate.unavailable:
-            cell.end(UNAVAILABLE, candidate.unavailable)
-        found[candidate.name] = cell
-    return found
+            cells[candidate.name].end(UNAVAILABLE, candidate.unavailable)
+    return cells
 
 
-def _built(shape, candidates, settings, cells: dict[str, Cell], train: bool = True) -> dict[str, Contender]:
-    """Those that could be built; why the others could not is in their cells."""
+def _measure(trial: Trial, candidates: list[Candidate]) -> list[Cell]:
+    rows = [(c, _cells(trial.name, trial.shape, candidates, c)) for c in trial.conditions()]
+    for group, repeats in _rounds(trial, candidates):
+        with _entered(trial, group, rows) as alive:
+            for condition, cells in rows:
+                _repeat(trial, alive, condition, cells, repeats)
+    for _, cells in rows:
+        _check_work(cells)
+    return [cell for _, cells in rows for cell in cells.values()]
+
+
+def _rounds(trial: Trial, candidates: list[Candidate]) -> Iterator[tuple[list[Candidate], range]]:
+    """Who is alive at a time, and for which repeats: all for all; where memory is short, one by one, there and back."""
+    able = [candidate for candidate in candidates if not candidate.unavailable]
+    half, whole = (trial.settings.repeats + 1) // 2, trial.settings.repeats
+    if trial.alone or side_by_side(len(able), trial.shape, trial.settings):
+        yield able, range(whole)
+        return
+    for candidate in able:
+        yield [candidate], range(half)
+    for candidate in reversed(able):
+        if half < whole:
+            yield [candidate], range(half, whole)
+
+
+@contextmanager
+def _entered(trial: Trial, group: list[Candidate], rows: list[tuple[dict, Cells]]) -> Iterator[dict]:
+    """Name -> contender of those that could be made; why others could not is in all their cells."""
     alive = {}
-    for candidate in candidates:
-        cell = cells[candidate.name]
-        if cell.reason:
-            continue
-        with recorded(cell, settings.seconds):
-            alive[candidate.name] = Contender(candidate, shape, settings, train)
-            cell.facts["parameters"] = alive[candidate.name].parameters()
-    return alive
+    try:
+        for candidate in group:
+            made = Cell(trial.name, candidate.name, trial.shape.depth, trial.shape.width)
+            with recorded(made, trial.settings.seconds):
+                alive[candidate.name] = trial.enter(candidate)
+            for _, cells in rows:
+                if made.reason:
+                    cells[candidate.name].end(made.state, made.reason)
+        yield alive
+    finally:
+        for contender in alive.values():
+            contender.close()
 
 
-def _train(shape, candidates, settings: Settings, only) -> list[Cell]:
-    cells = cells_of("train", shape, candidates)
-    alive = _built(shape, candidates, settings, cells)
-    built = cells_of("build", shape, candidates)
-    for name, contender in alive.items():
-        built[name].add({"build": contender.build})
-    batches = {name: contender.batches(settings.warmup + settings.repeats) for name, contender in alive.items()}
-    for name, contender in alive.items():
-        contender.watch()
-        cells[name].facts["tokens"] = [batch["ntokens"] for batch in batches[name][settings.warmup :]]
-    runs = {name: _step(contender, batches[name]) for name, contender in alive.items()}
-    warm = cells_of("train", shape, candidates)
-    interleave(warm, runs, range(settings.warmup), settings.seconds)
-    interleave(cells, runs, range(settings.warmup, settings.warmup + settings.repeats), settings.seconds)
-    for contender in alive.values():
-        contender.close()
-    return [cell for measure, row in (("build", built), ("train", cells)) if measure in only for cell in row.values()]
+def _repeat(trial: Trial, alive: dict, condition: dict, cells: Cells, repeats: range) -> None:
+    """Warm-up, then the repeats that count."""
+    seconds = trial.settings.seconds
+    runs = {
+        name: lambda repeat, contender=contender: trial.run(contender, repeat, **condition)
+        for name, contender in alive.items()
+        if not cells[name].reason
+    }
+    warm = {name: Cell(trial.name, name, trial.shape.depth, trial.shape.width) for name in runs}
+    interleave(warm, runs, range(-trial.warmup, 0), seconds)
+    for name in list(runs):
+        if warm[name].reason:
+            cells[name].end(warm[name].state if not warm[name].values else NO_TIME, warm[name].reason)
+            del runs[name]
+    interleave(cells, runs, repeats, seconds)
+    for name in runs:
+        cells[name].facts = trial.facts(alive[name], **condition)
 
 
-def _step(contender: Contender, batches: list[dict]):
-    def run(repeat: int) -> dict | None:
-        batch = batches[repeat % len(batches)]
-        seconds = contender.step(batch)
-        return seconds and seconds | {"tokens per second": batch["ntokens"] / seconds["step"]}
-
-    return run
-
-
-def _generate(shape, candidates, settings: Settings) -> list[Cell]:
-    first = cells_of("generate", shape, candidates)
-    alive = _built(shape, candidates, settings, first, train=False)
-    translators = {name: Translator(contender) for name, contender in alive.items()}
-    found = []
-    for sentences in settings.sentences:
-        for beam in settings.beams:
-            cells = cells_of("generate", shape, candidates, sentences=sentences, beam=beam)
-            for name, cell in cells.items():
-                cell.facts |= first[name].facts
-                if first[name].reason and not cell.reason:
-                    cell.end(first[name].state or NO_TIME, first[name].reason)
-            runs = {
-                name: _translate(
-                    translators[name], batches_to_translate(alive[name], sentences, settings.repeats), beam
-                )
-                for name in alive
-            }
-            interleave(cells_of("generate", shape, candidates), runs, range(1), settings.seconds)
-            interleave(cells, runs, range(settings.repeats), settings.seconds)
-            found += cells.values()
-    for contender in alive.values():
-        contender.close()
-    return found
-
-
-def _translate(translator: Translator, batches: list[dict], beam: int):
-    def run(repeat: int) -> dict:
-        seconds, tokens = translator.translate(batches[repeat % len(batches)], beam)
-        return {"seconds": seconds, "tokens per second": tokens / seconds}
-
-    return run
+def _check_work(cells: Cells) -> None:
+    """All that were measured had the same tokens."""
+    tokens = {name: cell.facts["tokens"] for name, cell in cells.items() if "tokens" in cell.facts}
+    assert len({tuple(row) for row in tokens.values()}) <= 1, tokens

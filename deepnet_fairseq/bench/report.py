@@ -1,42 +1,69 @@
-"""A whole run of the bench as one JSON object; keys are described in docs/benchmarks.md and stay."""
+"""A whole run of the bench as one JSON object; its keys are described in docs/benchmarks.md and stay."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from ..environment import environment
 from ..whole_file import whole
-from .candidate import Candidate
+from . import task  # noqa: F401  registers it
+from .candidate import STOCK, Candidate
+from .cell import Cell
+from .contender import Contender
 from .measure import measure
+from .roofline import matmul_rate
 from .settings import Settings, Shape
 
 FORMAT = 1
+PEERS = ("torchscale", "fairscale")
 
 
 def run(
     shapes: list[Shape], candidates: list[Candidate], settings: Settings, only: tuple[str, ...], out: Path | None
 ) -> dict:
     """Measures shape after shape; `out` is written whole after each."""
-    from . import task  # noqa: F401  registers it
-
+    where = environment(gpus=int(settings.device == "cuda"))
+    where["versions"] |= dict(_versions())
+    Contender(candidates[0], Shape(1, 1, "tiny"), settings).close()  # what is imported at the first use
     report = {
         "format": FORMAT,
-        "environment": environment(gpus=int(settings.device == "cuda")),
+        "environment": where,
         "threads": torch.get_num_threads(),
+        "matmul flops per second": matmul_rate(settings),
         "settings": asdict(settings),
         "candidates": [asdict(candidate) for candidate in candidates],
         "cells": [],
     }
     for shape in shapes:
-        print(f"bench: {shape.depth} {shape.width}", file=sys.stderr, flush=True)
-        for cell in measure(shape, candidates, settings, only):
-            report["cells"].append(asdict(cell) | {"summary": cell.summary()})
+        report["cells"] += compared(list(measure(shape, candidates, settings, only)))
         if out:
             with whole(out) as part:
                 part.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
+
+
+def compared(cells: list[Cell]) -> list[dict]:
+    """Cells as JSON, each with its summary and what it is relative to stock fairseq's in the same place."""
+    stock = {cell.place: cell for cell in cells if cell.candidate == STOCK}
+    return [
+        asdict(cell)
+        | {
+            "summary": cell.summary(),
+            "to_stock": cell.relative_to(stock[cell.place]) if cell.place in stock else {},
+        }
+        for cell in cells
+    ]
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PEERS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
