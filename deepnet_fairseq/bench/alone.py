@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
-from . import task  # noqa: F401  registers it
 from .candidate import Candidate
 from .capacity import kilobytes, limited
 from .cell import FAILED, Cell

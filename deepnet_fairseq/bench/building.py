@@ -1,4 +1,4 @@
-"""Time from flags to a model that could make its first step."""
+"""Time from a config to a model that could make its first step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unbuilt:
 
 
 class Building(Trial):
-    """Quantities: model; trainer, which moves it to its device; optimizer; build, all of them."""
+    """Quantities: seconds of the parts of a contender's making."""
 
     name = "build"
     alone = True

@@ -6,25 +6,34 @@ import gc
 import itertools
 import tempfile
 
+import numpy
 import torch
+from fairseq import tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.trainer import Trainer
 
-from ..trainer import build_trainer, parse
+from ..trainer import parse
 from .candidate import Candidate
 from .clock import Clock
 from .settings import Settings, Shape
 
 
 class Contender:
-    """seconds: of the parts of its making, "build" is their sum."""
+    """seconds: of "model", "trainer" (which moves it to its device), "optimizer", and of all three, "build"."""
 
     def __init__(self, candidate: Candidate, shape: Shape, settings: Settings):
         self.settings = settings
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-bench-")
         flags = (*settings.flags(), *shape.flags(), *candidate.flags, "--save-dir", self.folder.name)
-        args = parse([*flags, "--disable-validation"])
+        cfg = convert_namespace_to_omegaconf(parse([*flags, "--disable-validation"]))
+        metrics.reset()
+        numpy.random.seed(cfg.common.seed)
+        utils.set_torch_seed(cfg.common.seed)
+        task = tasks.setup_task(cfg.task)
         self.clock = Clock(settings.torch_device, settings.clock)
-        self.trainer = self.clock.watched(build_trainer, "trainer")(args)
+        model = self.clock.watched(task.build_model, "model")(cfg.model)
+        self.trainer = self.clock.watched(Trainer, "trainer")(cfg, task, model, task.build_criterion(cfg.criterion))
         self.clock.watched(self.trainer._build_optimizer, "optimizer")()
         self.seconds = self.clock.read()
         self.seconds["build"] = sum(self.seconds.values())

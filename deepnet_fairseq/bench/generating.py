@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from fairseq import utils
 from fairseq.data import data_utils
@@ -13,7 +15,7 @@ from .trial import Trial
 
 
 class Generating(Trial):
-    """Quantities: seconds; tokens per second of the best hypotheses. A repeat is a batch of sentences of like length."""
+    """Quantities: seconds; tokens per second of the best hypotheses. A repeat is a batch of like lengths."""
 
     name = "generate"
 
@@ -26,12 +28,12 @@ class Generating(Trial):
         return Translator(super().enter(candidate))
 
     def run(self, contender: Translator, repeat: int, sentences: int, beam: int) -> dict[str, float]:
-        batches = contender.batches(sentences, self.settings.repeats)
-        seconds, tokens = contender.translate(batches[repeat % len(batches)], beam)
+        batch = contender.batches(sentences)[max(repeat, 0)]  # the warm-up has the shortest
+        seconds, tokens = contender.translate(batch, beam)
         return {"seconds": seconds, "tokens per second": tokens / seconds}
 
     def facts(self, contender: Translator, sentences: int, beam: int) -> dict:
-        tokens = [round_length(batch) * sentences for batch in contender.batches(sentences, self.settings.repeats)]
+        tokens = [round_length(batch) * sentences for batch in contender.batches(sentences)]
         return super().facts(contender) | {"tokens": tokens}
 
 
@@ -41,15 +43,21 @@ class Translator:
     def __init__(self, contender: Contender):
         self.contender, self.settings = contender, contender.settings
         self.parameters, self.close = contender.parameters, contender.close
-        contender.trainer._optimizer = contender.trainer._lr_scheduler = None  # their memory
+        contender.trainer.reinitialize()  # the optimiser's memory
         self.task, self.model = contender.trainer.task, contender.model
         self.task.load_dataset("train")
         self.model.eval()
-        self.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+        self.model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
         self.run = contender.clock.watched(self._run, "generate")
+        self.found: dict[int, list[dict]] = {}
 
-    def batches(self, sentences: int, count: int) -> list[dict]:
-        """`count` batches of so many sentences as fairseq-generate sorts them, spread over all lengths."""
+    def batches(self, sentences: int) -> list[dict]:
+        """One for each repeat, of so many sentences as fairseq-generate sorts them, from short to long."""
+        if sentences not in self.found:
+            self.found[sentences] = self._batches(sentences, self.settings.repeats)
+        return self.found[sentences]
+
+    def _batches(self, sentences: int, count: int) -> list[dict]:
         dataset, device = self.task.dataset("train"), self.settings.torch_device
         with data_utils.numpy_seed(self.settings.seed):
             order = dataset.ordered_indices()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .candidate import STOCK
 from .cell import MEASURED
 
 
@@ -25,7 +26,7 @@ def _seconds(*names: str) -> list[Column]:
 TABLES = {
     "build": (
         "Building: seconds until the first step could be made",
-        [Column("build", "build", "s", True, True), *_seconds("trainer", "optimizer")],
+        [Column("build", "build", "s", True, True), *_seconds("model", "trainer", "optimizer")],
     ),
     "train": (
         "Training: one update of fairseq's Trainer",
@@ -69,19 +70,19 @@ def render(report: dict) -> str:
 def _where(report: dict) -> str:
     where, settings = report["environment"], report["settings"]
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    commit = f"commit {where['commit']}{' with changes' if where['modified'] else ''}, " if where["commit"] else ""
+    commit = f"commit {where['commit']}{' with changes' * where['modified']}" if where["commit"] else "no commit"
     lines = [
-        f"{where['hardware']}, {report['threads']} threads, {settings['precision']}, {commit}{where['started']}; {versions}.",
-        f"Batches of {settings['max_tokens']:,} tokens, {settings['vocabulary']:,} types, dropout {settings['dropout']}; "
-        f"{settings['repeats']} repeats, {settings['clock']} time; a large product of matrices runs at "
-        f"{report['matmul flops per second'] / 1e9:,.0f} Gflop/s. Medians (smallest to largest) [times stock's].",
+        f"{where['hardware']}, {report['threads']} threads, {settings['precision']}, {commit}, {where['started']}; "
+        f"{versions}. A large product of matrices runs at {report['matmul flops per second'] / 1e9:,.0f} Gflop/s.",
+        f"Batches of {settings['max_tokens']:,} tokens, {settings['vocabulary']:,} types, dropout "
+        f"{settings['dropout']}, {settings['repeats']} repeats, {settings['clock']} time. "
+        f"Medians (smallest to largest) [times {STOCK}'s].",
+        "",
     ]
     for candidate in report["candidates"]:
-        flags = " ".join(candidate["flags"])
-        lines.append(
-            f"- {candidate['name']}: `{flags}`" + (f"; {candidate['unavailable']}" * bool(candidate["unavailable"]))
-        )
-    return "\n".join([lines[0], lines[1], "", *lines[2:]])
+        why = f" ({candidate['unavailable']})" if candidate["unavailable"] else ""
+        lines.append(f"- {candidate['name']}: `{' '.join(candidate['flags'])}`{why}")
+    return "\n".join(lines)
 
 
 def _table(measure: str, report: dict) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .building import Building
 from .candidate import Candidate
 from .capacity import limited, side_by_side
-from .cell import NO_TIME, UNAVAILABLE, Cell
+from .cell import UNAVAILABLE, Cell
 from .checkpointing import Checkpointing
 from .generating import Generating
 from .interleave import interleave, recorded
@@ -23,7 +23,7 @@ Cells = dict[str, Cell]  # by candidate
 
 
 def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> Iterator[Cell]:
-    """Cells of `only`, a subset of settings.MEASURES, as they are done."""
+    """Cells of `only`, names of measures, as they are done."""
     for kind in TRIALS:
         if kind.name in only:
             progress(kind.name, shape)
@@ -85,6 +85,8 @@ def _entered(trial: Trial, group: list[Candidate], rows: list[tuple[dict, Cells]
     alive = {}
     try:
         for candidate in group:
+            if all(cells[candidate.name].reason for _, cells in rows):
+                continue
             made = Cell(trial.name, candidate.name, trial.shape.depth, trial.shape.width)
             with recorded(made, trial.settings.seconds):
                 alive[candidate.name] = trial.enter(candidate)
@@ -105,15 +107,18 @@ def _repeat(trial: Trial, alive: dict, condition: dict, cells: Cells, repeats: r
         for name, contender in alive.items()
         if not cells[name].reason
     }
-    warm = {name: Cell(trial.name, name, trial.shape.depth, trial.shape.width) for name in runs}
-    interleave(warm, runs, range(-trial.warmup, 0), seconds)
-    for name in list(runs):
-        if warm[name].reason:
-            cells[name].end(warm[name].state if not warm[name].values else NO_TIME, warm[name].reason)
-            del runs[name]
+    interleave(cells, {name: _uncounted(run) for name, run in runs.items()}, range(-trial.warmup, 0), seconds)
     interleave(cells, runs, repeats, seconds)
     for name in runs:
-        cells[name].facts = trial.facts(alive[name], **condition)
+        if cells[name].repeats:
+            cells[name].facts = trial.facts(alive[name], **condition)
+
+
+def _uncounted(run: Callable[[int], dict | None]) -> Callable[[int], None]:
+    def warm_up(repeat: int) -> None:
+        run(repeat)
+
+    return warm_up
 
 
 def _check_work(cells: Cells) -> None:

@@ -12,9 +12,8 @@ import torch
 
 from ..environment import environment
 from ..whole_file import whole
-from . import task  # noqa: F401  registers it
 from .candidate import STOCK, Candidate
-from .cell import Cell
+from .cell import FAILED, Cell
 from .contender import Contender
 from .measure import measure
 from .roofline import matmul_rate
@@ -27,7 +26,8 @@ PEERS = ("torchscale", "fairscale")
 def run(
     shapes: list[Shape], candidates: list[Candidate], settings: Settings, only: tuple[str, ...], out: Path | None
 ) -> dict:
-    """Measures shape after shape; `out` is written whole after each."""
+    """Measures shape after shape; `out` is written whole after each. UserError for settings that cannot be."""
+    settings.check()
     where = environment(gpus=int(settings.device == "cuda"))
     where["versions"] |= dict(_versions())
     Contender(candidates[0], Shape(1, 1, "tiny"), settings).close()  # what is imported at the first use
@@ -67,3 +67,12 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, version(name)
         except PackageNotFoundError:
             continue
+
+
+def failures(report: dict) -> list[str]:
+    """Cells that ended in an error nobody foresaw, each in a line."""
+    return [
+        f"{cell['candidate']} at {cell['depth']} {cell['width']}, {cell['measure']}: {cell['reason']}"
+        for cell in report["cells"]
+        if cell["state"] == FAILED
+    ]

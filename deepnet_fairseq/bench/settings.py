@@ -8,9 +8,7 @@ import torch
 
 from ..archs import WIDTHS, Width
 from ..errors import UserError
-
-MEASURES = ("build", "train", "memory", "generate", "checkpoint")
-PRECISIONS = ("fp32", "bf16", "fp16")
+from .task import NAME, SENTENCES, sentences
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,28 @@ class Settings:
     checkpoint_activations: bool = False
     common: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """UserError naming the flag for the first setting that nothing can be measured with."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: torch sees no GPU here")
+        for flag, least, values in (
+            ("--repeats", 1, (self.repeats,)),
+            ("--warmup", 0, (self.warmup,)),
+            ("--seconds", 1, (self.seconds,)),
+            ("--sentences", 1, self.sentences),
+            ("--beams", 1, self.beams),
+            ("--vocabulary", 100, (self.vocabulary,)),
+        ):
+            if min(values) < least:
+                raise UserError(f"{flag} {min(values)}: must be at least {least}")
+        longest = max(len(line) for side in self.drawn() for line in side)
+        if self.max_tokens < longest:
+            raise UserError(f"--max-tokens {self.max_tokens}: one sentence has {longest}; give at least so many")
+
+    def drawn(self) -> tuple[list, list]:
+        """The sentences that all candidates get."""
+        return sentences(SENTENCES, self.vocabulary, self.lengths, self.seed)
+
     @property
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
@@ -83,7 +103,7 @@ class Settings:
         """DATA and flags of fairseq-train that all candidates get; the folder is of no account."""
         return [
             ".",
-            *("--task=deepnet_bench", f"--bench-vocabulary={self.vocabulary}", f"--bench-seed={self.seed}"),
+            *(f"--task={NAME}", f"--bench-vocabulary={self.vocabulary}", f"--bench-seed={self.seed}"),
             *([f"--bench-lengths={self.lengths}"] if self.lengths else []),
             *("--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", f"--dropout={self.dropout}"),
             *("--share-all-embeddings", f"--max-tokens={self.max_tokens}", f"--seed={self.seed}"),

@@ -19,12 +19,13 @@ from ..config import _flag
 from .lengths import from_file, iwslt14
 
 NAME = "deepnet_bench"
+SENTENCES = 20_000
 
 
 @dataclass
 class BenchTaskConfig(TranslationConfig):
     bench_vocabulary: int = _flag(10_000, "types of the one dictionary")
-    bench_sentences: int = _flag(20_000, "sentence pairs")
+    bench_sentences: int = _flag(SENTENCES, "sentence pairs")
     bench_lengths: Optional[str] = _flag(None, "file of lengths; those of IWSLT-14 by default")
     bench_seed: int = _flag(1, "what lengths and tokens are drawn from")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ..errors import UserError
 
+MEASURES = "build,train,memory,generate,checkpoint"
+
 
 def bench(args) -> None:
     """speed and memory of this model beside stock fairseq's and torchscale's
@@ -14,65 +16,70 @@ def bench(args) -> None:
     All candidates of a depth and width run in turn in this process, on the same batches. Results go to --out as JSON,
     whole after each depth and width; a table goes to the standard output.
     """
-    import torch
-
     from ..bench.candidate import candidates
     from ..bench.markdown import render
-    from ..bench.report import run
-    from ..bench.settings import MEASURES, PRECISIONS, Settings, shapes
+    from ..bench.report import failures, run
+    from ..bench.settings import shapes
     from ..whole_file import check_file
 
     if args.render:
-        print(render(json.loads(Path(args.render).read_text(encoding="utf-8"))))
+        print(render(_read(args.render)))
         return
+    only = tuple(args.only.split(","))
+    if unknown := set(only) - set(MEASURES.split(",")):
+        raise UserError(f"--only {','.join(sorted(unknown))}: no measure; there are {MEASURES}")
     out = args.out and Path(args.out)
     if out:
         check_file("--out", out)
-    only = tuple(args.only.split(","))
-    if unknown := set(only) - set(MEASURES):
-        raise UserError(f"--only {', '.join(sorted(unknown))}: no measure; there are {', '.join(MEASURES)}")
-    if args.precision not in PRECISIONS:
-        raise UserError(f"--precision {args.precision}: there are {', '.join(PRECISIONS)}")
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    settings = Settings(
-        device=device,
-        precision=args.precision,
-        max_tokens=args.max_tokens or (512 if device == "cpu" else 4096),
-        vocabulary=args.vocabulary,
-        dropout=args.dropout,
-        lengths=args.lengths,
-        seed=args.seed,
-        warmup=args.warmup,
-        repeats=args.repeats,
-        seconds=args.seconds,
-        clock=args.clock,
-        sentences=tuple(map(int, args.sentences.split(","))),
-        beams=tuple(map(int, args.beams.split(","))),
-        checkpoint_activations=args.checkpoint_activations,
-    )
     found = candidates(args.candidates, args.method, args.optimizer, args.ours, tuple(args.variant))
-    print(render(run(shapes(args.depths, args.widths), found, settings, only, out)))
+    report = run(shapes(args.depths, args.widths), found, _settings(args), only, out)
+    print(render(report))
+    if failed := failures(report):
+        raise UserError(f"failed: {'; '.join(failed)}")
+
+
+def _settings(args):
+    import torch
+
+    from ..bench.settings import Settings
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    same = ("precision", "vocabulary", "dropout", "lengths", "seed", "warmup", "repeats", "seconds", "clock")
+    return Settings(
+        device=device,
+        max_tokens=args.max_tokens or (4096 if device == "cuda" else 512),
+        sentences=_numbers("--sentences", args.sentences),
+        beams=_numbers("--beams", args.beams),
+        checkpoint_activations=args.checkpoint_activations,
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: give whole numbers with commas between, as 1,32") from error
+
+
+def _read(path: str) -> dict:
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+        if {"cells", "settings", "environment"} <= set(report):
+            return report
+    except (ValueError, TypeError):
+        pass
+    raise UserError(f"--render {path}: is not what `deepnet bench --out` writes")
 
 
 def add(command) -> None:
     sub = command("bench", bench)
-    sub.add_argument(
-        "--depths", default="6-6,18-18,100-100,500-500", help="ENCODER-DECODER layers (default %(default)s)"
-    )
-    sub.add_argument("--widths", default="tiny,base", help="of `deepnet archs` (default %(default)s)")
-    sub.add_argument("--candidates", default="ours,stock,torchscale", help="default %(default)s")
-    sub.add_argument("--only", default="build,train,memory,generate,checkpoint", help="measures (default: all)")
-    sub.add_argument("--method", default="post_ln", help="of our model (default %(default)s, what the others compute)")
-    sub.add_argument("--optimizer", help="of our model (default: deepnet_adam where there is one, else adam)")
-    sub.add_argument("--ours", default="", metavar="FLAGS", help="further flags of our model, in one string")
-    sub.add_argument(
-        "--variant", action="append", default=[], metavar="NAME=FLAGS", help="our model once more with FLAGS besides"
-    )
+    add_what(sub)
     sub.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    sub.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16 (default %(default)s)")
+    sub.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
     sub.add_argument("--max-tokens", type=int, help="of a batch (default 4096, on a CPU 512)")
     sub.add_argument("--checkpoint-activations", action="store_true", help="in training, for all candidates")
-    sub.add_argument("--dropout", type=float, default=0.1)
+    sub.add_argument("--dropout", type=float, default=0.1, help="default %(default)s")
     sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the shared dictionary (default 10,000)")
     sub.add_argument("--lengths", metavar="FILE", help="lines SOURCE TARGET to draw lengths from (default: IWSLT-14's)")
     sub.add_argument("--sentences", default="1,32", help="of the batches to translate (default %(default)s)")
@@ -84,3 +91,20 @@ def add(command) -> None:
     sub.add_argument("--seed", type=int, default=1)
     sub.add_argument("--out", metavar="FILE", help="JSON to write")
     sub.add_argument("--render", metavar="FILE", help="only print the table of this JSON")
+
+
+def add_what(sub) -> None:
+    """Flags that say who is measured, at which sizes, by which measures."""
+    depths = "6-6,18-18,100-100,500-500"
+    sub.add_argument("--depths", default=depths, help=f"ENCODER-DECODER layers (default {depths})")
+    sub.add_argument(
+        "--widths", default="tiny,base", help="of `deepnet archs`: tiny, base, large (default %(default)s)"
+    )
+    sub.add_argument("--only", default=MEASURES, help=f"some of {MEASURES} (default: all)")
+    sub.add_argument("--candidates", default="ours,stock,torchscale", help="default %(default)s")
+    sub.add_argument("--method", default="post_ln", help="of our model (default %(default)s, what the others compute)")
+    sub.add_argument("--optimizer", help="of our model (default: deepnet_adam where there is one, else adam)")
+    sub.add_argument("--ours", default="", metavar="FLAGS", help="further flags of our model, in one string")
+    sub.add_argument(
+        "--variant", action="append", default=[], metavar="NAME=FLAGS", help="our model once more with FLAGS besides"
+    )

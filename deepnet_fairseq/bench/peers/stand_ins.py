@@ -1,7 +1,7 @@
 """What torchscale imports and does not use here, where it cannot be imported.
 
 torchscale takes one function of timm, for stochastic depth, which is off; timm needs torchvision, whose wheel does not
-load beside a CPU build of torch. Of fairscale it takes the wrapper that recomputes a layer, which fairseq has a copy of.
+load beside a CPU build of torch. Of fairscale it takes the wrapper that recomputes a layer; fairseq has a copy.
 """
 
 from __future__ import annotations

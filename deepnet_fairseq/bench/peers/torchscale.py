@@ -1,7 +1,7 @@
 """torchscale's EncoderDecoder as a fairseq model, the way of its own examples/fairseq, for stock fairseq.
 
-Same work as fairseq's `transformer`: with the same weights it gives the same scores. Sinusoidal positions are fairseq's,
-as in torchscale's example; layers, attention, masks and incremental decoding are torchscale's.
+Same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are fairseq's, as in
+torchscale's example; layers, attention, masks and incremental decoding are torchscale's.
 """
 
 # annotations are not postponed: fairseq reads the types of a config's fields at run time
