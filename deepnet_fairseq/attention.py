@@ -41,9 +41,9 @@ class Attention(nn.Module):
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
         return torch.cat([linear.weight for linear in linears]), bias
 
-    def queries_keys_values(self, x: Tensor, packed: Packed | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, C) -> queries, keys and values of self-attention, each (B, h, T, d)."""
-        return self._split(F.linear(x, *(packed or self.pack(self.q_proj, self.k_proj, self.v_proj))))
+        return self._split(F.linear(x, *self.pack(self.q_proj, self.k_proj, self.v_proj)))
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, h, T, d)."""

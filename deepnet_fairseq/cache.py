@@ -2,7 +2,8 @@
 
 The hypotheses of a sentence stand side by side where training has positions: L layers, B sentences, k beams, so that
 queries are (B, h, k, d). A sentence's keys and values are held once for all its beams, and a beam that goes on from
-another's prefix copies nothing: a mask, which all layers share, says whose past is whose.
+another's prefix copies nothing: a mask, which all layers share, says whose past is whose. Most beams die young, so what
+no beam looks back at any more is dropped when room runs out.
 """
 
 from __future__ import annotations
@@ -12,50 +13,58 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .attention import Packed
 from .memory import Memory
 
-FIRST_CAPACITY = 16  # steps; doubled when they are used up
+ROOM = 8  # steps to make room for at least, before what is no longer needed is dropped
 
 
 class DecoderCache:
-    """Keys and values of all layers, kept inside fairseq's incremental_state so that beam search carries it along.
+    """Keys and values of all layers.
 
-    memory (L, 2, B, h, S, d) of the source, made once; prefix (L, 2, B, h, capacity, d) of the target, of which the
+    memory (L, 2, B, S, h, d) of the source, made once; prefix (L, 2, B, capacity, h, d) of the target, of which the
     first `used` are filled, k a step; past (B, k, used): 0 where a beam looks back at its own prefix, -inf elsewhere.
     """
 
-    KEY = "deepnet.cache"
-
     def __init__(self, layers: Sequence[nn.Module], source: Memory):
-        self.beams, self.used = source.beams, 0
-        keys_values = [torch.stack(layer.encoder_attn.keys_values(source.states)) for layer in layers]
-        self.memory = torch.stack(keys_values)
+        self.beams, self.used, self.steps = source.beams, 0, 0
+        keys_values = [layer.encoder_attn.keys_values(source.states) for layer in layers]
+        self.memory = torch.stack([torch.stack(pair) for pair in keys_values]).transpose(3, 4).contiguous()
         self.memory_mask = _to_add(source.mask, self.memory.dtype)
-        self.prefix = torch.empty(*self.memory.shape[:4], 0, self.memory.size(-1)).to(self.memory)
-        self.past = self.memory.new_zeros(self.memory.size(2), self.beams, 0)
-        self.layers = [LayerCache(self, index, layer) for index, layer in enumerate(layers)]
-
-    @classmethod
-    def of(cls, incremental_state: dict, layers: Sequence[nn.Module], encoder_out: dict) -> DecoderCache:
-        """The cache in `incremental_state`, made if this is the first step."""
-        if cls.KEY not in incremental_state:
-            incremental_state[cls.KEY] = cls(layers, Memory.of(encoder_out, rows=False))
-        return incremental_state[cls.KEY]
+        num_layers, two, sentences, _length, *heads = self.memory.shape
+        self.prefix = self.memory.new_empty(num_layers, two, sentences, 0, *heads)
+        self.past = self.memory.new_zeros(sentences, self.beams, 0)
+        self._memory = self._prefix = self._places = ()  # views of each layer's part
 
     def advance(self) -> Tensor | None:
         """Room for a token of every hypothesis. Returns the mask of this step, (B, 1, k, used), None for one beam."""
+        if self.used + self.beams > self.prefix.size(3):
+            self._make_room()
         self.used += self.beams
-        if self.used > self.prefix.size(4):
-            more = max(FIRST_CAPACITY * self.beams, self.prefix.size(4))
-            self.prefix = torch.cat(
-                [self.prefix, self.prefix.new_empty(*self.prefix.shape[:4], more, self.prefix.size(5))], 4
-            )
+        self.steps += 1
+        filled = self.prefix[:, :, :, : self.used]
+        self._prefix = _by_layer(filled)
+        self._places = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
+        self._memory = self._memory or _by_layer(self.memory)
         if self.beams == 1:
             return None
         itself = torch.full((self.beams, self.beams), float("-inf")).fill_diagonal_(0).to(self.past)
         self.past = torch.cat([self.past, itself.expand(len(self.past), -1, -1)], -1)
         return self.past[:, None]
+
+    def append(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Packed queries, keys and values of this step (rows, 3 C), of which it keeps keys and values.
+
+        Returns queries (B, h, k, d), and keys and values of the whole prefix, (B, h, used, d).
+        """
+        place = self._places[layer]
+        projected = projected.view(place.size(0), self.beams, 3, *place.shape[3:])
+        place.copy_(projected.narrow(2, 1, 2))
+        return projected.select(2, 0).transpose(1, 2), *self._prefix[layer]
+
+    def source(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (rows, C) -> (B, h, k, d), and keys and values of the source, (B, h, S, d)."""
+        keys, values = self._memory[layer]
+        return projected.view(keys.size(0), self.beams, *keys.shape[1::2]).transpose(1, 2), keys, values
 
     def reorder(self, new_order: Tensor) -> None:
         """Row i becomes the old row new_order[i]; new_order (rows,) may drop or repeat rows."""
@@ -81,44 +90,42 @@ class DecoderCache:
             self.memory_mask = self.memory_mask.index_select(0, sentences)
         if self.beams == 1:
             self.past = self.past.index_select(0, sentences)
+        self._memory = ()
+
+    def _make_room(self) -> None:
+        """Drops what no beam looks back at; as much room again as the rest takes."""
+        needed = (self.past == 0).any(1)  # (B, used)
+        kept = int(needed.sum(1).max()) if self.beams > 1 and self.used else self.used
+        if kept == self.used:
+            prefix = self.prefix[:, :, :, :kept]
+        else:
+            slots = torch.argsort(needed.to(torch.uint8), dim=1, descending=True, stable=True)[:, :kept]
+            prefix = self._take(slots)
+            self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        room = max(kept, ROOM * self.beams)
+        self.prefix = prefix.new_empty(*prefix.shape[:3], kept + room, *prefix.shape[4:])
+        self.prefix[:, :, :, :kept] = prefix
+        self.used = kept
+
+    def _take(self, slots: Tensor) -> Tensor:
+        """Of each sentence's prefix the places `slots` (B, n): (L, 2, B, n, h, d)."""
+        first = torch.arange(len(slots), device=slots.device)[:, None] * self.prefix.size(3)
+        return self.prefix.flatten(2, 3).index_select(2, (first + slots).flatten()).unflatten(2, slots.shape)
 
     def _separate(self) -> None:
         """Every hypothesis becomes a sentence of its own, for callers that mix those of several."""
-        steps, shape = self.used // self.beams, self.prefix.shape
-        own = (self.past == 0).nonzero()[:, 2].view(1, 1, shape[2], 1, self.beams * steps, 1)
-        prefix = self.prefix.gather(4, own.expand(*shape[:4], -1, shape[5])).unflatten(4, (self.beams, steps))
-        self.prefix = prefix.transpose(3, 4).flatten(2, 3)  # (L, 2, B, h, k, steps, d) -> (L, 2, B k, h, steps, d)
+        own = (self.past == 0).nonzero()[:, 2].view(len(self.past), -1)  # (B, k steps)
+        self.prefix = self._take(own).flatten(2, 3).unflatten(2, (-1, self.steps))
         self.memory = self.memory.repeat_interleave(self.beams, 2)
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask.repeat_interleave(self.beams, 0)
         self.past = self.past.new_zeros(self.memory.size(2), 1, 0)
-        self.beams, self.used = 1, steps
+        self.beams, self.used, self._memory = 1, self.steps, ()
 
 
-class LayerCache:
-    """The part of one decoder layer, and its projections packed once for all steps."""
-
-    def __init__(self, cache: DecoderCache, index: int, layer: nn.Module):
-        attention = layer.self_attn
-        self.cache, self.index = cache, index
-        self.packed: Packed = attention.pack(attention.q_proj, attention.k_proj, attention.v_proj)
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps this step's keys and values, each (B, h, k, d); returns those of the whole prefix, (B, h, used, d)."""
-        used, step = self.cache.used, keys.size(2)
-        prefix = self.cache.prefix[self.index, :, :, :, :used]
-        prefix[0, ..., used - step :, :] = keys
-        prefix[1, ..., used - step :, :] = values
-        return prefix[0], prefix[1]
-
-    @property
-    def memory_mask(self) -> Tensor | None:
-        """What to add to scores over the source, (B, 1, 1, S)."""
-        return self.cache.memory_mask
-
-    def memory(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, each (B, h, S, d)."""
-        return self.cache.memory[self.index].unbind(0)
+def _by_layer(keys_values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(L, 2, B, S, h, d) -> keys and values of each layer, (B, h, S, d)."""
+    return list(zip(*(part.transpose(2, 3).unbind(0) for part in keys_values.unbind(1)), strict=True))
 
 
 def _to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -13,10 +13,13 @@ from .memory import Memory
 from .methods import Method
 from .shape import StackShape
 from .stack import Stack
+from .step import LayerStep
 
 
 class Decoder(Stack, FairseqIncrementalDecoder):
     """M DecoderLayers over target tokens and the projection to the vocabulary."""
+
+    CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 
     def __init__(self, cfg, method: Method, dictionary, embed_tokens):
         FairseqIncrementalDecoder.__init__(self, dictionary)
@@ -52,9 +55,8 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         more = {} if watched is None else {watched: (alignment,)}
         positions = self.positions(prev_output_tokens, incremental_state)
         if incremental_state is not None:
-            cache = DecoderCache.of(incremental_state, self.layers, encoder_out)
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
-            states = self.step(x, cache, more)
+            states = self.step(x, incremental_state, encoder_out, more)
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
@@ -65,14 +67,19 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
         return self.finish(states[-1]), {"attn": alignment or [None], "inner_states": inner_states}
 
-    def step(self, x: Tensor, cache: DecoderCache, more: dict[int, tuple]) -> list[Tensor]:
+    def step(self, x: Tensor, incremental_state: dict, encoder_out: dict, more: dict[int, tuple]) -> list[Tensor]:
         """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C)."""
+        if self.CACHE not in incremental_state:
+            cache = DecoderCache(self.layers, Memory.of(encoder_out, rows=False))
+            steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
+            incremental_state[self.CACHE] = cache, steps
+        cache, steps = incremental_state[self.CACHE]
         mask = cache.advance()
         states, history = [x], []
-        x = self.mix(x.view(-1, cache.beams, x.size(-1)), history)
-        for index, layer in enumerate(self.layers):
-            x = self.mix(layer.step(x, cache.layers[index], mask, *more.get(index, ())), history)
-            states.append(x.view(-1, 1, x.size(-1)))
+        x = self.mix(x.squeeze(1), history)
+        for index, step in enumerate(steps):
+            x = self.mix(step(x, mask, *more.get(index, ())), history)
+            states.append(x.unsqueeze(1))
         return states
 
     def output_layer(self, features: Tensor) -> Tensor:
@@ -81,8 +88,9 @@ class Decoder(Stack, FairseqIncrementalDecoder):
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """Beam search's call after each step; new_order (B',)."""
-        if DecoderCache.KEY in incremental_state:
-            incremental_state[DecoderCache.KEY].reorder(new_order)
+        if self.CACHE in incremental_state:
+            cache, _steps = incremental_state[self.CACHE]
+            cache.reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""

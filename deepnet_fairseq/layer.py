@@ -14,7 +14,6 @@ from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from .attention import Attention, attention_weights
-from .cache import LayerCache
 from .linear import Linear
 from .methods import Method
 from .shape import StackShape
@@ -77,6 +76,11 @@ class Layer(nn.Module):
         inner = method.inner(self.sites[sublayer], shape.dim)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
 
+    def around(self, sublayer: str) -> tuple[nn.Module | None, ...]:
+        """The modules before, outer, residual and LayerNorm of a branch, None where there is none."""
+        slots = [slot._modules.get(sublayer) for slot in (self.before, self.outer, self.residual)]
+        return *slots, getattr(self, NORM_NAMES[sublayer], None)
+
     def enter(self, sublayer: str, x: Tensor) -> Tensor:
         """Shortcut x -> input of the branch."""
         if self.norm_place == "pre":
@@ -126,17 +130,10 @@ class DecoderLayer(Layer):
         """
         q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x))
         x = self.leave("self_attn", x, self.self_attn(q, keys, values, self_mask, causal=self_mask is None))
-        return self._read(x, self.encoder_attn.keys_values(memory), memory_mask, alignment)
 
-    def step(self, x: Tensor, cache: LayerCache, mask: Tensor | None, alignment: list | None = None) -> Tensor:
-        """The newest token of every hypothesis, x (B, k, C) -> same; mask (B, 1, k, prefix) as the cache gives it."""
-        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x), cache.packed)
-        x = self.leave("self_attn", x, self.self_attn(q, *cache.append(keys, values), mask))
-        return self._read(x, cache.memory(), cache.memory_mask, alignment)
-
-    def _read(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None, alignment: list | None) -> Tensor:
-        """Attention to keys and values of the encoder's output, feed-forward."""
         q = self.encoder_attn.queries(self.enter("encoder_attn", x))
+        keys, values = self.encoder_attn.keys_values(memory)
         if alignment is not None:
-            alignment.append(attention_weights(q, memory[0], mask))
-        return self.feed_forward(self.leave("encoder_attn", x, self.encoder_attn(q, *memory, mask)))
+            alignment.append(attention_weights(q, keys, memory_mask))
+        x = self.leave("encoder_attn", x, self.encoder_attn(q, keys, values, memory_mask))
+        return self.feed_forward(x)

@@ -1,0 +1,108 @@
+"""One step of incremental decoding, in which a layer's Python would cost as much as its arithmetic.
+
+The same equation as layer.py's, with everything resolved that stays the same from step to step: weights that share an
+input are packed, modules that nobody watches are called by their forward, those that do nothing now are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from .attention import attention_weights
+from .cache import DecoderCache
+
+
+class LayerStep:
+    """A decoder layer's step: the newest token of every hypothesis, x (rows, C) -> same; rows: B sentences x k beams."""
+
+    def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
+        self.index, self.cache = index, cache
+        own, other = layer.self_attn, layer.encoder_attn
+        self.own, self.other = _Branch(layer, "self_attn", own.inner), _Branch(layer, "encoder_attn", other.inner)
+        self.ffn = _Branch(layer, "ffn", layer.inner)
+        self.own_in = _matrix(*own.pack(own.q_proj, own.k_proj, own.v_proj))
+        self.own_out, self.other_in, self.other_out, self.fc1, self.fc2 = (
+            _matrix(linear.weight, linear.bias)
+            for linear in (own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2)
+        )
+        between = (layer.hidden, layer.activation_dropout)
+        self.hidden, self.activation_dropout = (called(module) for module in between)
+        self.activation = layer.activation_fn
+        self.dropouts = [a.dropout.p if _drops(a.dropout) else 0.0 for a in (own, other)]
+
+    def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
+        """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
+        cache = self.cache
+        q, keys, values = cache.append(self.index, self.own_in(self.own.enter(x)))
+        x = self.own.leave(x, self._attend(q, keys, values, mask, self.dropouts[0]), self.own_out)
+
+        q, keys, values = cache.source(self.index, self.other_in(self.other.enter(x)))
+        if alignment is not None:
+            alignment.append(attention_weights(q, keys, cache.memory_mask))
+        x = self.other.leave(x, self._attend(q, keys, values, cache.memory_mask, self.dropouts[1]), self.other_out)
+
+        h = self.fc1(self.ffn.enter(x))
+        for function in (self.hidden, self.activation, self.activation_dropout):
+            h = h if function is None else function(h)
+        return self.ffn.leave(x, h, self.fc2)
+
+    @staticmethod
+    def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
+        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
+        return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
+
+
+class _Branch:
+    """What surrounds a branch of a layer: LayerNorm, the method's slots, dropout, shortcut."""
+
+    def __init__(self, layer: nn.Module, sublayer: str, inner: nn.Module | None):
+        before, outer, residual, norm = layer.around(sublayer)
+        norms = {layer.norm_place: called(norm)}
+        self.entrance = [f for f in (norms.get("pre"), called(before)) if f is not None]
+        self.inner, self.residual = called(inner), called(residual)
+        self.exit = [f for f in (called(outer), called(layer.dropout)) if f is not None]
+        self.norm = norms.get("post")
+
+    def enter(self, x: Tensor) -> Tensor:
+        for function in self.entrance:
+            x = function(x)
+        return x
+
+    def leave(self, x: Tensor, f: Tensor, matrix: Callable) -> Tensor:
+        """Shortcut x and what the branch's last matrix reads -> output of the sublayer."""
+        f = matrix(f if self.inner is None else self.inner(f))
+        for function in self.exit:
+            f = function(f)
+        x = self.residual(x, f)
+        return x if self.norm is None else self.norm(x)
+
+
+def called(module: nn.Module | None) -> Callable | None:
+    """How to call a module without the cost of nn.Module's own call; None for one that does nothing here."""
+    if module is None or (isinstance(module, FairseqDropout) and not _drops(module)):
+        return None
+    if module._forward_hooks or module._forward_pre_hooks:
+        return module
+    if type(module) is nn.LayerNorm:
+        shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+    return module.forward
+
+
+def _drops(dropout: FairseqDropout) -> bool:
+    return dropout.p > 0 and (dropout.training or dropout.apply_during_inference)
+
+
+def _matrix(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) -> (rows, out). A CPU multiplies few rows faster by the weight as it lies transposed."""
+    if weight.is_cpu:
+        weight = weight.t().contiguous()
+        return partial(torch.mm, mat2=weight) if bias is None else lambda x: torch.addmm(bias, x, weight)
+    return lambda x: F.linear(x, weight, bias)
