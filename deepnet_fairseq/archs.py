@@ -68,3 +68,5 @@ def fill(cfg) -> None:
     for field, source in FOLLOWERS.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, getattr(cfg, source))
+    if getattr(cfg, "checkpoint_every", None) is not None or getattr(cfg, "offload_activations", False):
+        cfg.checkpoint_activations = True  # how to recompute is said, so that it is to be recomputed

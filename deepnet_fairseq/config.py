@@ -18,6 +18,7 @@ from .errors import UserError
 from .init_profiles import PROFILES
 from .methods import METHODS, Method, Option, get_method
 from .probes import PROBES, get_probes
+from .recomputation import Recomputation
 
 
 def _flag(default, help: str):
@@ -55,6 +56,8 @@ class _CommonConfig(FairseqDataclass):
     no_scale_embedding: bool = _flag(False, "do not multiply token embeddings by sqrt(width)")
     layernorm_embedding: bool = _flag(False, "LayerNorm after the embeddings")
     checkpoint_activations: bool = _flag(False, "recompute each layer in the backward pass to save memory")
+    checkpoint_every: Optional[int] = _flag(None, "recompute so many layers together, by default 1")
+    offload_activations: bool = _flag(False, "recompute, and keep what that starts from in the CPU's memory")
     deepnet_probe: Optional[str] = _flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = _flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = II("checkpoint.save_dir")
@@ -98,6 +101,7 @@ def check(cfg) -> None:
     _check_options(cfg, method)
     _check_norm_place(cfg, method.from_config(cfg))
     get_probes(cfg.deepnet_probe)
+    Recomputation.check(cfg)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     for name in ("dropout", "attention_dropout", "activation_dropout"):

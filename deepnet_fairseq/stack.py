@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from fairseq.modules import FairseqDropout, LayerNorm, PositionalEmbedding
+from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from .dropout import Dropout
 from .layer import Layer
 from .methods import Method
+from .recomputation import Recomputation
 from .shape import StackShape
 
 
@@ -23,7 +24,7 @@ class Stack(nn.Module):
         side = "source" if shape.stack == "encoder" else "target"
         self.padding_idx = embed_tokens.padding_idx
         self.max_tokens = getattr(cfg, f"max_{side}_positions")
-        self.checkpoint_activations = cfg.checkpoint_activations
+        self.recomputation = Recomputation.from_config(cfg)
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
         self.embed_positions = None
@@ -31,7 +32,7 @@ class Stack(nn.Module):
             learned = getattr(cfg, f"{shape.stack}_learned_pos")
             self.embed_positions = PositionalEmbedding(self.max_tokens, shape.dim, self.padding_idx, learned)
         self.layernorm_embedding = LayerNorm(shape.dim) if cfg.layernorm_embedding else None
-        self.dropout = FairseqDropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
+        self.dropout = Dropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
         self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
         self.mixer = method.mixer(shape.stack, shape.dim)
@@ -57,8 +58,8 @@ class Stack(nn.Module):
         """x (B, T, C) through mixer and all layers: what training runs. inputs: those of every layer."""
         history = []
         x = self.mix(x, history)
-        for layer in self.layers:
-            x = self.mix(self.run(layer, x, *inputs), history)
+        for layers in [self.layers] if self.recomputation is None else self.recomputation.groups(self.layers):
+            x = self.run(layers, inputs, x, history)
         return x
 
     def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> list[Tensor]:
@@ -66,15 +67,19 @@ class Stack(nn.Module):
         states, history = [x], []
         x = self.mix(x, history)
         for index, layer in enumerate(self.layers):
-            x = self.mix(self.run(layer, x, *inputs, *(more or {}).get(index, ())), history)
+            x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
             states.append(x)
         return states
 
-    def run(self, layer: Layer, *inputs):
-        """One layer, recomputed in the backward pass under --checkpoint-activations."""
-        if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(layer, *inputs, use_reentrant=False)
-        return layer(*inputs)
+    def run(self, layers: Iterable[Layer], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
+        """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""
+
+        def part(x: Tensor, history: list[Tensor]) -> Tensor:
+            for layer in layers:
+                x = self.mix(layer(x, *inputs), history)
+            return x
+
+        return part(x, history) if self.recomputation is None else self.recomputation(part, x, history)
 
     def mix(self, y: Tensor, history: list[Tensor]) -> Tensor:
         """What the next layer reads when the embedding or a layer has given y; `history` lives for one forward pass."""
