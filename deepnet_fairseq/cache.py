@@ -27,8 +27,8 @@ class DecoderCache:
 
     def __init__(self, layers: Sequence[nn.Module], source: Memory):
         self.beams, self.used, self.steps = source.beams, 0, 0
-        keys_values = [layer.encoder_attn.keys_values(source.states) for layer in layers]
-        self.memory = torch.stack([torch.stack(pair) for pair in keys_values]).transpose(3, 4).contiguous()
+        projected = (layer.encoder_attn.project_source(source.states) for layer in layers)
+        self.memory = torch.stack([keys_values.movedim(2, 0) for keys_values in projected])
         self.memory_mask = _to_add(source.mask, self.memory.dtype)
         num_layers, two, sentences, _length, *heads = self.memory.shape
         self.prefix = self.memory.new_empty(num_layers, two, sentences, 0, *heads)

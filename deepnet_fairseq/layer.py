@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.modules import LayerNorm
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
-from .attention import Attention, attention_weights
+from .attention import Attention
+from .dropout import Dropout
 from .linear import Linear
 from .methods import Method
 from .shape import StackShape
@@ -53,8 +54,8 @@ class Layer(nn.Module):
         self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
         self.activation_fn = get_activation_fn(shape.activation_fn)
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
-        self.activation_dropout = FairseqDropout(shape.activation_dropout, module_name=name)
-        self.dropout = FairseqDropout(shape.dropout, module_name=name)
+        self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
+        self.dropout = Dropout(shape.dropout, module_name=name)
 
     def weights(self) -> Iterator[Weight]:
         """Every weight matrix of the layer, in forward order of its branches."""
@@ -108,8 +109,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, C) -> same; mask (B, 1, 1, S), True at tokens, None without padding."""
-        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x))
-        return self.feed_forward(self.leave("self_attn", x, self.self_attn(q, keys, values, mask)))
+        packed = self.self_attn.project_own(self.enter("self_attn", x))
+        return self.feed_forward(self.leave("self_attn", x, self.self_attn(packed, mask)))
 
 
 class DecoderLayer(Layer):
@@ -128,12 +129,11 @@ class DecoderLayer(Layer):
         memory_mask (B, 1, 1, S); self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the
         left; alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
         """
-        q, keys, values = self.self_attn.queries_keys_values(self.enter("self_attn", x))
-        x = self.leave("self_attn", x, self.self_attn(q, keys, values, self_mask, causal=self_mask is None))
+        packed = self.self_attn.project_own(self.enter("self_attn", x))
+        x = self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
 
-        q = self.encoder_attn.queries(self.enter("encoder_attn", x))
-        keys, values = self.encoder_attn.keys_values(memory)
+        packed = self.encoder_attn.project_other(self.enter("encoder_attn", x), memory)
         if alignment is not None:
-            alignment.append(attention_weights(q, keys, memory_mask))
-        x = self.leave("encoder_attn", x, self.encoder_attn(q, keys, values, memory_mask))
+            alignment.append(self.encoder_attn.alignment(packed, memory_mask))
+        x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
         return self.feed_forward(x)

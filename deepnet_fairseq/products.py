@@ -1,0 +1,109 @@
+"""softmax(q k / sqrt(d) + mask) v by the road that is fastest on the device.
+
+B sentences, h heads, T queries, S keys, d features of a head, C = h d. Queries, keys and values are projections packed side
+by side: (B, T, 3 C), or queries (B, T, C) and keys with values (B, S, 2 C). A GPU has one kernel for it. On a
+CPU that kernel loses at the length of sentences to batched products, most of all in the backward pass.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LONGEST = 256  # keys to which products win on a CPU; behind it their T x S weights cost memory too
+
+
+def attend(packed: tuple[Tensor, ...], heads: int, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
+    """Packed projections -> (B, T, C).
+
+    mask: broadcastable to (B, h, T, S), bool, True where a query may look, or numbers to add to its scores;
+    causal: mask the future instead; dropout: probability of a weight to be dropped.
+    """
+    first, last = packed[0], packed[-1]
+    if first.is_cpu and last.size(1) <= LONGEST and not dropout:
+        mask = _future(first.size(1), first.dtype) if causal else to_add(mask, first.dtype)
+        return _Products.apply(mask, heads, *packed)
+    q, keys, values = split(packed, heads)
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+    return y.transpose(1, 2).flatten(2)  # (B, h, T, d) -> (B, T, C)
+
+
+def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
+    """Packed projections -> views of each, (B, h, T, d)."""
+    views = [
+        part for projection, count in zip(packed, _counts(packed), strict=True) for part in projection.chunk(count, -1)
+    ]
+    return [view.unflatten(-1, (heads, -1)).transpose(1, 2) for view in views]
+
+
+def to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A bool mask, True where a query may look, as numbers to add to scores; others as they are."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+class _Products(torch.autograd.Function):
+    """Attention as two batched products and a softmax; a copy in front of and behind them, and no more."""
+
+    @staticmethod
+    def forward(ctx, mask: Tensor | None, heads: int, *packed: Tensor) -> Tensor:
+        q, keys, values = parts = _by_head(packed, heads)
+        scale = (packed[0].size(-1) // heads // _counts(packed)[0]) ** -0.5
+        scores = torch.baddbmm(q.new_empty(1), q, keys.transpose(1, 2), beta=0, alpha=scale)
+        if mask is not None:
+            scores.unflatten(0, (-1, heads)).add_(mask)
+        weights = torch.softmax(scores, -1)
+        ctx.save_for_backward(weights, *parts)
+        ctx.heads, ctx.scale, ctx.counts = heads, scale, _counts(packed)
+        return torch.bmm(weights, values).unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        weights, q, keys, values = ctx.saved_tensors
+        (grad,) = _by_head((grad,), ctx.heads, counts=(1,))
+        scores = torch.bmm(grad, values.transpose(1, 2))
+        scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
+        grads = [
+            torch.baddbmm(q.new_empty(1), scores, keys, beta=0, alpha=ctx.scale),
+            torch.baddbmm(q.new_empty(1), scores.transpose(1, 2), q, beta=0, alpha=ctx.scale),
+            torch.bmm(weights.transpose(1, 2), grad),
+        ]
+        packed = []
+        for count in ctx.counts:
+            packed.append(_packed(grads[:count], ctx.heads))
+            grads = grads[count:]
+        return None, None, *packed
+
+
+def _counts(packed: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """How many projections each tensor holds."""
+    return (3,) if len(packed) == 1 else (1, 2)
+
+
+def _by_head(packed: tuple[Tensor, ...], heads: int, counts: tuple[int, ...] | None = None) -> list[Tensor]:
+    """Packed projections (B, T, n C) -> n times (B h, T, d), by one copy each."""
+    parts = []
+    for projection, count in zip(packed, counts or _counts(packed), strict=True):
+        batch, length, width = projection.shape
+        by_head = projection.view(batch, length, count, heads, width // count // heads).permute(2, 0, 3, 1, 4)
+        parts += by_head.reshape(count, batch * heads, length, -1).unbind(0)
+    return parts
+
+
+def _packed(parts: list[Tensor], heads: int) -> Tensor:
+    """n times (B h, T, d) -> (B, T, n C)."""
+    rows, length, features = parts[0].shape
+    packed = parts[0].new_empty(rows // heads, length, len(parts), heads, features)
+    for place, part in zip(packed.unbind(2), parts, strict=True):
+        place.copy_(part.unflatten(0, (-1, heads)).transpose(1, 2))
+    return packed.flatten(2)
+
+
+@lru_cache(maxsize=64)
+def _future(length: int, dtype: torch.dtype) -> Tensor:
+    """(T, T): -inf for what lies behind a query."""
+    return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
