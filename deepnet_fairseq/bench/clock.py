@@ -21,6 +21,7 @@ class Clock:
     def __init__(self, device: torch.device, kind: str = "wall"):
         self.now, self.on_gpu = CLOCKS[kind], device.type == "cuda"
         self.spans: dict[str, list] = defaultdict(list)
+        self.running: set[str] = set()
 
     def watch(self, owner: object, attribute: str, name: str) -> None:
         """Replaces a method of this one object by itself, watched."""
@@ -28,11 +29,15 @@ class Clock:
 
     def watched(self, function: Callable, name: str) -> Callable:
         def call(*args, **kwargs):
+            if name in self.running:  # a part of itself: counted once
+                return function(*args, **kwargs)
+            self.running.add(name)
             start = self._mark()
             try:
                 return function(*args, **kwargs)
             finally:
                 self.spans[name].append((start, self._mark()))
+                self.running.discard(name)
 
         return call
 

@@ -80,12 +80,13 @@ def interleave(
             cell, left = cells[name], seconds - spent[name]
             if cell.reason or left <= 0:
                 continue
-            start = time.monotonic()
-            with recorded(cell, left), _garbage_kept():
-                numbers = runs[name](repeat)
-                if numbers is not None:
-                    cell.add(repeat, numbers)
-            spent[name] += time.monotonic() - start
+            with _garbage_kept():
+                start = time.monotonic()
+                with recorded(cell, left):
+                    numbers = runs[name](repeat)
+                    if numbers is not None:
+                        cell.add(repeat, numbers)
+                spent[name] += time.monotonic() - start
 
 
 @contextlib.contextmanager
