@@ -58,6 +58,13 @@ class _CommonConfig(FairseqDataclass):
     checkpoint_activations: bool = _flag(False, "recompute each layer in the backward pass to save memory")
     checkpoint_every: Optional[int] = _flag(None, "recompute so many layers together, by default 1")
     offload_activations: bool = _flag(False, "recompute, and keep what that starts from in the CPU's memory")
+    cuda_graphs: bool = _flag(
+        False, "train by CUDA graphs: for many layers and few shapes of batches (--num-batch-buckets); docs/kernels.md"
+    )
+    cuda_graphs_limit: int = _flag(64, "shapes of batches that --cuda-graphs captures; further ones run without")
+    compile_layers: bool = _flag(
+        False, "train with layers that torch.compile has fused: for GPUs, on a CPU it is slower; docs/kernels.md"
+    )
     deepnet_probe: Optional[str] = _flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = _flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = II("checkpoint.save_dir")
@@ -107,6 +114,13 @@ def check(cfg) -> None:
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
+    if cfg.cuda_graphs_limit < 1:
+        raise UserError(f"--cuda-graphs-limit {cfg.cuda_graphs_limit}: must be at least 1")
+    if cfg.cuda_graphs and cfg.checkpoint_activations:
+        raise UserError(
+            "--cuda-graphs: layers that --checkpoint-activations computes again set the random numbers back, which no "
+            "graph can; drop one of the two"
+        )
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
             f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "

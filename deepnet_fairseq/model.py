@@ -10,7 +10,7 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
-from . import archs, config, loading
+from . import archs, config, graphs, loading
 from .config import DeepTransformerConfig
 from .decoder import Decoder
 from .encoder import Encoder
@@ -40,6 +40,7 @@ class DeepTransformer(FairseqEncoderDecoderModel):
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         method.attach(model, task)
         attach_probes(model, task, cfg)
+        graphs.attach(model, task, cfg)
         return model
 
     def forward(

@@ -1,0 +1,68 @@
+"""The repeated layer, compiled once for all layers of a stack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+from .given import Given, inner_modules
+
+
+class Compiled:
+    """Called as transform(x, *inputs): training runs the layers compiled, everything else as they are.
+
+    Layers of one class share one compilation, for their parameters are inputs of the compiled code. It serves batches
+    of all shapes; there is another for each of: a mask given or none, layers that compute differently. It would not
+    call hooks that came after it, so a pass that hooks watch is not compiled. Its dropout draws other numbers than the
+    plain layers do. options: of torch.compile.
+    """
+
+    def __init__(self, stack: nn.Module, **options):
+        self.stack, self.eager = stack, stack.transform
+        self.given = Given(list(inner_modules(stack)))
+        self.on = False  # until the next forward pass, so that layers are recomputed as they were computed
+        stack.states = _Plain(self, stack.states)
+        kinds = {type(layer) for layer in stack.layers}
+        compiled = {kind: torch.compile(kind.forward, dynamic=True, **options) for kind in kinds}
+        for layer in stack.layers:
+            layer.forward = _Forward(self, layer, compiled[type(layer)])
+
+    def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
+        self.on = self.stack.training and torch.is_grad_enabled() and not self.given.watched()
+        return self.eager(x, *inputs)
+
+    def __deepcopy__(self, memo) -> Callable:
+        """A copied stack runs its layers as they are."""
+        return copy.deepcopy(self.eager, memo)
+
+
+class _Plain:
+    """`stack.states`, of layers as they are: who asks for hidden states is looking."""
+
+    def __init__(self, switch: Compiled, states: Callable):
+        self.switch, self.states = switch, states
+
+    def __call__(self, *args, **kwargs):
+        self.switch.on = False
+        return self.states(*args, **kwargs)
+
+    def __deepcopy__(self, memo) -> Callable:
+        return copy.deepcopy(self.states, memo)
+
+
+class _Forward:
+    """A layer's `forward`, compiled or not."""
+
+    def __init__(self, switch: Compiled, layer: nn.Module, compiled: Callable):
+        self.switch, self.layer, self.compiled = switch, layer, compiled
+
+    def __call__(self, *inputs, **kwargs):
+        run = self.compiled if self.switch.on else type(self.layer).forward
+        return run(self.layer, *inputs, **kwargs)
+
+    def __deepcopy__(self, memo) -> Callable:
+        return MethodType(type(self.layer).forward, copy.deepcopy(self.layer, memo))
