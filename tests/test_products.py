@@ -1,0 +1,89 @@
+"""Attention by products and dropout from 16 bits, the roads of a CPU, beside torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deepnet_fairseq import products
+from deepnet_fairseq.dropout import Dropout, noise
+from deepnet_fairseq.products import attend, split
+
+HEADS = 2
+
+
+def packed(kind, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True)
+
+    return (draw(3, 5, 24),) if kind == "own" else (draw(3, 4, 8), draw(3, 6, 16))
+
+
+def masks(kind, form):
+    length = 5 if kind == "own" else 6
+    mask = torch.ones(3, 1, 1, length, dtype=torch.bool)
+    mask[1, ..., :2] = False
+    return {"none": None, "bool": mask, "numbers": products.to_add(mask, torch.float64)}[form]
+
+
+def by_torch(parts, mask, causal):
+    q, keys, values = split(parts, HEADS)
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+    return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "causal"),
+    [
+        ("own", "none", True),
+        *((kind, form, False) for kind in ("own", "other") for form in ("none", "bool", "numbers")),
+    ],
+)
+def test_products_equal_torchs_attention(kind, form, causal):
+    parts, mask = packed(kind), masks(kind, form)
+    ours, theirs = attend(parts, HEADS, mask, causal, 0.0), by_torch(parts, mask, causal)
+    assert torch.allclose(ours, theirs, atol=1e-12)
+    weights = torch.randn_like(ours)
+    for one, other in zip(*(torch.autograd.grad((y * weights).sum(), parts) for y in (ours, theirs)), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda *p: attend(p, HEADS, mask, causal, 0.0), parts)
+
+
+def test_long_sentences_and_dropped_weights_take_torchs_road(monkeypatch):
+    def refuse(*_):
+        raise AssertionError
+
+    parts = packed("own", torch.float32)
+    monkeypatch.setattr(products._Products, "apply", refuse)
+    with pytest.raises(AssertionError):
+        attend(parts, HEADS, None, True, 0.0)
+    attend(parts, HEADS, None, True, 0.5)
+    monkeypatch.setattr(products, "LONGEST", 4)
+    assert torch.allclose(attend(parts, HEADS, None, True, 0.0), by_torch(parts, None, True))
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.4, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_drops_with_its_probability_and_keeps_the_mean(p, dtype):
+    torch.manual_seed(0)
+    drawn = noise(torch.empty(1000, 1001, dtype=dtype), p)
+    assert drawn.dtype == dtype
+    assert len(drawn.unique()) == 2
+    share, n = (drawn == 0).double().mean(), drawn.numel()
+    assert abs(share - p) < 5 * (p * (1 - p) / n) ** 0.5 + 0.5 / 2**16
+    assert float(drawn.max()) == pytest.approx(1 / (1 - p), rel=1e-4 if dtype == torch.float32 else 1e-2)
+    neighbours = torch.corrcoef(torch.stack([drawn.flatten()[:-1].float(), drawn.flatten()[1:].float()]))[0, 1]
+    assert abs(neighbours) < 5 / n**0.5  # four numbers come from one draw
+
+
+def test_dropout_is_the_generators_and_its_gradient_the_same_mask():
+    dropout, x = Dropout(0.3).train(), torch.ones(7, 5, requires_grad=True)
+    torch.manual_seed(1)
+    first = dropout(x)
+    torch.manual_seed(1)
+    assert torch.equal(first, dropout(x))
+    assert not torch.equal(first, dropout(x))
+    first.sum().backward()
+    assert torch.equal(x.grad, first.detach())
+    assert dropout.eval()(x) is x
