@@ -10,11 +10,12 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from . import arithmetic, batches, checkpoints, command_line, copies, nan_detector, tasks, yaml_config
+    from . import arithmetic, batches, buckets, checkpoints, command_line, copies, nan_detector, tasks, yaml_config
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
     batches.keep_last_batch()
+    buckets.bucket_lengths()
     checkpoints.allow_plain_data()
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
