@@ -20,6 +20,9 @@ class Recorded:
         self.gradients, self.pool = gradients, pool
         with torch.random.fork_rng(devices=[]):
             self.function = make_fx(function, pre_dispatch=True)(*self.inputs)
+        self.addresses = {id(p): p.detach().requires_grad_() for p in gradients.parameters}
+        held = self.function._parameters
+        held.update({name: self.addresses.get(id(p), p.detach()) for name, p in held.items()})
         self.used = [True] * len(gradients.parameters)
 
     def forward(self, inputs):
@@ -33,7 +36,7 @@ class Recorded:
     def backward(self, gradient):
         wanted = [t for t in self.inputs if t.requires_grad]
         with torch.enable_grad():
-            found = torch.autograd.grad(self.pool.pop("output"), wanted + self.gradients.parameters, gradient)
+            found = torch.autograd.grad(self.pool.pop("output"), [*wanted, *self.addresses.values()], gradient)
         torch._foreach_copy_(self.gradients.buffers, list(found[len(wanted) :]))
         own = iter(found)
         return [next(own) if t.requires_grad else None for t in self.inputs]
