@@ -10,7 +10,20 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from . import arithmetic, batches, buckets, checkpoints, command_line, copies, nan_detector, tasks, yaml_config
+    from . import (
+        arithmetic,
+        batches,
+        buckets,
+        checkpoints,
+        command_line,
+        copies,
+        moving_average,
+        nan_detector,
+        optimisers,
+        saving,
+        tasks,
+        yaml_config,
+    )
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
@@ -20,6 +33,9 @@ def apply() -> None:
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
     copies.replace_in_one_move()
+    moving_average.average_all_at_once()
     nan_detector.hook_leaves()
+    optimisers.bring_their_own_half_precision()
+    saving.keep_views()
     tasks.accept_yaml()
     yaml_config.explain_mistakes()

@@ -1,0 +1,141 @@
+"""Parameters of one type on one device as views of one buffer: what is done to all of them is one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+HALF = (torch.float16, torch.bfloat16)
+ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
+# elements of gradient that are copied into one piece at a time: as many as stay in a core's cache, or 1 GiB
+CHUNK = {"cpu": 2**18, "cuda": 2**28}
+
+
+class Chunk(NamedTuple):
+    """A stretch of the buffer: several parameters, or a part of a large one.
+
+    numbers: of the parameters; start, stop: of the stretch; skip: elements of a large parameter in front of it;
+    gradient (stop - start,), and its views: of each parameter's gradient, and of the padding in between.
+    """
+
+    numbers: slice
+    start: int
+    stop: int
+    skip: int
+    gradient: Tensor
+    views: list[Tensor]
+    padding: list[Tensor]
+
+
+class Flat:
+    """The memory of some parameters, whose `data` become views of one buffer.
+
+    parameters: of one dtype and device. weights (total,): what an optimiser updates, which is that buffer, or a copy of
+    it in float32 if it is in half precision. Padding, at first 0, lies between parameters.
+    Gradients stay where autograd puts them and are copied together chunk by chunk, the same small memory for all.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters = parameters
+        self._spans = list(_spans(parameters))
+        self._buffer = parameters[0].data.new_zeros(self._spans[-1][1])
+        for parameter, view in zip(parameters, self.views(self._buffer), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+        self.weights = self._buffer.float() if self._buffer.dtype in HALF else self._buffer
+        self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
+        self._grads: list[Tensor | None] = []
+        self._copied = False  # do the chunks hold these gradients? Only where there is one chunk
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parts of `flat` (total,) that belong to each parameter, in its shape."""
+        spans = zip(self._spans, self.parameters, strict=True)
+        return [flat[start:stop].view(parameter.shape) for (start, stop), parameter in spans]
+
+    def stretch(self, first: int, last: int) -> tuple[int, int]:
+        """Where the parameters number `first` to `last` begin and end."""
+        return self._spans[first][0], self._spans[last][1]
+
+    def collect(self) -> None:
+        """Notes the gradients that the parameters have now."""
+        if self.parameters[0].data_ptr() != self._buffer.data_ptr():
+            raise RuntimeError("the parameters were moved or cast behind the optimiser's back: build it anew")
+        self._grads, self._copied = [parameter.grad for parameter in self.parameters], False
+
+    def drop(self) -> None:
+        """Lets go of the noted gradients."""
+        self._grads = []
+
+    @property
+    def present(self) -> list[bool]:
+        """Which parameters have a gradient."""
+        return [grad is not None for grad in self._grads]
+
+    def gradients(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Begin and end of a stretch of the buffer and its gradient, in the type of `weights`, 0 where there is none.
+
+        It is overwritten when the next is asked for.
+        """
+        for chunk in self._chunks:
+            if not self._copied:
+                self._copy(chunk)
+            self._copied = len(self._chunks) == 1
+            yield chunk.start, chunk.stop, chunk.gradient
+
+    def publish(self) -> None:
+        """The model's parameters become what `weights` says, rounded to their type."""
+        if self._buffer is not self.weights:
+            self._buffer.copy_(self.weights)
+
+    def _copy(self, chunk: Chunk) -> None:
+        grads = self._grads[chunk.numbers]
+        if chunk.skip or len(grads) == 1:
+            grads = [None if grad is None else grad.reshape(-1)[chunk.skip :][: chunk.stop - chunk.start]
+                     for grad in grads]  # fmt: skip
+        present = [grad is not None for grad in grads]
+        absent = chunk.padding + [view for view, there in zip(chunk.views, present, strict=True) if not there]
+        if any(present):
+            torch._foreach_copy_(list(compress(chunk.views, present)), list(compress(grads, present)))
+        if absent:
+            torch._foreach_zero_(absent)
+
+    def _cut(self, limit: int) -> list[Chunk]:
+        memory = self.weights.new_empty(min(limit, len(self.weights)))
+        chunks = []
+        for first, last in _runs(self._spans, limit):
+            start, stop = self.stretch(first, last)
+            if first == last:
+                for begin in range(start, stop, limit):
+                    end = min(begin + limit, stop)
+                    gradient = memory[: end - begin]
+                    chunks.append(Chunk(slice(first, last + 1), begin, end, begin - start, gradient, [gradient], []))
+                continue
+            gradient, spans = memory[: stop - start], self._spans[first : last + 1]
+            shaped = zip(spans, self.parameters[first : last + 1], strict=True)
+            views = [gradient[a - start : b - start].view(parameter.shape) for (a, b), parameter in shaped]
+            gaps = [(b - start, c - start) for (_, b), (c, _) in zip(spans, spans[1:]) if b < c]
+            padding = [gradient[b:c] for b, c in gaps]
+            chunks.append(Chunk(slice(first, last + 1), start, stop, 0, gradient, views, padding))
+        return chunks
+
+
+def _spans(parameters: list[nn.Parameter]) -> Iterator[tuple[int, int]]:
+    """Where each parameter begins and ends in the buffer."""
+    start = 0
+    for parameter in parameters:
+        stop = start + parameter.numel()
+        yield start, stop
+        start = -(-stop // ALIGN) * ALIGN
+
+
+def _runs(spans: list[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
+    """First and last of neighbours that take at most `limit` elements together; one that takes more by itself."""
+    first = 0
+    for last in range(len(spans)):
+        if last + 1 == len(spans) or spans[last + 1][1] - spans[first][0] > limit:
+            yield first, last
+            first = last + 1
