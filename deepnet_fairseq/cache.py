@@ -27,8 +27,7 @@ class DecoderCache:
 
     def __init__(self, layers: Sequence[nn.Module], source: Memory):
         self.beams, self.used, self.steps = source.beams, 0, 0
-        projected = (layer.encoder_attn.project_source(source.states) for layer in layers)
-        self.memory = torch.stack([keys_values.movedim(2, 0) for keys_values in projected])
+        self.memory = _project(layers, source.states)
         self.memory_mask = _to_add(source.mask, self.memory.dtype)
         num_layers, two, sentences, _length, *heads = self.memory.shape
         self.prefix = self.memory.new_empty(num_layers, two, sentences, 0, *heads)
@@ -121,6 +120,17 @@ class DecoderCache:
             self.memory_mask = self.memory_mask.repeat_interleave(self.beams, 0)
         self.past = self.past.new_zeros(self.memory.size(2), 1, 0)
         self.beams, self.used, self._memory = 1, self.steps, ()
+
+
+def _project(layers: Sequence[nn.Module], states: Tensor) -> Tensor:
+    """Keys and values of the source (B, S, C) in all layers, written where they stay: (L, 2, B, S, h, d)."""
+    memory = None
+    for index, layer in enumerate(layers):
+        projected = layer.encoder_attn.project_source(states).movedim(2, 0)
+        if memory is None:
+            memory = projected.new_empty(len(layers), *projected.shape)
+        memory[index] = projected
+    return memory
 
 
 def _by_layer(keys_values: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from .attention import attention_weights
+from .attention import attention_weights, pack
 from .cache import DecoderCache
 
 
@@ -26,7 +26,7 @@ class LayerStep:
         own, other = layer.self_attn, layer.encoder_attn
         self.own, self.other = _Branch(layer, "self_attn", own.inner), _Branch(layer, "encoder_attn", other.inner)
         self.ffn = _Branch(layer, "ffn", layer.inner)
-        self.own_in = _matrix(*own.pack(own.q_proj, own.k_proj, own.v_proj))
+        self.own_in = _matrix(*pack(own.q_proj, own.k_proj, own.v_proj))
         self.own_out, self.other_in, self.other_out, self.fc1, self.fc2 = (
             _matrix(linear.weight, linear.bias)
             for linear in (own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2)
