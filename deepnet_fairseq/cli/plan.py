@@ -1,0 +1,89 @@
+"""The command that says what a training will need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..errors import UserError
+
+
+def plan(args) -> None:
+    """parameters, operations, memory and time of a training to come, and the flags that make it fit
+
+    Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
+    --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
+    --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
+    --loss-chunk-tokens, --zero-sharding, --ddp-backend, --cpu; and beside them
+
+      --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
+      --length TOKENS       of a sentence (default 32)
+      --gpus N              (default 1)
+      --gpu-memory GIB      of each (default 80)
+
+    How it is computed, and how far it is from what was measured: docs/planning.md.
+    """
+    from ..plan.fit import recommend
+    from ..plan.flags import parse
+    from ..plan.flops import flops
+    from ..plan.memory import memory
+    from ..plan.parameters import count
+    from ..plan.report import Report
+
+    if args.check:
+        _check(args)
+        return
+    setting = parse(args.rest)
+    work = flops(setting)
+    found = Report(setting, count(setting), work, memory(setting), recommend(setting), _speed(args, setting, work))
+    print(json.dumps(found.as_dict()) if args.json else found.as_text())
+
+
+def _speed(args, setting, work):
+    """At the rate that is given or measured; None without one."""
+    from ..plan.measure import measured_rate
+    from ..plan.speed import TERA, speed, updates_of
+
+    if args.epochs is not None and args.corpus_tokens is None:
+        raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
+    if args.flops is not None and args.flops <= 0:
+        raise UserError(f"--flops {args.flops}: must be above 0")
+    updates = args.updates
+    if args.epochs is not None:
+        updates = updates_of(setting, args.epochs, args.corpus_tokens)
+    if args.measure:
+        return speed(setting, work, measured_rate(setting), updates)
+    if args.flops is not None:
+        return speed(setting, work, args.flops * TERA, updates)
+    if updates is not None:
+        raise UserError("--updates and --epochs: time needs a rate; add --flops or --measure")
+    return None
+
+
+def _check(args) -> None:
+    from ..plan.check import cases, check
+    from ..plan.report import check_table
+
+    if args.json:
+        raise UserError("--check: prints a table; drop --json")
+    checked = [check(flags, default_too=True) for flags in ([args.rest] if args.rest else cases())]
+    print(check_table(checked))
+
+
+def add(command) -> None:
+    sub = command("plan", plan)
+    sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
+    rate = sub.add_mutually_exclusive_group()
+    rate.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
+    rate.add_argument("--measure", action="store_true", help="measure them here, on a 4L-4L model of these widths")
+    length = sub.add_mutually_exclusive_group()
+    length.add_argument("--updates", type=int, metavar="N", help="length of the training")
+    length.add_argument("--epochs", type=float, metavar="E", help="the same, with --corpus-tokens")
+    sub.add_argument("--corpus-tokens", type=int, metavar="N", help="target tokens of the training data")
+    sub.add_argument(
+        "--check", action="store_true", help="train, and set measured beside planned peaks: of the flags, or four sizes"
+    )
+    sub.set_defaults(passes_flags_on=True)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.usage = "deepnet plan [--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]"
+    sub.allow_abbrev = False

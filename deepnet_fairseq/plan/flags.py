@@ -1,0 +1,113 @@
+"""The flags of `deepnet plan`: those of fairseq-train that a training's needs depend on, under the same names."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+from .. import archs, config
+from ..compat.command_line import unknown_arch
+from ..errors import UserError
+from ..recomputation import Recomputation
+from .precision import OPTIMIZERS, PRECISIONS, Precision
+from .setting import CRITERIA, GIB, SHARDING_FLAGS, WHOLE, Setting
+from .tape import DEVICES
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(message.removeprefix("argument "))
+
+
+def parse(flags: list[str]) -> Setting:
+    """A setting of the command line's flags; UserError, naming the flag, for one that is unknown or contradicts."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(flags)
+    if rest:
+        words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
+        near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
+        raise UserError(
+            f"unknown: {' '.join(rest)}; "
+            + (f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it")
+        )
+    if args.arch not in archs.PRESETS:
+        raise UserError(unknown_arch(f"--arch {args.arch}"))
+    known = config.DeepTransformerConfig.__dataclass_fields__.keys() | {"max_source_positions", "max_target_positions"}
+    cfg = config.namespace(args.arch, **{name: value for name, value in vars(args).items() if name in known})
+    source, target = _vocabularies(args.vocab)
+    return Setting(
+        cfg,
+        source,
+        target,
+        max_tokens=args.max_tokens,
+        update_freq=args.update_freq,
+        length=args.length,
+        precision=_precision(args),
+        optimizer=OPTIMIZERS[args.optimizer],
+        criterion=args.criterion,
+        chunk=args.loss_chunk_tokens,
+        checkpoint_every=checkpoint_every(cfg),
+        sharding=_sharding(args),
+        gpus=args.gpus,
+        gpu_memory=int(args.gpu_memory * GIB),
+        device=DEVICES["cpu" if args.cpu else "cuda"],
+    )
+
+
+def checkpoint_every(cfg) -> int:
+    """Layers that a filled model config recomputes together, 0 for none."""
+    recomputation = Recomputation.from_config(cfg)
+    return 0 if recomputation is None else recomputation.every
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    gen_parser_from_dataclass(parser, config.DeepTransformerConfig(), delete_default=True)
+    for name in ("source", "target"):
+        parser.add_argument(f"--max-{name}-positions", type=int, default=1024)
+    parser.add_argument("--vocab", default="32000")
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--update-freq", type=int, default=1)
+    parser.add_argument("--length", type=int, default=32)
+    for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
+        parser.add_argument(f"--{flag}", action="store_true", default=False)
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam")
+    parser.add_argument("--criterion", choices=CRITERIA, default=WHOLE)
+    parser.add_argument("--loss-chunk-tokens", type=int, default=0)
+    parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
+    parser.add_argument("--ddp-backend", choices=("pytorch_ddp", "fully_sharded"), default="pytorch_ddp")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpu-memory", type=float, default=80.0)
+    return parser
+
+
+def _vocabularies(text: str) -> tuple[int, int]:
+    """ "32000" or "32000,40000" -> sizes of the source's and the target's."""
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        sizes = []
+    if len(sizes) not in (1, 2):
+        raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
+    return sizes[0], sizes[-1]
+
+
+def _precision(args) -> Precision:
+    half = [name for name in ("fp16", "bf16") if getattr(args, name) or getattr(args, f"memory_efficient_{name}")]
+    if len(half) > 1:
+        raise UserError("--fp16 and --bf16: choose one")
+    if not half:
+        return PRECISIONS["fp32"]
+    name = half[0]
+    if name == "fp16" and args.cpu:
+        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
+    return PRECISIONS[f"memory-efficient-{name}" if getattr(args, f"memory_efficient_{name}") else name]
+
+
+def _sharding(args) -> str:
+    if args.zero_sharding != "none" and args.ddp_backend == "fully_sharded":
+        raise UserError(f"{SHARDING_FLAGS['os']} and {SHARDING_FLAGS['fully_sharded']}: choose one")
+    return "fully_sharded" if args.ddp_backend == "fully_sharded" else args.zero_sharding

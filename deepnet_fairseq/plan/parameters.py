@@ -1,0 +1,58 @@
+"""How many parameters a model has, exactly, without building it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from .blueprint import Blueprint, blueprint
+from .setting import Setting
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them;
+    output: of a projection that is not tied to an embedding; trainable: those that are trained; tensors: how many hold
+    them; largest: numbers of the largest; weight_bytes: of all."""
+
+    embeddings: int
+    encoder: int
+    decoder: int
+    output: int
+    trainable: int
+    tensors: int
+    largest: int
+    weight_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.encoder + self.decoder + self.output
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self) | {"total": self.total}
+
+
+def count(setting: Setting) -> Parameters:
+    """The parameters of the setting's model."""
+    stacks = [blueprint(setting, stack) for stack in ("encoder", "decoder")]
+    trainable = weight_bytes = tensors = largest = 0
+    for stack in stacks:
+        for modules in _parts(stack):
+            trainable += stack.parameters(modules, trainable=True)
+            weight_bytes += stack.weights(modules)
+            sizes = [p.numel() for p in {p: None for module in modules for p in module.parameters()}]
+            tensors, largest = tensors + len(sizes), max(largest, *sizes, 0)
+    encoder, decoder = (_body(stack) for stack in stacks)
+    embeddings = sum(stack.parameters([*stack.tokens, *stack.embedding]) for stack in stacks)
+    output = sum(stack.parameters(stack.output) for stack in stacks)
+    return Parameters(embeddings, encoder, decoder, output, trainable, tensors, largest, weight_bytes)
+
+
+def _parts(stack: Blueprint):
+    """Lists of modules that make up a stack; parameters are shared inside of one at most."""
+    yield from ([layer] for layer in stack.every_layer())
+    yield from (stack.tokens, stack.embedding, stack.mixer_and_ending, stack.output)
+
+
+def _body(stack: Blueprint) -> int:
+    layers = sum(stack.parameters([layer]) for layer in stack.every_layer())
+    return layers + stack.parameters(stack.mixer_and_ending)

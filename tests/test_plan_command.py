@@ -1,0 +1,134 @@
+"""`deepnet plan`: what it prints, what it recommends, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.plan import check, measure
+from deepnet_fairseq.plan.fit import recommend
+from deepnet_fairseq.plan.flags import parse
+from deepnet_fairseq.plan.flops import flops
+from deepnet_fairseq.plan.memory import memory
+from deepnet_fairseq.plan.setting import GIB
+
+BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps"),
+    [
+        (["--gpu-memory", "80"], ["as given"]),
+        (["--gpu-memory", "42"], ["as given", "loss in chunks"]),
+        (["--gpu-memory", "32"], ["as given", "loss in chunks", "batches of 4,096 tokens x 2"]),
+        (["--gpu-memory", "20", "--vocab", "8000"], None),
+        (["--gpu-memory", "8", "--gpus", "4", "--memory-efficient-bf16"], None),
+    ],
+)
+def test_what_is_recommended_fits(flags, steps):
+    """Each step needs less than the one before; the flags of the last, given back to the command, give its peak."""
+    options = recommend(parse([*BASE, *flags]))
+    peaks = [option.memory.peak for option in options]
+    assert peaks == sorted(peaks, reverse=True)
+    assert [option.fits for option in options] == [False] * (len(options) - 1) + [True]
+    assert steps is None or [option.name for option in options] == steps
+    last = options[-1]
+    again = parse([*BASE, *flags, *last.flags.split(), "--gpus", str(last.setting.gpus)])
+    assert memory(again) == last.memory
+    assert again.max_tokens * again.update_freq == 8192
+
+
+def test_recomputation_costs_a_third():
+    """Of the layers' operations; the loss and what is in it is not computed again."""
+    (last,) = [option for option in recommend(parse([*BASE, "--gpu-memory", "16"])) if option.fits]
+    assert last.setting.checkpoint_every > 0
+    assert 1.3 < last.cost < 4 / 3
+
+
+def test_nothing_fits(capsys):
+    options = recommend(parse([*BASE, "--gpu-memory", "1"]))
+    assert not any(option.fits for option in options)
+    main(["plan", *BASE, "--gpu-memory", "1"])
+    assert "nothing of this fits into 1 GiB" in capsys.readouterr().out
+
+
+def test_json_and_table_say_the_same(capsys):
+    flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--updates", "1000"]
+    main([*flags, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    main(flags)
+    table = capsys.readouterr().out
+    assert f"{found['parameters']['total']:,}" in table
+    assert f"{found['memory']['peak'] / GIB:.2f}" in table
+    assert found["speed"]["step"] == pytest.approx(found["flops"]["step"] / 2e14)
+    assert found["speed"]["hours"] == pytest.approx(1000 * found["speed"]["step"] / 3600)
+    assert f"{found['speed']['tokens_per_second']:,.0f}" in table
+    assert found["setting"]["vocab"] == [32000, 32000]
+
+
+def test_without_a_rate_no_time_is_made_up(capsys):
+    main(["plan", "--arch", "deepnet_transformer_tiny"])
+    printed = capsys.readouterr().out
+    assert "--flops" in printed and "seconds an update" not in printed
+
+
+def test_measured_rate_is_that_of_the_steps(monkeypatch):
+    """Operations of an update over the median of its seconds."""
+    monkeypatch.setattr(measure, "_seconds", lambda trial: next(seconds))
+    seconds = iter((1.0, 9.0, 2.0, 2.0, 3.0))
+    setting = parse(["--arch", "deepnet_transformer_tiny", "--vocab", "100", "--max-tokens", "64", "--cpu"])
+    shallow = measure._shallow(setting)
+    assert shallow.cfg.encoder_layers == measure.LAYERS
+    assert measure.measured_rate(setting) == pytest.approx(flops(shallow).step / 2.0)
+
+
+MISTAKES = [
+    ("--arch deepnet_transformer_100_10", "did you mean deepnet_transformer_100_100?"),
+    ("--encoder-layer 5", "did you mean --encoder-layers?"),
+    ("--lr 5e-4", "unknown: --lr 5e-4"),
+    ("--method deep", "--method deep: unknown"),
+    ("--encoder-layers 0", "--encoder-layers 0"),
+    ("--checkpoint-every 0", "--checkpoint-every 0"),
+    ("--max-tokens 0", "--max-tokens 0: must be at least 1"),
+    ("--max-tokens many", "--max-tokens: invalid int value"),
+    ("--length 5000", "--length 5000: longer than a batch"),
+    ("--vocab large", "--vocab large"),
+    ("--vocab 100,0", "--vocab 100,0"),
+    ("--share-all-embeddings --vocab 3,4", "--share-all-embeddings"),
+    ("--fp16 --bf16", "--fp16 and --bf16: choose one"),
+    ("--fp16 --cpu", "--fp16: training in half precision needs a GPU"),
+    ("--loss-chunk-tokens 8", "--loss-chunk-tokens 8: an option of --criterion"),
+    ("--zero-sharding os", "--zero-sharding os: shards over several GPUs"),
+    ("--zero-sharding os --fp16 --gpus 2", "--memory-efficient-fp16"),
+    ("--zero-sharding os --gpus 2 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
+    ("--memory-efficient-bf16 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
+    ("--gpu-memory 0", "--gpu-memory 0"),
+    ("--flops 0", "--flops 0.0: must be above 0"),
+    ("--updates 10", "--updates and --epochs: time needs a rate"),
+    ("--epochs 3 --flops 9", "--epochs: give --corpus-tokens"),
+    ("--check --json", "--check: prints a table"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), MISTAKES, ids=[flags for flags, _ in MISTAKES])
+def test_mistakes_end_in_one_line(flags, said):
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *flags.split()])
+    message = str(ended.value.code)
+    assert message.startswith("deepnet: error: ") and said in message and "\n" not in message
+
+
+def test_a_training_that_fails_is_named(monkeypatch):
+    """The process that is measured runs out of what it needs: its last line is the reason."""
+    monkeypatch.setattr(check.sys, "executable", "/bin/false")
+    with pytest.raises(ValueError, match="--check: the training of --arch deepnet_transformer_tiny failed"):
+        check.measure(["--arch", "deepnet_transformer_tiny"], {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", check.cases(), ids=" ".join)
+def test_planned_peaks_are_the_measured_ones(flags):
+    """Resident memory on a CPU, torch's allocator on a GPU: within 10%, four sizes, with and without recomputation."""
+    assert check.check(flags).ratio == pytest.approx(1, abs=0.1)
