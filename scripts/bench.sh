@@ -2,7 +2,7 @@
 # Speed and memory of this model beside stock fairseq's and torchscale's, at every depth and width, on this machine.
 #
 #   scripts/bench.sh [flags of deepnet bench]     writes OUT/PRECISION-TOKENS.json and, rendered from it, .md
-#   SMOKE=1 scripts/bench.sh                      two layers, under a minute: does everything run here?
+#   SMOKE=1 scripts/bench.sh                      two layers, about a minute: does everything run here?
 #   DEPTHS=100-100 WIDTHS=large PRECISIONS=bf16 MAX_TOKENS=16384 scripts/bench.sh --only train,memory
 #
 # Settings from the environment:

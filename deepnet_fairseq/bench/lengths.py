@@ -14,8 +14,8 @@ from scipy.stats import norm
 from ..errors import UserError
 
 # Quantiles of the training set (160,239 pairs) in joint BPE of 10,000 merges, and the correlation of a Gaussian copula
-# from their rank correlation of 0.970. Batches of drawn lengths hold within 3% the tokens and within 1% the padding of
-# the corpus's own.
+# from their rank correlation of 0.970. In batches of 4,096 tokens as many drawn pairs have 1.4% fewer tokens a batch
+# than the corpus and 0.9 points more padding on the target side; 20,000 drawn pairs 3.3% and 2.3 beside 20,000 of it.
 AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1)
 GERMAN = (3, 5, 8, 9, 12, 15, 17, 20, 24, 29, 36, 47, 59, 86, 131, 245)
 ENGLISH = (3, 5, 8, 9, 12, 14, 17, 20, 24, 29, 35, 46, 57, 83, 129, 229)
