@@ -9,7 +9,11 @@ from fairseq.models.ema.ema import EMA
 
 
 def average_all_at_once() -> None:
-    """The same numbers to the bit; a model whose tensors are not those of its average takes fairseq's way."""
+    """For averages in float32; others, and those of a model with other tensors, are made fairseq's way.
+
+    The numbers are fairseq's to the bit, but for matrices that have several names: they are averaged once, where
+    fairseq averages them once a name.
+    """
     original = EMA._step_internal
     if not hasattr(original, "__wrapped__"):
         EMA._step_internal = _at_once(original)
@@ -20,17 +24,23 @@ def _at_once(original):
     def _step_internal(ema: EMA, new_model, updates=None):
         average, new = ema.model.state_dict(), new_model.state_dict()
         kept = ema.fp32_params if ema.config.ema_fp32 else average
-        names = [name for name in new if "version" not in name]
-        plain = not ema.skip_keys and new.keys() == average.keys() and all(
-            kept.get(name) is not None and kept[name].is_floating_point() and kept[name].shape == new[name].shape
-            for name in names
-        )  # fmt: skip
-        if not plain:
+        if ema.skip_keys or not _alike(kept, new) or not _alike(average, new, any_type=True):
             return original(ema, new_model, updates)
+        owners = {(value.data_ptr(), value.shape): name for name, value in kept.items() if "version" not in name}
+        names = list(owners.values())
         sums = [kept[name] for name in names]
         torch._foreach_mul_(sums, ema.decay)
-        torch._foreach_add_(sums, [new[name].to(kept[name].dtype) for name in names], alpha=1 - ema.decay)
+        torch._foreach_add_(sums, [new[name].float() for name in names], alpha=1 - ema.decay)
         if ema.config.ema_fp32:
-            torch._foreach_copy_([average[name] for name in names], sums)
+            names = [name for name in kept if "version" not in name]
+            torch._foreach_copy_([average[name] for name in names], [kept[name] for name in names])
 
     return _step_internal
+
+
+def _alike(ours: dict, theirs: dict, any_type: bool = False) -> bool:
+    """The same names and shapes, and ours in float32."""
+    return ours.keys() == theirs.keys() and all(
+        value.shape == theirs[name].shape and (any_type or value.dtype == torch.float32 or "version" in name)
+        for name, value in ours.items()
+    )
