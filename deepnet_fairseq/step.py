@@ -19,7 +19,7 @@ from .cache import DecoderCache
 
 
 class LayerStep:
-    """A decoder layer's step: the newest token of every hypothesis, x (rows, C) -> same; rows: B sentences x k beams."""
+    """A decoder layer's step: the newest token of each hypothesis, x (rows, C) -> same; rows: B sentences x k beams."""
 
     def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
         self.index, self.cache = index, cache
