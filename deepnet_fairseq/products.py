@@ -1,8 +1,8 @@
 """softmax(q k / sqrt(d) + mask) v by the road that is fastest on the device.
 
-B sentences, h heads, T queries, S keys, d features of a head, C = h d. Queries, keys and values are projections that lie
-side by side: (B, T, 3 C), or queries (B, T, C) and keys with values (B, S, 2 C). A GPU has one kernel for it. On a CPU
-that kernel loses at the length of sentences to batched products, most of all in the backward pass.
+B sentences, h heads, T queries, S keys, d features of a head, C = h d. Queries, keys and values are projections side by
+side: (B, T, 3 C), or queries (B, T, C) and keys with values (B, S, 2 C). A GPU has one kernel for it. On a CPU that
+kernel loses at the length of sentences to batched products, most of all in the backward pass.
 """
 
 from __future__ import annotations
