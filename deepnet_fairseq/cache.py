@@ -28,7 +28,7 @@ class DecoderCache:
     def __init__(self, layers: Sequence[nn.Module], source: Memory):
         self.beams, self.used, self.steps = source.beams, 0, 0
         self.memory = _project(layers, source.states)
-        self.memory_mask = _to_add(source.mask, self.memory.dtype)
+        self.memory_mask = source.mask
         num_layers, two, sentences, _length, *heads = self.memory.shape
         self.prefix = self.memory.new_empty(num_layers, two, sentences, 0, *heads)
         self.past = self.memory.new_zeros(sentences, self.beams, 0)
@@ -136,10 +136,3 @@ def _project(layers: Sequence[nn.Module], states: Tensor) -> Tensor:
 def _by_layer(keys_values: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(L, 2, B, S, h, d) -> keys and values of each layer, (B, h, S, d)."""
     return list(zip(*(part.transpose(2, 3).unbind(0) for part in keys_values.unbind(1)), strict=True))
-
-
-def _to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A bool mask as numbers to add to scores: attention would convert it in every layer."""
-    if mask is None:
-        return None
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .layer import EncoderLayer
 from .methods import Method
+from .products import to_add
 from .shape import StackShape
 from .stack import Stack
 
@@ -29,7 +30,7 @@ class Encoder(Stack, FairseqEncoder):
         x, embedding = self.embed(src_tokens, self.positions(src_tokens))
         mask = None
         if padding.any():  # the one synchronisation with the device in this pass
-            mask = ~padding[:, None, None]  # (B, 1, 1, S)
+            mask = to_add(~padding[:, None, None], x.dtype)  # (B, 1, 1, S)
             x = x.masked_fill(padding.unsqueeze(-1), 0)
         states = self.states(x, mask) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)

@@ -108,7 +108,7 @@ class EncoderLayer(Layer):
     """Self-attention and feed-forward."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, S, C) -> same; mask (B, 1, 1, S), True at tokens, None without padding."""
+        """x (B, S, C) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
         packed = self.self_attn.project_own(self.enter("self_attn", x))
         return self.feed_forward(self.leave("self_attn", x, self.self_attn(packed, mask)))
 

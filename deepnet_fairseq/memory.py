@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .products import to_add
+
 
 @dataclass(frozen=True)
 class Memory:
-    """states (B, S, C); mask (B, 1, 1, S), True at source tokens, None without padding; one for `beams` rows each."""
+    """states (B, S, C); mask (B, 1, 1, S), 0 at source tokens, else -inf, or None; one for `beams` rows."""
 
     states: Tensor
     mask: Tensor | None
@@ -28,7 +30,8 @@ class Memory:
             if beams == 1:
                 states = states.index_select(0, order)
                 padding = None if padding is None else padding.index_select(0, order)
-        return cls(states, None if padding is None else ~padding[:, None, None], beams)
+        mask = None if padding is None else to_add(~padding[:, None, None], states.dtype)
+        return cls(states, mask, beams)
 
 
 def _group_size(rows: Tensor, sentences: int) -> int:

@@ -10,7 +10,7 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
-from . import archs, config, graphs, loading
+from . import archs, config, graphs, loading, walk
 from .config import DeepTransformerConfig
 from .decoder import Decoder
 from .encoder import Encoder
@@ -62,6 +62,16 @@ class DeepTransformer(FairseqEncoderDecoderModel):
             return_all_hiddens=return_all_hiddens,
             alignment_layer=alignment_layer,
         )
+
+    def train(self, mode: bool = True) -> DeepTransformer:
+        """As nn.Module.train; fairseq calls it twice an update."""
+        walk.train(self, mode)
+        return self
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's word before each update, to the parts that change with time."""
+        for stack in (self.encoder, self.decoder):
+            stack.set_num_updates(num_updates)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Copies a checkpoint of this model or of fairseq's `transformer`; UserError if it is another model's."""

@@ -51,32 +51,33 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, mask: Tensor | None, heads: int, *packed: Tensor) -> Tensor:
-        q, keys, values = parts = _by_head(packed, heads)
-        scale = (packed[0].size(-1) // heads // _counts(packed)[0]) ** -0.5
-        scores = torch.baddbmm(q.new_empty(1), q, keys.transpose(1, 2), beta=0, alpha=scale)
+        counts = _counts(packed)
+        q, keys, values = parts = [
+            part for one, count in zip(packed, counts, strict=True) for part in _by_head(one, count, heads)
+        ]
+        scale, nothing = q.size(2) ** -0.5, q.new_empty(1)
+        scores = torch.baddbmm(nothing, q, keys.transpose(1, 2), beta=0, alpha=scale)
         if mask is not None:
-            scores.unflatten(0, (-1, heads)).add_(mask)
+            scores.view(-1, heads, *scores.shape[1:]).add_(mask)
         weights = torch.softmax(scores, -1)
         ctx.save_for_backward(weights, *parts)
-        ctx.heads, ctx.scale, ctx.counts = heads, scale, _counts(packed)
-        return torch.bmm(weights, values).unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
+        ctx.heads, ctx.scale, ctx.counts = heads, scale, counts
+        return _packed([torch.bmm(weights, values)], heads)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         weights, q, keys, values = ctx.saved_tensors
-        (grad,) = _by_head((grad,), ctx.heads, counts=(1,))
+        (grad,), nothing = _by_head(grad, 1, ctx.heads), q.new_empty(1)
         scores = torch.bmm(grad, values.transpose(1, 2))
         scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
         grads = [
-            torch.baddbmm(q.new_empty(1), scores, keys, beta=0, alpha=ctx.scale),
-            torch.baddbmm(q.new_empty(1), scores.transpose(1, 2), q, beta=0, alpha=ctx.scale),
+            torch.baddbmm(nothing, scores, keys, beta=0, alpha=ctx.scale),
+            torch.baddbmm(nothing, scores.transpose(1, 2), q, beta=0, alpha=ctx.scale),
             torch.bmm(weights.transpose(1, 2), grad),
         ]
-        packed = []
-        for count in ctx.counts:
-            packed.append(_packed(grads[:count], ctx.heads))
-            grads = grads[count:]
-        return None, None, *packed
+        first = ctx.counts[0]
+        groups = [grads] if first == 3 else [grads[:first], grads[first:]]
+        return None, None, *(_packed(group, ctx.heads) for group in groups)
 
 
 def _counts(packed: tuple[Tensor, ...]) -> tuple[int, ...]:
@@ -84,23 +85,22 @@ def _counts(packed: tuple[Tensor, ...]) -> tuple[int, ...]:
     return (3,) if len(packed) == 1 else (1, 2)
 
 
-def _by_head(packed: tuple[Tensor, ...], heads: int, counts: tuple[int, ...] | None = None) -> list[Tensor]:
-    """Packed projections (B, T, n C) -> n times (B h, T, d), by one copy each."""
-    parts = []
-    for projection, count in zip(packed, counts or _counts(packed), strict=True):
-        batch, length, width = projection.shape
-        by_head = projection.view(batch, length, count, heads, width // count // heads).permute(2, 0, 3, 1, 4)
-        parts += by_head.reshape(count, batch * heads, length, -1).unbind(0)
-    return parts
+def _by_head(projection: Tensor, count: int, heads: int) -> tuple[Tensor, ...]:
+    """(B, T, n C) -> n times (B h, T, d), by one copy."""
+    batch, length, width = projection.shape
+    by_head = projection.view(batch, length, count, heads, width // count // heads).permute(2, 0, 3, 1, 4)
+    return by_head.reshape(count, batch * heads, length, -1).unbind(0)
 
 
 def _packed(parts: list[Tensor], heads: int) -> Tensor:
     """n times (B h, T, d) -> (B, T, n C)."""
     rows, length, features = parts[0].shape
-    packed = parts[0].new_empty(rows // heads, length, len(parts), heads, features)
-    for place, part in zip(packed.unbind(2), parts, strict=True):
-        place.copy_(part.unflatten(0, (-1, heads)).transpose(1, 2))
-    return packed.flatten(2)
+    batch = rows // heads
+    packed = parts[0].new_empty(batch, length, len(parts), heads, features)
+    places = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    for place, part in zip(places, parts, strict=True):
+        place.copy_(part.view(batch, heads, length, features))
+    return packed.view(batch, length, -1)
 
 
 @lru_cache(maxsize=64)

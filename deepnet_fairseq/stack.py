@@ -9,6 +9,7 @@ import torch
 from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
+from . import walk
 from .dropout import Dropout
 from .layer import Layer
 from .methods import Method
@@ -96,6 +97,10 @@ class Stack(nn.Module):
         yield from (module for module in (self.mixer, self.ending) if module is not None)
         for layer in self.layers:
             yield from layer.slots()
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """To the modules below that change with time."""
+        walk.set_num_updates(self, num_updates)
 
     def max_positions(self) -> int:
         """Longest sentence in tokens."""
