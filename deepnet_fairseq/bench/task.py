@@ -16,7 +16,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from ..building import SPECIALS, blank_task
 from ..config import _flag
-from .lengths import from_file, iwslt14
+from .lengths import from_file, log_normal
 
 NAME = "deepnet_bench"
 SENTENCES = 20_000
@@ -26,7 +26,7 @@ SENTENCES = 20_000
 class BenchTaskConfig(TranslationConfig):
     bench_vocabulary: int = _flag(10_000, "types of the one dictionary")
     bench_sentences: int = _flag(SENTENCES, "sentence pairs")
-    bench_lengths: Optional[str] = _flag(None, "file of lengths; those of IWSLT-14 by default")
+    bench_lengths: Optional[str] = _flag(None, "file of lengths; like IWSLT-14's by default")
     bench_seed: int = _flag(1, "what lengths and tokens are drawn from")
 
 
@@ -59,7 +59,7 @@ class BenchTask(TranslationTask):
 @lru_cache(maxsize=2)
 def sentences(count: int, vocabulary: int, lengths: str | None, seed: int) -> tuple[list, list]:
     """`count` lines of each side, int64 (length + 1,), which end in eos; types by Zipf's law."""
-    sizes = iwslt14(count, seed) if lengths is None else from_file(Path(lengths), count, seed)
+    sizes = log_normal(count, seed) if lengths is None else from_file(Path(lengths), count, seed)
     draw = numpy.random.default_rng(seed)
     share = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
     eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []
