@@ -12,8 +12,8 @@ import numpy
 
 from ..errors import UserError
 
-# Sentence lengths are near a log-normal distribution. Those of IWSLT-14 German-English in joint BPE of 10,000 merges have
-# this median and spread on both sides; source and target go together.
+# Sentence lengths are near a log-normal distribution. Those of IWSLT-14 German-English in joint BPE of 10,000 merges
+# have this median and spread on both sides; source and target go together.
 MEDIAN, SPREAD, CORRELATION, LONGEST = 20, 0.66, 0.97, 245
 
 

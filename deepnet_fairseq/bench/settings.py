@@ -55,7 +55,7 @@ def shapes(depths: str, widths: str) -> list[Shape]:
 @dataclass(frozen=True)
 class Settings:
     """max_tokens: of a batch, as fairseq counts them; sentences: of the batches to translate; seconds: of one
-    candidate in one cell; lengths: a file, or None for some like IWSLT-14's; common: further flags of fairseq-train for all."""
+    candidate in one cell; lengths: a file, or None for some like IWSLT-14's; common: further fairseq-train flags."""
 
     device: str = "cpu"
     precision: str = "fp32"
