@@ -63,7 +63,7 @@ class _CommonConfig(FairseqDataclass):
     )
     cuda_graphs_limit: int = _flag(64, "shapes of batches that --cuda-graphs captures; further ones run without")
     compile_layers: bool = _flag(
-        False, "train with layers that torch.compile has fused: for GPUs, on a CPU it is slower; docs/kernels.md"
+        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/kernels.md"
     )
     deepnet_probe: Optional[str] = _flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = _flag(10, "updates from one look of --deepnet-probe to the next")

@@ -11,12 +11,13 @@ from deepnet_fairseq.methods import METHODS
 
 from .helpers import batch, small
 from .observing import close, net_input, observe
-from .training_twins import SHAPES, assert_same_training, loss_of
+from .training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of
 
 
 @pytest.fixture(autouse=True)
-def compilations():
+def compilations(monkeypatch):
     """Counts compiled graphs."""
+    as_on_a_gpu(monkeypatch)
     torch._dynamo.reset()
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]

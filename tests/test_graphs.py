@@ -1,17 +1,18 @@
 """CUDA graphs without a GPU: what is captured when, and that training with recorded passes is training without them."""
 
+import argparse
 import copy
 import logging
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
-from fairseq.modules import FairseqDropout
 from torch.nn.parallel import DistributedDataParallel
 
-from deepnet_fairseq.dropout import Dropout
+from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.graphs import use_graphs
+from deepnet_fairseq.graphs import attach, use_graphs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.slots import Residual
 
@@ -19,13 +20,13 @@ from .conftest import TRAIN_FLAGS
 from .helpers import PAD, batch, run, small
 from .observing import close, net_input, observe
 from .recorded_graphs import Recorded
-from .training_twins import SHAPES, assert_same_training, loss_of, train
+from .training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of, train
 
 
 @pytest.fixture(autouse=True)
 def replays(monkeypatch):
-    """Counts passes that came out of a recording. Dropout is torch's, as on a GPU: a recording can hold it."""
-    monkeypatch.setattr(Dropout, "forward", FairseqDropout.forward)
+    """Counts passes that came out of a recording."""
+    as_on_a_gpu(monkeypatch)
     Recorded.replays = 0
     yield lambda: Recorded.replays
 
@@ -224,9 +225,23 @@ def test_training_on_the_cpu_is_refused_in_one_line(data, tmp_path):
     arch = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--cuda-graphs")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "1", "--save-dir", tmp_path, check=False)
     assert done.returncode != 0
-    assert done.stdout.strip().splitlines()[-1].endswith("drop the flag, or --cpu")
+    assert re.search(r"error: --cuda-graphs: .* drop the flag, or --cpu$", done.stdout.strip())
     assert "Traceback" not in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("field", ["cuda_graphs", "compile_layers"])
+def test_only_training_is_refused_on_the_cpu(field):
+    """A checkpoint of a training on a GPU translates on the CPU: its task begins no epoch."""
+    model, epochs = small(1), []
+    task = argparse.Namespace(begin_epoch=lambda *_: epochs.append(1))
+    attach(model, task, namespace("deepnet_transformer_tiny", **{field: True}))
+    src, prev = batch()
+    model(src, None, prev)
+    with pytest.raises(UserError, match=f"--{field.replace('_', '-')}: .*--cpu"):
+        task.begin_epoch(1, model)
+    assert not epochs
+    attach(model, argparse.Namespace(), namespace("deepnet_transformer_tiny", **{field: True}))  # no task to train by
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+
+from deepnet_fairseq import products
+from deepnet_fairseq.dropout import Dropout
 
 from .helpers import PAD, batch
 
 SHAPES = ((3, 9, 7), (4, 11, 8), (3, 9, 7), (2, 6, 5))  # rows, source, target
+
+
+def as_on_a_gpu(monkeypatch) -> None:
+    """Dropout and attention are torch's; ours for CPUs are nothing to capture or compile."""
+    monkeypatch.setattr(Dropout, "forward", FairseqDropout.forward)
+    monkeypatch.setattr(products, "LONGEST", 0)
 
 
 def loss_of(model, shape, seed):

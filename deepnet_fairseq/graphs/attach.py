@@ -15,7 +15,7 @@ def attach(model: nn.Module, task, cfg) -> None:
     """The training of `model` by `task` has compiled layers or CUDA graphs, as a filled model config asks.
 
     From its first epoch's begin, when the model is cast and lies where it stays; a model that only translates is left
-    alone. UserError then if graphs are asked for and the training is on the CPU.
+    alone. UserError then if the training is on the CPU: there are no graphs, and compiled layers are slower.
     """
     if not (cfg.cuda_graphs or cfg.compile_layers) or not hasattr(task, "begin_epoch"):
         return
@@ -24,11 +24,12 @@ def attach(model: nn.Module, task, cfg) -> None:
     @functools.wraps(begin_epoch)
     def begin_first_epoch(*args, **kwargs):
         task.begin_epoch = begin_epoch
+        if next(model.parameters()).device.type != "cuda":
+            flag = "--cuda-graphs" if cfg.cuda_graphs else "--compile-layers"
+            raise UserError(f"{flag}: for a GPU, and this training runs on the CPU; drop the flag, or --cpu")
         if cfg.compile_layers:
             compile_layers(model)
         if cfg.cuda_graphs:
-            if next(model.parameters()).device.type != "cuda":
-                raise UserError("--cuda-graphs: this training runs on the CPU; drop the flag, or --cpu")
             use_graphs(model, cfg.cuda_graphs_limit)
         return begin_epoch(*args, **kwargs)
 
