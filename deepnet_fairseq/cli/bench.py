@@ -81,7 +81,7 @@ def add(command) -> None:
     sub.add_argument("--checkpoint-activations", action="store_true", help="in training, for all candidates")
     sub.add_argument("--dropout", type=float, default=0.1, help="default %(default)s")
     sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the shared dictionary (default 10,000)")
-    sub.add_argument("--lengths", metavar="FILE", help="lines SOURCE TARGET to draw lengths from (default: like IWSLT-14's)")
+    sub.add_argument("--lengths", metavar="FILE", help="lines SOURCE TARGET, to draw lengths from (default: IWSLT-14)")
     sub.add_argument("--sentences", default="1,32", help="of the batches to translate (default %(default)s)")
     sub.add_argument("--beams", default="1,5", help="default %(default)s")
     sub.add_argument("--warmup", type=int, default=2, help="steps before the first that counts (default %(default)s)")
