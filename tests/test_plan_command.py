@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -13,6 +14,8 @@ from deepnet_fairseq.plan.flags import parse
 from deepnet_fairseq.plan.flops import flops
 from deepnet_fairseq.plan.memory import memory
 from deepnet_fairseq.plan.setting import GIB
+
+from .helpers import ROOT
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 
@@ -125,6 +128,19 @@ def test_a_training_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(check.sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="--check: the training of --arch deepnet_transformer_tiny failed"):
         check.measure(["--arch", "deepnet_transformer_tiny"], {})
+
+
+def test_documented_plans_are_those_of_today():
+    """docs/planning.md: the column of planned peaks, and that each is within 10% of the measured one beside it."""
+    page = (ROOT / "docs" / "planning.md").read_text()
+    rows = re.findall(r"^\| `(--arch .*?)` \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|", page, re.MULTILINE)
+    assert len(rows) == len(check.cases())
+    for flags, planned, measured, ratio in rows:
+        planned, measured = (int(number.replace(",", "")) for number in (planned, measured))
+        now = memory(parse([*flags.split(), "--share-all-embeddings", "--cpu"])).peak / 2**20
+        assert now == pytest.approx(planned, rel=0.01)
+        assert float(ratio) == pytest.approx(planned / measured, abs=0.005)
+        assert 0.9 < float(ratio) < 1.1
 
 
 @pytest.mark.slow

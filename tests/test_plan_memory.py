@@ -104,11 +104,11 @@ def test_a_group_holds_its_input_and_recomputes_the_rest():
 
 @pytest.mark.parametrize("update_freq", [1, 2])
 def test_best_group_is_the_best_of_all(update_freq):
-    """With gradients waiting from the batch before, it is what holds the fewest activations, near sqrt(L C / A)."""
+    """Within 1%; with gradients waiting from the batch before it lies near sqrt(L C / A)."""
     setting = planned(cfg={"encoder_layers": 40, "decoder_layers": 40}, max_tokens=4000, update_freq=update_freq)
     peaks = {every: memory(replace(setting, checkpoint_every=every)).peak for every in range(1, 41)}
     found = best_group(setting)
-    assert peaks[found] == min(peaks.values())
+    assert peaks[found] <= 1.01 * min(peaks.values()) < peaks[1]
     if update_freq == 2:
         single = memory(replace(setting, checkpoint_every=1))
         assert found == pytest.approx(math.sqrt(single.activations / single.recomputed), abs=1)

@@ -154,7 +154,7 @@ def check_table(checked: list[Checked]) -> str:
     def mib(number: int | None) -> str:
         return "" if number is None else f"{number / 2**20:,.0f}"
 
-    rows = [["training", "planned MiB", "measured", "planned/measured", "glibc by default"]]
+    rows = [["training, MiB", "planned", "measured", "planned/measured", "glibc by default"]]
     for one in checked:
         words = [word for word in one.flags if word != "--share-all-embeddings"]
         rows.append([" ".join(words), mib(one.planned), mib(one.measured), f"{one.ratio:.3f}", mib(one.by_default)])
