@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import torch
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.plan import check, measure
@@ -111,11 +112,15 @@ MISTAKES = [
     ("--flops 0", "--flops 0.0: must be above 0"),
     ("--updates 10", "--updates and --epochs: time needs a rate"),
     ("--epochs 3 --flops 9", "--epochs: give --corpus-tokens"),
+    pytest.param(
+        *("--measure", "--measure: there is no GPU here"),
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+    ),
     ("--check --json", "--check: prints a table"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "said"), MISTAKES, ids=[flags for flags, _ in MISTAKES])
+@pytest.mark.parametrize(("flags", "said"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, said):
     with pytest.raises(SystemExit) as ended:
         main(["plan", *flags.split()])

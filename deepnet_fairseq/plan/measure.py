@@ -12,7 +12,6 @@ from .. import config
 from ..errors import UserError
 from .flops import flops
 from .setting import Setting
-from .tape import DEVICES
 from .trial import Trial
 
 LAYERS = 4  # of each stack; a layer costs the same at any depth, the optimiser's share included
@@ -20,8 +19,8 @@ WARMUP, STEPS = 3, 5
 
 
 def measured_rate(setting: Setting) -> float:
-    """Floating-point operations a second of a training update of 4L-4L on one GPU, or the CPU where there is none:
-    the median of 5 updates through fairseq's Trainer with the setting's widths, method, batch, precision and loss."""
+    """Floating-point operations a second of a training update of 4L-4L on one device of the setting's kind: the median
+    of 5 updates through fairseq's Trainer with its widths, method, batch, precision and loss. UserError without one."""
     shallow = _shallow(setting)
     trial = Trial(shallow)
     try:
@@ -34,16 +33,11 @@ def measured_rate(setting: Setting) -> float:
 
 
 def _shallow(setting: Setting) -> Setting:
-    on_gpu = torch.cuda.is_available() and setting.device.name == "cuda"
-    if not on_gpu and setting.precision.name.endswith("fp16"):
-        raise UserError("--measure: half precision --fp16 needs a GPU, and there is none; give --flops")
-    layers = {
-        f"{stack}_layers": min(LAYERS, getattr(setting.cfg, f"{stack}_layers")) for stack in ("encoder", "decoder")
-    }
-    cfg = config.namespace(**(vars(setting.cfg) | layers))
-    return replace(
-        setting, cfg=cfg, update_freq=1, gpus=1, sharding="none", device=DEVICES["cuda" if on_gpu else "cpu"]
-    )
+    if setting.device.name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--measure: there is no GPU here; give --flops, or plan for this CPU with --cpu")
+    fields = vars(setting.cfg)
+    layers = {name: min(LAYERS, fields[name]) for name in ("encoder_layers", "decoder_layers")}
+    return replace(setting, cfg=config.namespace(**(fields | layers)), update_freq=1, gpus=1, sharding="none")
 
 
 def _seconds(trial: Trial) -> float:

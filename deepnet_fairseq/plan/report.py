@@ -139,12 +139,12 @@ def _time(setting: Setting, found: Speed | None) -> str:
         return "time: give --flops, the TFLOP/s that one GPU achieves in training, or --measure"
     rows = [
         ["time", "value"],
-        ["TFLOP/s of one GPU", f"{found.rate / TERA:.4g}"],
+        ["TFLOP/s of each", f"{found.rate / TERA:.4g}"],
         ["seconds an update", f"{found.step:.4g}"],
     ]
     rows.append(["tokens a second", f"{found.tokens_per_second:,.0f}"])
     if found.updates is not None:
-        rows += [["updates", f"{found.updates:,}"], ["hours", f"{found.hours:,.1f}"]]
+        rows += [["updates", f"{found.updates:,}"], ["hours", f"{found.hours:,.2f}"]]
     return render(rows)
 
 
