@@ -6,11 +6,11 @@ Shapes: B sentences, T queries, S keys, C width, h heads, d = C / h.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .dropout import Dropout
 from .linear import Linear
+from .packed import project
 from .products import attend, split, to_add
 
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
     def project_own(self, x: Tensor) -> tuple[Tensor, ...]:
         """Self-attention's projections of x (B, T, C): queries, keys and values side by side, (B, T, 3 C)."""
-        return (F.linear(x, *pack(self.q_proj, self.k_proj, self.v_proj)),)
+        return (project(x, self.q_proj, self.k_proj, self.v_proj),)
 
     def project_other(self, x: Tensor, source: Tensor) -> tuple[Tensor, ...]:
         """Projections of x (B, T, C) and source (B, S, C'): queries (B, T, C), keys and values (B, S, 2 C)."""
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
     def project_source(self, source: Tensor) -> Tensor:
         """Keys and values of source (B, S, C'), (B, S, 2, h, d)."""
-        return F.linear(source, *pack(self.k_proj, self.v_proj)).unflatten(-1, (2, self.num_heads, -1))
+        return project(source, self.k_proj, self.v_proj).unflatten(-1, (2, self.num_heads, -1))
 
     def forward(self, packed: tuple[Tensor, ...], mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Packed projections -> output (B, T, C); masks as in products.attend."""
@@ -57,12 +57,6 @@ class Attention(nn.Module):
         """The attention of the same projections, (B, T, S)."""
         q, keys, _values = split(packed, self.num_heads)
         return attention_weights(q, keys, mask)
-
-
-def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of several projections of one input, for one product instead of several."""
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return torch.cat([linear.weight for linear in linears]), bias
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from .attention import attention_weights, pack
+from .attention import attention_weights
 from .cache import DecoderCache
+from .packed import pack
 
 
 class LayerStep:

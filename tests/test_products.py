@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from deepnet_fairseq import products
 from deepnet_fairseq.dropout import Dropout, noise
+from deepnet_fairseq.packed import project
 from deepnet_fairseq.products import attend, split
 
 HEADS = 2
@@ -87,3 +88,20 @@ def test_dropout_is_the_generators_and_its_gradient_the_same_mask():
     first.sum().backward()
     assert torch.equal(x.grad, first.detach())
     assert dropout.eval()(x) is x
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_projections_are_the_separate_ones(bias):
+    """Values, gradients of input and parameters; and the packed weight is not kept for the backward pass."""
+    torch.manual_seed(0)
+    linears = [torch.nn.Linear(4, 6, bias=bias).double() for _ in range(3)]
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    parameters = [parameter for linear in linears for parameter in linear.parameters()]
+    assert torch.equal(project(x, *linears), torch.cat([linear(x) for linear in linears], -1))
+    assert torch.autograd.gradcheck(lambda x, *_: project(x, *linears), (x, *parameters))
+
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        project(x, *linears)
+    known = {tensor.data_ptr() for tensor in (x, *parameters)}
+    assert {tensor.data_ptr() for tensor in kept} <= known

@@ -2,7 +2,7 @@
 
 A Value stands for a tensor. Every operation says which of its Values autograd keeps for its derivative; a Value that
 several operations keep is held once, as its storage is. The rules are those of torch's derivatives.yaml:
-    linear            its input, and its weight if that is no parameter (projections that are packed into one)
+    linear            its input (projections that are packed into one pack their weights again)
     layer norm        its input, mean and 1/std of every row in float32
     relu, tanh        their output;  gelu and the like: their input
     dropout           its mask: one byte a number on a GPU, on a CPU the mask in the type of the input
@@ -144,12 +144,9 @@ class Tape:
         """The gradients of these are alive at one moment of the backward pass."""
         self.segments[-1].working = max(self.segments[-1].working, sum(value.bytes for value in values))
 
-    def linear(self, x: Value, width: int, packed: bool = False) -> Value:
-        """packed: the weight is put together in each pass, and kept."""
+    def linear(self, x: Value, width: int) -> Value:
         y = self.value(x.rows, width)
         self.keep(x)
-        if packed:
-            self.keep(self.value(width, x.width))
         self.segments[-1].flops += 2 * x.rows * x.width * width
         self.work(x, y)
         return y

@@ -91,9 +91,9 @@ def _layer(tape: Tape, layer: Layer, stack: Blueprint, x: Value, memory: Value |
 def _attend(tape: Tape, attention, shape, x: Value, memory: Value | None, length: int) -> Value:
     """Self-attention of x, or its attention to memory: the projections are packed as in attention.py."""
     if memory is None:
-        q = keys_values = tape.linear(x, 3 * shape.dim, packed=True)
+        q = keys_values = tape.linear(x, 3 * shape.dim)
     else:
-        keys_values = tape.linear(memory, 2 * shape.dim, packed=True)
+        keys_values = tape.linear(memory, 2 * shape.dim)
         q = tape.linear(x, shape.dim)
     y = tape.attention(q, keys_values, shape.dim, shape.num_heads, length, shape.attention_dropout)
     if attention.inner is not None:
