@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .errors import UserError
+from .heap import HEAP
 
 Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; may extend the history, see Method.mixer
 
@@ -54,7 +55,9 @@ class Recomputation:
             return part(x, history)
         group = _Group(part, x, list(history), self.offload and x.is_cuda)
         with saved_tensors_hooks(group.number, group.tensor):
-            return part(x, history)
+            y = part(x, history)
+        group.freed()
+        return y
 
 
 class Kept:
@@ -93,11 +96,13 @@ class _Group:
         self.part, self.history = part, history
         self.x = Offloaded(x) if offload else Kept(x)
         self.random, self.autocast = get_rng_state(), _autocast(x.device.type)
-        self.count, self.tensors = 0, {}
+        self.on_heap = x.is_cpu
+        self.count, self.size, self.tensors = 0, 0, {}
 
     def number(self, tensor: Tensor) -> int:
         """In place of a tensor that the graph would keep."""
         self.count += 1
+        self.size += tensor.nbytes
         return self.count - 1
 
     def tensor(self, number: int) -> Tensor:
@@ -118,6 +123,12 @@ class _Group:
         if len(found) != self.count:
             raise RuntimeError(f"recomputed layers saved {len(found)} tensors, {self.count} in the forward pass")
         self.tensors = dict(enumerate(found))
+        self.freed()
+
+    def freed(self) -> None:
+        """What the graph does not keep has gone, or will have when the backward pass has left the group."""
+        if self.on_heap:
+            HEAP.freed(self.size)
 
 
 def _never(_):
