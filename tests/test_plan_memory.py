@@ -115,8 +115,9 @@ def test_best_group_is_the_best_of_all(update_freq):
 
 
 def test_half_precision_and_optimisers():
-    """Bytes a parameter: 16 in fp32; 20 in half precision with float32 weights, gradients and moments, of which flat
-    Adam collects the gradients in the update alone; 12 without a master copy; moments over 4 GPUs 2 each."""
+    """Bytes a parameter: 16 in fp32; 20 in half precision with float32 weights, gradients and moments, 16 with flat
+    Adam, whose float32 gradients are a piece of the model (here all of it); 12 without a master copy; moments over 4
+    GPUs 2 each."""
 
     def bytes_each(**settings):
         setting = planned(cpu=False, **settings)
@@ -124,10 +125,11 @@ def test_half_precision_and_optimisers():
         return (found.weights + found.gradients + found.optimiser) / count(setting).total
 
     adam, flat = OPTIMIZERS["adam"], OPTIMIZERS["deepnet_adam"]
-    assert bytes_each() == bytes_each(optimizer=flat) == 16
+    assert bytes_each() == 16
+    assert bytes_each(optimizer=flat) == 16 + 4
     for half in ("fp16", "bf16"):
         assert bytes_each(precision=PRECISIONS[half]) == 20
-        assert bytes_each(precision=PRECISIONS[half], optimizer=flat) == 16
+        assert bytes_each(precision=PRECISIONS[half], optimizer=flat) == 16 + 4
         small = PRECISIONS[f"memory-efficient-{half}"]
         assert bytes_each(precision=small) == 12
         assert bytes_each(precision=small, sharding="os", gpus=4, optimizer=adam) == pytest.approx(6, abs=0.01)

@@ -88,14 +88,14 @@ def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) ->
 def _optimiser(setting: Setting, parameters: Parameters) -> tuple[int, int]:
     """Bytes kept between updates, and bytes of an update's temporaries. fairscale shards the moments (os), and the
     master weights too (fully_sharded); a model that it wraps as a whole still gathers all weights and gradients."""
-    adam, precision, device = setting.optimizer, setting.precision, setting.device.name
-    moments, kept = MOMENTS, adam.kept(precision, device)
+    adam, precision = setting.optimizer, setting.precision
+    moments, kept = MOMENTS, adam.kept(precision)
     if setting.sharding != "none":
         moments /= setting.gpus
     if setting.sharding == "fully_sharded":
         kept /= setting.gpus
-    step = adam.step(precision, device, parameters.trainable, parameters.largest)
-    return math.ceil(parameters.trainable * (moments + kept)), step
+    held = math.ceil(parameters.trainable * (moments + kept)) + adam.buffer(setting.device.name, parameters.trainable)
+    return held, adam.step(precision, parameters.trainable, parameters.largest)
 
 
 def _backward(segments: list[Segment], waiting: int) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..optim.flat import CHUNK
 from .tape import FLOAT32
 
 MOMENTS = 2 * FLOAT32  # Adam's, of a parameter
-GRADIENT = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,17 @@ class Adam:
     name = "adam"
 
     @staticmethod
-    def kept(precision: Precision, device: str) -> int:
+    def kept(precision: Precision) -> int:
         """Bytes a parameter that stay from one update to the next, beside the moments: master weight and gradient."""
         return 2 * FLOAT32 if precision.master else 0
 
     @staticmethod
-    def step(precision: Precision, device: str, parameters: int, largest: int) -> int:
+    def buffer(device: str, parameters: int) -> int:
+        """Bytes that stay whatever the precision."""
+        return 0
+
+    @staticmethod
+    def step(precision: Precision, parameters: int, largest: int) -> int:
         """Temporary bytes of an update: the root of the second moment, and where the weights are in half precision,
         they and their gradient in float32; of one tensor at a time."""
         copies = 3 if precision.memory_efficient else 1
@@ -67,18 +72,21 @@ class Adam:
 
 
 class DeepnetAdam:
-    """`--optimizer deepnet_adam` (optim/flat.py): gradients are collected in one float32 buffer for the update, which
-    a CPU keeps."""
+    """`--optimizer deepnet_adam` (optim/flat.py): gradients are copied into float32 piece by piece."""
 
     name = "deepnet_adam"
 
     @staticmethod
-    def kept(precision: Precision, device: str) -> int:
-        return (FLOAT32 if precision.master else 0) + (GRADIENT if device == "cpu" else 0)
+    def kept(precision: Precision) -> int:
+        return FLOAT32 if precision.master else 0
 
     @staticmethod
-    def step(precision: Precision, device: str, parameters: int, largest: int) -> int:
-        return 0 if device == "cpu" else GRADIENT * parameters
+    def buffer(device: str, parameters: int) -> int:
+        return FLOAT32 * min(parameters, CHUNK[device])
+
+    @staticmethod
+    def step(precision: Precision, parameters: int, largest: int) -> int:
+        return 0
 
 
 OPTIMIZERS = {optimizer.name: optimizer for optimizer in (Adam, DeepnetAdam)}
