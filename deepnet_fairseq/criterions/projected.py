@@ -116,7 +116,7 @@ class _Total:
             of_x.copy_(narrow @ self.weight).div_(scale)
         if self.of_weight is None:
             return
-        if x.is_cuda and x.dtype != self.dtype:
+        if x.is_cuda and x.dtype != self.dtype and torch.__version__ >= (2, 8):
             # half precision in, float32 out: fp16 would overflow at a frequent word
             self.of_weight.add_(torch.mm(narrow.t(), x, out_dtype=self.dtype), alpha=1 / scale)
         else:
