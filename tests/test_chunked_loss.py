@@ -153,14 +153,18 @@ def test_what_is_frozen_gets_none(frozen):
     assert_close(ours[1], theirs[1])
 
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 128.0])
-def test_half_precision_is_no_worse_than_fairseqs(dtype, scale):
+def test_half_precision_is_no_worse_than_fairseqs(dtype, scale, device):
     """Against float64 from the same numbers; the gradient of an unlikely word is below what fp16 holds."""
     generator = torch.Generator().manual_seed(0)
-    features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
-    weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
-    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words: large sums
+    features = (4 * torch.randn(300, 32, generator=generator)).to(device, dtype)
+    weight = (torch.randn(3000, 32, generator=generator) / 3).to(device, dtype)
+    targets = torch.randint(0, 8, (300,), generator=generator).to(device)  # frequent words: large sums
 
     def errors(loss, x, w):
         x, w = x.requires_grad_(), w.requires_grad_()
