@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
@@ -39,3 +40,11 @@ def trained(data, tmp_path_factory):
     arch = ("--arch", "deepnet_transformer_tiny_100_100")
     run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
     return folder
+
+
+@pytest.fixture
+def group(tmp_path):
+    """One process that believes in others."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()

@@ -10,7 +10,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.distributed.legacy_distributed_data_parallel import LegacyDistributedDataParallel
 from fairseq.distributed.module_proxy_wrapper import ModuleProxyWrapper
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.criterions import projected
@@ -21,6 +20,7 @@ from deepnet_fairseq.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
 from .helpers import PAD, VOCAB, batch, run, small, stock
+from .tensors import Largest
 
 
 def sample():
@@ -109,26 +109,13 @@ def test_twenty_steps():
     assert ours == pytest.approx(theirs, rel=2e-4)
 
 
-class Largest(TorchDispatchMode):
-    """The most rows that any tensor as wide as the vocabulary had."""
-
-    rows = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.size(-1) == VOCAB:
-                self.rows = max(self.rows, tensor.numel() // VOCAB)
-        return result
-
-
 @pytest.mark.parametrize("chunk", [17, 18])
 def test_no_more_logits_than_a_chunk(chunk):
     """The model is 16 wide: a transposed weight has 16 rows."""
     model, (theirs, ours) = small(1), criteria(chunk)
     rows = {}
     for criterion in (theirs, ours):
-        with Largest() as largest:
+        with Largest(VOCAB) as largest:
             gradients(model, criterion)
         rows[criterion] = largest.rows
     tokens = sample()["ntokens"]
@@ -195,14 +182,6 @@ def wrapped(model, backend, group):
     if backend == "legacy_ddp":
         return ModuleProxyWrapper(LegacyDistributedDataParallel(model, group, buffer_size=2**20))
     return ModuleProxyWrapper(DistributedDataParallel(model, process_group=group, find_unused_parameters=False))
-
-
-@pytest.fixture
-def group(tmp_path):
-    """One process that believes in others."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield torch.distributed.group.WORLD
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("tied", [True, False])

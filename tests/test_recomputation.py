@@ -5,9 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq import heap
 from deepnet_fairseq.config import namespace
@@ -20,6 +18,7 @@ from .conftest import TRAIN_FLAGS
 from .every_slot import EverySlot
 from .helpers import batch, run, small
 from .observing import close, loss_of, net_input, observe
+from .tensors import Storages
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 HOW = {
@@ -114,14 +113,6 @@ def test_a_second_backward_pass_recomputes_again():
             assert torch.equal(gradient, expected)
 
 
-@pytest.fixture
-def group(tmp_path):
-    """One process that believes in others."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("unused", [True, False])
 def test_same_gradients_in_several_processes(group, unused):
     plain, recomputed = pair("two")
@@ -153,25 +144,6 @@ def test_each_layer_runs_twice(how):
     with torch.no_grad():
         loss_of(model, net_input())
     assert [calls[layer.fc1] for layer in layers] == [1] * len(layers)
-
-
-class Storages(TorchDispatchMode):
-    """Bytes of all tensors made inside that live on."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        return result
-
-    def living(self) -> int:
-        return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
 def kept(model, rows=64):
