@@ -29,6 +29,8 @@ from deepnet_fairseq.bench.training import PARTS, Watched
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
+from .helpers import ROOT
+
 SHAPE = Shape(2, 1, "tiny")
 CPU = torch.device("cpu")
 PEER = "deepnet_fairseq.bench.peers.torchscale"
@@ -365,3 +367,12 @@ def test_mistakes_are_named_before_anything_is_measured(words, said, tmp_path, m
     with pytest.raises(SystemExit, match=said):
         main(["bench", "--device", "cpu", *words.split(" ", 1)])
     assert not list(tmp_path.iterdir())
+
+
+def test_readme_shows_recorded_results():
+    """Its rows are those that the JSON files in results/bench give."""
+    shown = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
+    recorded = [render(json.loads(path.read_text())) for path in (ROOT / "results" / "bench").glob("*.json")]
+    rows = [row for row in shown.splitlines() if "| ours |" in row or "| stock |" in row or "| torchscale |" in row]
+    assert len(rows) > 6
+    assert all(any(row in table for table in recorded) for row in rows)
