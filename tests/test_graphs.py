@@ -1,23 +1,18 @@
 """CUDA graphs without a GPU: what is captured when, and that training with recorded passes is training without them."""
 
-import argparse
 import copy
 import logging
-import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepnet_fairseq.config import namespace
-from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.graphs import attach, use_graphs
+from deepnet_fairseq.graphs import use_graphs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.slots import Residual
 
-from .conftest import TRAIN_FLAGS
-from .helpers import PAD, batch, run, small
+from .helpers import PAD, batch, small
 from .observing import close, net_input, observe
 from .recorded_graphs import Recorded
 from .training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of, train
@@ -219,38 +214,3 @@ def test_hooks_of_distributed_training_get_the_gradients(replays):
     finally:
         dist.destroy_process_group()
     assert replays()
-
-
-def test_training_on_the_cpu_is_refused_in_one_line(data, tmp_path):
-    arch = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--cuda-graphs")
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "1", "--save-dir", tmp_path, check=False)
-    assert done.returncode != 0
-    assert re.search(r"error: --cuda-graphs: .* drop the flag, or --cpu$", done.stdout.strip())
-    assert "Traceback" not in done.stdout
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("field", ["cuda_graphs", "compile_layers"])
-def test_only_training_is_refused_on_the_cpu(field):
-    """A checkpoint of a training on a GPU translates on the CPU: its task begins no epoch."""
-    model, epochs = small(1), []
-    task = argparse.Namespace(begin_epoch=lambda *_: epochs.append(1))
-    attach(model, task, namespace("deepnet_transformer_tiny", **{field: True}))
-    src, prev = batch()
-    model(src, None, prev)
-    with pytest.raises(UserError, match=f"--{field.replace('_', '-')}: .*--cpu"):
-        task.begin_epoch(1, model)
-    assert not epochs
-    attach(model, argparse.Namespace(), namespace("deepnet_transformer_tiny", **{field: True}))  # no task to train by
-
-
-@pytest.mark.parametrize(
-    "fields, flag",
-    [
-        ({"cuda_graphs_limit": 0}, "--cuda-graphs-limit 0"),
-        ({"cuda_graphs": True, "checkpoint_activations": True}, "--checkpoint-activations"),
-    ],
-)
-def test_refusals_name_the_flag(fields, flag):
-    with pytest.raises(UserError, match=flag):
-        small(1, **fields)
