@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq import products
+from deepnet_fairseq import attention, products
 from deepnet_fairseq.dropout import Dropout, noise
 from deepnet_fairseq.packed import project
 from deepnet_fairseq.products import attend, split
+
+from .helpers import PAD, batch, small
 
 HEADS = 2
 
@@ -105,3 +107,27 @@ def test_packed_projections_are_the_separate_ones(bias):
         project(x, *linears)
     known = {tensor.data_ptr() for tensor in (x, *parameters)}
     assert {tensor.data_ptr() for tensor in kept} <= known
+
+
+def test_twenty_updates_are_those_of_the_plain_road(monkeypatch):
+    """Products and packed projections: the losses and weights of torch's attention and linear maps."""
+
+    def train():
+        model = small(3, method="deepnorm").double().train()
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for step in range(20):
+            src, prev = batch(seed=step)
+            scores = model(src, None, prev)[0]
+            losses.append(F.cross_entropy(scores.flatten(0, 1), prev.roll(-1, 1).flatten(), ignore_index=PAD))
+            optimizer.zero_grad()
+            losses[-1].backward()
+            optimizer.step()
+        return torch.stack(losses), torch.nn.utils.parameters_to_vector(model.parameters())
+
+    losses, weights = train()
+    monkeypatch.setattr(products, "LONGEST", 0)
+    monkeypatch.setattr(attention, "project", lambda x, *linears: torch.cat([linear(x) for linear in linears], -1))
+    plain_losses, plain_weights = train()
+    assert losses[-1] < 0.9 * losses[0]
+    assert torch.allclose(losses, plain_losses, atol=1e-9)
+    assert torch.allclose(weights, plain_weights, atol=1e-9)
