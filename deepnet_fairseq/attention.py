@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q k / sqrt(d)) averaged over heads, (B, T, S): what alignments are read from, without dropout."""
-    scores = torch.matmul(q, keys.transpose(2, 3)).float() * q.size(-1) ** -0.5
+    scores = torch.matmul(q * q.size(-1) ** -0.5, keys.transpose(2, 3)).float()
     if mask is not None:
         scores = scores + to_add(mask, scores.dtype)
     return scores.softmax(-1).mean(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor
@@ -57,6 +59,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if incremental_state is not None:
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
             states = self.step(x, incremental_state, encoder_out, more)
+            states = list(states)
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
@@ -64,11 +67,14 @@ class Decoder(Stack, FairseqIncrementalDecoder):
             inputs = (memory.states, memory.mask, self._left_padding_mask(prev_output_tokens))
             asked = more or return_all_hiddens
             states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
-        inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
-        return self.finish(states[-1]), {"attn": alignment or [None], "inner_states": inner_states}
+        kept = list(states) if return_all_hiddens else deque(states, maxlen=1)
+        inner_states = [state.transpose(0, 1) for state in kept] if return_all_hiddens else []
+        return self.finish(kept[-1]), {"attn": alignment[:1] or [None], "inner_states": inner_states}
 
+    @torch.no_grad()
     def step(self, x: Tensor, incremental_state: dict, encoder_out: dict, more: dict[int, tuple]) -> list[Tensor]:
-        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C)."""
+        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C). Without gradients, for
+        the cache is written in place."""
         if self.CACHE not in incremental_state:
             cache = DecoderCache(self.layers, Memory.of(encoder_out, rows=False))
             steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]

@@ -23,7 +23,7 @@ def noise(x: Tensor, p: float) -> Tensor:
     """Shaped like x: 0 with probability p, else 1 / (1 - p)."""
     dropped = round(p * RESOLUTION)
     scale = RESOLUTION / (RESOLUTION - dropped)
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape).to(torch.float32)  # -2^15 to 2^15 - 1
     kept = numbers.add_(RESOLUTION // 2 - dropped + 1).mul_(scale).clamp_(0, scale)
     return kept.to(x.dtype)

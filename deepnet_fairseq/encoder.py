@@ -32,7 +32,7 @@ class Encoder(Stack, FairseqEncoder):
         if padding.any():  # the one synchronisation with the device in this pass
             mask = to_add(~padding[:, None, None], x.dtype)  # (B, 1, 1, S)
             x = x.masked_fill(padding.unsqueeze(-1), 0)
-        states = self.states(x, mask) if return_all_hiddens else []
+        states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
         x = self.finish(x)
         return {

@@ -7,6 +7,7 @@ take the next one of its size. Where activations are recomputed, holes come to b
 from __future__ import annotations
 
 import ctypes
+import sys
 
 AT_MOST = 512 * 2**20  # bytes of holes; to return them costs the time to get their pages anew
 
@@ -16,7 +17,7 @@ class Heap:
 
     def __init__(self):
         self.holes = 0
-        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
 
     def freed(self, size: int) -> None:
         """`size` bytes of tensors have gone since the last call."""

@@ -12,7 +12,7 @@ from .products import to_add
 
 @dataclass(frozen=True)
 class Memory:
-    """states (B, S, C); mask (B, 1, 1, S), 0 at source tokens, else -inf, or None; one for `beams` rows."""
+    """states (B, S, C); mask (B, 1, 1, S), 0 at source tokens, else the lowest number; one for `beams` rows."""
 
     states: Tensor
     mask: Tensor | None

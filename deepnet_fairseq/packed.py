@@ -13,8 +13,15 @@ def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return torch.cat([linear.weight for linear in linears]), bias
 
 
+def watched(*modules: nn.Module) -> bool:
+    """Do hooks wait for a call of one of them?"""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
 def project(x: Tensor, *linears: nn.Linear) -> Tensor:
     """x (B, T, C) -> the outputs of n linears of equal shape side by side, (B, T, n C')."""
+    if watched(*linears):
+        return torch.cat([linear(x) for linear in linears], -1)
     if torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled():
         return F.linear(x, *pack(*linears))
     biases = [linear.bias for linear in linears if linear.bias is not None]

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LONGEST = 256  # keys to which products win on a CPU; behind it their T x S weights cost memory too
 
@@ -40,10 +41,12 @@ def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
 
 
 def to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A bool mask, True where a query may look, as numbers to add to scores; others as they are."""
+    """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
+
+    The lowest number instead of -inf: a query that may look nowhere is given something, not NaN."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class _Products(torch.autograd.Function):
@@ -65,6 +68,7 @@ class _Products(torch.autograd.Function):
         return _packed([torch.bmm(weights, values)], heads)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         weights, q, keys, values = ctx.saved_tensors
         (grad,), nothing = _by_head(grad, 1, ctx.heads), q.new_empty(1)
@@ -106,4 +110,4 @@ def _packed(parts: list[Tensor], heads: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _future(length: int, dtype: torch.dtype) -> Tensor:
     """(T, T): -inf for what lies behind a query."""
-    return torch.full((length, length), float("-inf"), dtype=dtype).triu_(1)
+    return torch.full((length, length), float("-inf"), dtype=dtype, device="cpu").triu_(1)

@@ -63,14 +63,14 @@ class Stack(nn.Module):
             x = self.run(layers, inputs, x, history)
         return x
 
-    def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> list[Tensor]:
+    def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
         """The same, x before the layers and behind each one; more: further inputs by the layer's index."""
-        states, history = [x], []
+        history = []
+        yield x
         x = self.mix(x, history)
         for index, layer in enumerate(self.layers):
             x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
-            states.append(x)
-        return states
+            yield x
 
     def run(self, layers: Iterable[Layer], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
         """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""

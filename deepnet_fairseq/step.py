@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .attention import attention_weights
 from .cache import DecoderCache
-from .packed import pack
+from .packed import pack, watched
 
 
 class LayerStep:
@@ -27,10 +27,9 @@ class LayerStep:
         own, other = layer.self_attn, layer.encoder_attn
         self.own, self.other = _Branch(layer, "self_attn", own.inner), _Branch(layer, "encoder_attn", other.inner)
         self.ffn = _Branch(layer, "ffn", layer.inner)
-        self.own_in = _matrix(*pack(own.q_proj, own.k_proj, own.v_proj))
+        self.own_in = _projection(own.q_proj, own.k_proj, own.v_proj)
         self.own_out, self.other_in, self.other_out, self.fc1, self.fc2 = (
-            _matrix(linear.weight, linear.bias)
-            for linear in (own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2)
+            _projection(linear) for linear in (own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2)
         )
         between = (layer.hidden, layer.activation_dropout)
         self.hidden, self.activation_dropout = (called(module) for module in between)
@@ -89,7 +88,7 @@ def called(module: nn.Module | None) -> Callable | None:
     """How to call a module without the cost of nn.Module's own call; None for one that does nothing here."""
     if module is None or (isinstance(module, FairseqDropout) and not _drops(module)):
         return None
-    if module._forward_hooks or module._forward_pre_hooks:
+    if watched(module):
         return module
     if type(module) is nn.LayerNorm:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
@@ -99,6 +98,13 @@ def called(module: nn.Module | None) -> Callable | None:
 
 def _drops(dropout: FairseqDropout) -> bool:
     return dropout.p > 0 and (dropout.training or dropout.apply_during_inference)
+
+
+def _projection(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) -> the outputs side by side."""
+    if watched(*linears):
+        return lambda x: torch.cat([linear(x) for linear in linears], -1)
+    return _matrix(*(pack(*linears) if len(linears) > 1 else (linears[0].weight, linears[0].bias)))
 
 
 def _matrix(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -131,3 +131,28 @@ def test_twenty_updates_are_those_of_the_plain_road(monkeypatch):
     assert losses[-1] < 0.9 * losses[0]
     assert torch.allclose(losses, plain_losses, atol=1e-9)
     assert torch.allclose(weights, plain_weights, atol=1e-9)
+
+
+def test_hooks_on_packed_projections_are_called():
+    """Probes and fairseq's search for NaN watch them."""
+    model, seen = small(1), []
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    src, prev = batch()
+    model(src, None, prev)
+    assert len(set(seen)) == 12  # q, k, v and out of three attentions
+    seen.clear()
+    with torch.no_grad():
+        model.decoder(prev[:, :1], model.encoder(src), incremental_state={})
+    assert {name for name in seen if name.startswith("decoder")} == {
+        *(f"decoder.layers.0.self_attn.{role}_proj" for role in ("q", "k", "v", "out")),
+        *(f"decoder.layers.0.encoder_attn.{role}_proj" for role in ("q", "k", "v", "out")),
+    }
+
+
+def test_a_query_that_may_look_nowhere_gives_numbers():
+    parts, mask = packed("own", torch.float32), torch.zeros(3, 1, 1, 5, dtype=torch.bool)
+    y = attend(parts, HEADS, mask, False, 0.0)
+    y.sum().backward()
+    assert torch.isfinite(y).all() and torch.isfinite(parts[0].grad).all()

@@ -7,6 +7,8 @@ import functools
 import torch
 from fairseq.models.ema.ema import EMA
 
+TOGETHER = 512  # tensors, whose float32 copies are there at one moment
+
 
 def average_all_at_once() -> None:
     """For averages in float32; others, and those of a model with other tensors, are made fairseq's way.
@@ -28,9 +30,11 @@ def _at_once(original):
             return original(ema, new_model, updates)
         owners = {(value.data_ptr(), value.shape): name for name, value in kept.items() if "version" not in name}
         names = list(owners.values())
-        sums = [kept[name] for name in names]
-        torch._foreach_mul_(sums, ema.decay)
-        torch._foreach_add_(sums, [new[name].float() for name in names], alpha=1 - ema.decay)
+        for start in range(0, len(names), TOGETHER):
+            part = names[start : start + TOGETHER]
+            sums = [kept[name] for name in part]
+            torch._foreach_mul_(sums, ema.decay)
+            torch._foreach_add_(sums, [new[name].float() for name in part], alpha=1 - ema.decay)
         if ema.config.ema_fp32:
             names = [name for name in kept if "version" not in name]
             torch._foreach_copy_([average[name] for name in names], [kept[name] for name in names])

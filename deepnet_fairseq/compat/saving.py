@@ -49,4 +49,5 @@ def _memory(tensor: Tensor) -> tuple | None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    return (tensor.float() if tensor.dtype in HALF else tensor).cpu()
+    moved = tensor.cpu()  # first, for a float32 copy of a whole buffer may not fit on the GPU
+    return moved.float() if tensor.dtype in HALF else moved
