@@ -20,12 +20,24 @@ def watched(*modules: nn.Module) -> bool:
 
 def project(x: Tensor, *linears: nn.Linear) -> Tensor:
     """x (B, T, C) -> the outputs of n linears of equal shape side by side, (B, T, n C')."""
-    if watched(*linears):
-        return torch.cat([linear(x) for linear in linears], -1)
     if torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled():
-        return F.linear(x, *pack(*linears))
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return _Project.apply(x, len(linears), *(linear.weight for linear in linears), *biases)
+        y = F.linear(x, *pack(*linears))
+    else:
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        y = _Project.apply(x, len(linears), *(linear.weight for linear in linears), *biases)
+    if watched(*linears):
+        for linear, part in zip(linears, y.chunk(len(linears), -1), strict=True):
+            _tell(linear, x, part)
+    return y
+
+
+def _tell(module: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Calls a module's hooks as if it had made y from x. RuntimeError for one that wants to change either."""
+    pre, after = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
+    changes = [hook(module, (x,), *([{}] if key in pre else [])) for key, hook in module._forward_pre_hooks.items()]
+    changes += [hook(module, (x,), *([{}] if key in after else []), y) for key, hook in module._forward_hooks.items()]
+    if any(change is not None for change in changes):
+        raise RuntimeError("a hook may watch a packed projection, not change it")
 
 
 class _Project(torch.autograd.Function):
