@@ -59,7 +59,6 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if incremental_state is not None:
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
             states = self.step(x, incremental_state, encoder_out, more)
-            states = list(states)
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)

@@ -1,7 +1,9 @@
 """Steps are done once, and again when their output is not whole or anything before them changed."""
 
+import contextlib
 import json
 import os
+import time
 
 import pytest
 
@@ -169,15 +171,31 @@ def test_a_folder_belongs_to_one_corpus(tmp_path):
         claim(tmp_path / "mine" / "thesis")
 
 
-def test_one_process_at_a_time(tmp_path):
-    with claimed(tmp_path, "iwslt14_de_en"):
+@pytest.mark.parametrize("left", [True, False])
+def test_one_process_at_a_time(tmp_path, left, capfd):
+    """The second waits and says so; then the folder is its own, also when the first left nothing there."""
+    dest, order = tmp_path / "dest", tmp_path / "order"
+    with contextlib.suppress(KeyboardInterrupt), claimed(dest, "iwslt14_de_en"):
         if not (child := os.fork()):
-            try:
-                claim(tmp_path)
-                os._exit(1)
-            except UserError as error:
-                os._exit(0 if "another deepnet prepare works in it" in str(error) else 2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            with claimed(dest, "iwslt14_de_en"), order.open("a") as file:
+                file.write("second ")
+                file.flush()
+                time.sleep(0.5)  # a third would come in here
+                file.write("ends ")
+            os._exit(0)
+        while "another deepnet prepare works in it; waiting" not in capfd.readouterr().err:
+            time.sleep(0.05)
+        order.write_text("first ends ")
+        if left:
+            (dest / "bin").touch()
+        else:
+            raise KeyboardInterrupt
+    while "second" not in order.read_text():
+        time.sleep(0.05)
+    with claimed(dest, "iwslt14_de_en"), order.open("a") as file:
+        file.write("third")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert order.read_text() == "first ends second ends third"
 
 
 def test_outputs_are_bin_and_reference(tmp_path):

@@ -10,9 +10,9 @@ from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import Tensor
 
 from ..errors import UserError
+from .adam_flags import settings
 from .flat_adam import FlatAdam
 from .half_precision import FlatFP16Optimizer
-from .radam import betas
 
 NAME = "deepnet_adam"
 # (section of fairseq's config, setting): the values it is refused with, and why
@@ -62,12 +62,7 @@ class DeepnetAdam(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict:
         """What is given now and replaces what a checkpoint holds."""
-        return {
-            "lr": self.cfg.lr[0],
-            "betas": betas(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-        }
+        return settings(self.cfg)
 
     @property
     def _multiply_factor(self) -> float | Tensor:

@@ -1,6 +1,5 @@
 """RAdam (Liu et al. 2020, arXiv 1908.03265), the optimiser of Admin's recipes, which fairseq lacks: torch's."""
 
-import ast
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
-from ..errors import UserError
+from .adam_flags import settings
 
 
 @dataclass
@@ -30,21 +29,4 @@ class RAdam(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict:
         """What is given now and replaces what a checkpoint holds."""
-        return {
-            "lr": self.cfg.lr[0],
-            "betas": betas(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-            "decoupled_weight_decay": True,
-        }
-
-
-def betas(text: str) -> tuple[float, float]:
-    """The words "(0.9, 0.98)" -> (0.9, 0.98); UserError for anything that is not two numbers in [0, 1)."""
-    try:
-        first, second = (float(value) for value in ast.literal_eval(str(text)))
-    except (ValueError, SyntaxError, TypeError):
-        first = second = 1.0
-    if not 0 <= first < 1 or not 0 <= second < 1:
-        raise UserError(f"--adam-betas {text}: give two numbers in [0, 1), as '(0.9, 0.98)'")
-    return first, second
+        return settings(self.cfg) | {"decoupled_weight_decay": True}

@@ -52,7 +52,7 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     out="$(cd "$start" && realpath -m -- "${OUT:-$start/runs${smoke:+-smoke}}")"
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     hardware
-    failed="$out/$experiment/failed.$$"
+    failed="$(mktemp -u)"  # made by a row that fails, and not among the runs: a killed script leaves it
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     trap stop_queued EXIT
     trap 'exit 130' INT
