@@ -17,6 +17,7 @@ def apply() -> None:
         checkpoints,
         command_line,
         copies,
+        launch,
         moving_average,
         nan_detector,
         optimisers,
@@ -33,6 +34,7 @@ def apply() -> None:
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
     copies.replace_in_one_move()
+    launch.start_and_watch()
     moving_average.average_all_at_once()
     nan_detector.hook_leaves()
     optimisers.bring_their_own_half_precision()

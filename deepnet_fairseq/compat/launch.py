@@ -1,0 +1,161 @@
+"""The processes of a training: started by torchrun or here, on GPUs or CPUs, and one line when one of them is lost.
+
+fairseq leaves torchrun's processes to train N times by themselves unless the world size is named too, starts none on a
+CPU and waits half an hour for a machine that is cut off.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import signal
+import socket
+import sys
+from datetime import timedelta
+
+import torch
+from fairseq import models
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import distributed_fairseq_model
+from torch import multiprocessing
+from torch.distributed import distributed_c10d
+
+from ..errors import UserError, user_error_line
+from .wrapping import wrap
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+LOST = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]ime[d ]*out|heartbeat|not all ranks|store", re.I
+)
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, which save
+
+
+def start_and_watch() -> None:
+    """Idempotent."""
+    wrap(distributed_utils, "call_main", _call_main)
+    wrap(distributed_fairseq_model, "DistributedDataParallel", _on_any_device)
+    wrap(models, "DistributedFairseqModel", _without_heartbeat)
+
+
+def _call_main(original, cfg, main, **kwargs):
+    place = cfg.distributed_training
+    on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+    if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
+        _join(place, on_cpu)
+    if on_cpu:
+        place.distributed_backend = "gloo"
+    _wait_at_most(place.heartbeat_timeout)
+    main = functools.partial(_explained, main)
+    if place.distributed_init_method is None and place.distributed_world_size > 1 and not _slurm():
+        return _spawn(cfg, main, kwargs, on_cpu)
+    return original(cfg, main, **kwargs)
+
+
+def _join(place, on_cpu: bool) -> None:
+    """One of torchrun's processes."""
+    place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
+    if place.distributed_world_size > 1:
+        place.distributed_init_method, place.distributed_no_spawn = "env://", True
+    if not on_cpu:
+        place.device_id = int(os.environ.get("LOCAL_RANK", place.distributed_rank)) % torch.cuda.device_count()
+
+
+def _slurm() -> bool:
+    """Tasks of srun, which fairseq tells apart by SLURM's variables."""
+    return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
+
+
+def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
+    """All processes of a training on this machine; ends as they do, with what the first of them has to say."""
+    place = cfg.distributed_training
+    number = place.distributed_world_size
+    if not on_cpu and number > torch.cuda.device_count():
+        raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
+    place.distributed_init_method = (
+        f"tcp://localhost:{_free_port() if place.distributed_port <= 0 else place.distributed_port}"
+    )
+    place.distributed_rank = None  # each process its own
+    mistakes = multiprocessing.get_context("spawn").SimpleQueue()
+    context = multiprocessing.spawn(
+        _process, (main, cfg, kwargs | {"start_rank": 0}, place.heartbeat_timeout, mistakes), number, join=False
+    )
+    before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
+    try:
+        while not context.join():
+            pass
+    except multiprocessing.ProcessExitedException as error:
+        if not mistakes.empty():
+            raise UserError(mistakes.get()) from None
+        sys.exit(error.exit_code if error.exit_code > 0 else 1)
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _process(number: int, main, cfg, kwargs: dict, seconds: int, mistakes) -> None:
+    """One of those; importing this file has put everything else in place."""
+    _wait_at_most(seconds)
+    try:
+        distributed_utils.distributed_main(number, main, cfg, kwargs)
+    except Exception as error:
+        line = user_error_line(error)
+        if line is None:
+            raise
+        mistakes.put(line)
+        sys.exit(1)
+
+
+def _pass_on(processes, kind: int, frame) -> None:
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid, kind)
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("localhost", 0))
+        return door.getsockname()[1]
+
+
+def _wait_at_most(seconds: int) -> None:
+    """For the other processes, by --heartbeat-timeout; without it as long as torch does."""
+    if seconds > 0:
+        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
+        distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
+
+
+def _explained(main, cfg, **kwargs):
+    """main, whose complaints about the network become one line."""
+    try:
+        return main(cfg, **kwargs)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        known = isinstance(error, torch.distributed.DistError) or LOST.search(first)
+        if not known or cfg.distributed_training.distributed_world_size == 1 or isinstance(error, UserError):
+            raise
+        place = cfg.distributed_training
+        raise UserError(
+            f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
+            f"reached ({first[:150]}); start the training again, and it resumes from {cfg.checkpoint.save_dir}"
+        ) from error
+
+
+def _on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
+    """DistributedDataParallel, which takes no device ids for a model on a CPU."""
+    if next(module.parameters()).device.type == "cpu":
+        device_ids = output_device = None
+    if "broadcast_buffers" in kwargs and "forward_sync_buffers" in inspect.signature(original).parameters:
+        kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")  # its name since torch 2.13
+    return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+
+def _without_heartbeat(original, args, *rest, **kwargs):
+    """fairseq's wrapper kills the whole process group, whoever is in it, without a word; a collective that waits too
+    long raises instead."""
+    seconds, args.heartbeat_timeout = args.heartbeat_timeout, -1
+    try:
+        return original(args, *rest, **kwargs)
+    finally:
+        args.heartbeat_timeout = seconds
