@@ -10,6 +10,7 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
+    from .. import distributed
     from . import (
         arithmetic,
         batches,
@@ -34,6 +35,7 @@ def apply() -> None:
     checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
     copies.replace_in_one_move()
+    distributed.install()
     launch.start_and_watch()
     moving_average.average_all_at_once()
     nan_detector.hook_leaves()

@@ -1,0 +1,98 @@
+"""Checkpoints of sharded models: whole ones, which any number of processes and any program reads, or one file a rank."""
+
+from __future__ import annotations
+
+from fairseq import checkpoint_utils, utils
+from fairseq.trainer import Trainer
+
+from ..compat.wrapping import wrap
+from . import optimiser_state, shard_files
+from .fully_sharded import FullySharded
+from .training import sharded
+
+
+def save_and_load_sharded() -> None:
+    """Idempotent."""
+    Trainer.always_call_state_dict_during_save_checkpoint = property(lambda self: False)
+    wrap(checkpoint_utils, "save_checkpoint", _save)
+    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_to_cpu)
+    wrap(Trainer, "consolidate_optimizer", _consolidate)
+    wrap(Trainer, "state_dict", _state_dict)
+    wrap(Trainer, "load_checkpoint", _load)
+
+
+def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
+    """All ranks give what they have before the first one writes; what no checkpoint asks for any more is removed."""
+    model = sharded(trainer)
+    if not model or cfg.no_save:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    if trainer.cfg.distributed_training.use_sharded_state:
+        found = {"model": model.local_state_dict(), "shapes": model.shapes, "trained": model.trained_shapes()}
+        if not cfg.no_save_optimizer_state:
+            found["optimiser"] = trainer.optimizer.state_dict()
+        trainer.found = {
+            "model": {},
+            shard_files.KEY: shard_files.write(cfg.save_dir, trainer, utils.move_to_cpu(found)),
+        }
+    else:
+        trainer.found = {"model": model.state_dict()}
+    try:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    finally:
+        del trainer.found
+        if trainer.is_data_parallel_master:
+            shard_files.remove_unused(cfg.save_dir)
+
+
+def _consolidate(original, trainer: Trainer) -> None:
+    """The optimiser's whole state on the first rank; fairseq asks all ranks for it before a checkpoint is written."""
+    model = sharded(trainer)
+    if not model:
+        original(trainer)
+    elif not trainer.cfg.distributed_training.use_sharded_state and not trainer.cfg.checkpoint.no_save_optimizer_state:
+        trainer._gathered_optim_state = _gathered(model, trainer.optimizer.state_dict())
+
+
+def _gathered(model: FullySharded, state: dict) -> dict:
+    shapes = model.trained_shapes()
+    local = [part.shape for part in model.parameters() if part.requires_grad]
+    found = optimiser_state.entries(state, local)
+    whole = optimiser_state.each(found, lambda number, value: model.gather(value, shapes[number]))
+    return optimiser_state.with_entries(state, whole, optimiser_state.is_flat(state, shapes))
+
+
+def _state_dict(original, trainer: Trainer) -> dict:
+    """Called by the first rank alone: what all ranks have to do is done."""
+    if not sharded(trainer):
+        return original(trainer)
+    found = trainer.found
+    model, checkpoint = trainer._wrapped_model, trainer.cfg.checkpoint
+    keep = checkpoint.no_save_optimizer_state
+    if shard_files.KEY in found:
+        checkpoint.no_save_optimizer_state = True
+    trainer._wrapped_model = _Written()
+    try:
+        return original(trainer) | found
+    finally:
+        trainer._wrapped_model, checkpoint.no_save_optimizer_state = model, keep
+
+
+class _Written:
+    """In the place of a model whose state is gathered already."""
+
+    def state_dict(self) -> dict:
+        return {}
+
+
+def _load(original, trainer: Trainer, *args, **kwargs):
+    """Every rank of a sharded model reads for itself: sent by the first, all would come to lie on each GPU."""
+    if not sharded(trainer):
+        return original(trainer, *args, **kwargs)
+    trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    return original(trainer, *args, **kwargs)
+
+
+def _load_to_cpu(original, path, *args, **kwargs) -> dict:
+    """The whole of a checkpoint that lies in shards."""
+    state = original(path, *args, **kwargs)
+    return shard_files.read(path, state) if shard_files.KEY in state else state

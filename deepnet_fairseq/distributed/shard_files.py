@@ -1,0 +1,85 @@
+"""A checkpoint in a file for each rank (--use-sharded-state), and a small one by the usual name that names them.
+
+The named files are complete before the checkpoint that names them takes its name: killed at any moment, a run has either
+the new checkpoint or the old one. They are torch's, of tensors and plain data.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from ..errors import UserError
+from . import optimiser_state, rows
+
+KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
+FOLDER = re.compile(r"shards_\d+")
+
+
+def write(save_dir: str, trainer, found: dict) -> dict:
+    """This rank's file; a call of all ranks. Returns what the small file says of all of them."""
+    folder = Path(save_dir) / f"shards_{trainer.get_num_updates()}"
+    rank, world = trainer.data_parallel_rank, trainer.data_parallel_world_size
+    files = [f"{number}_of_{world}.pt" for number in range(world)]
+    failure, part = "", folder / f"{files[rank]}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(found, part)
+        part.replace(folder / files[rank])
+    except (OSError, RuntimeError) as error:
+        failure = str(error).splitlines()[0]
+        part.unlink(missing_ok=True)
+    failures = [None] * world
+    distributed.all_gather_object(failures, failure, group=trainer.data_parallel_process_group)
+    if any(failures):
+        raise OSError(f"{folder}: {next(filter(None, failures))}")
+    return {"folder": folder.name, "files": files}
+
+
+def read(path: str, state: dict) -> dict:
+    """The checkpoint `state` of file `path` with what its shards hold; UserError if one is missing or damaged."""
+    folder = Path(path).resolve().parent / state[KEY]["folder"]
+    if not FOLDER.fullmatch(state[KEY]["folder"]) or not all(
+        re.fullmatch(r"\w+\.pt", name) for name in state[KEY]["files"]
+    ):
+        raise UserError(f"{path}: names shards in a place where none is written; take another checkpoint")
+    parts = [_part(path, folder / name) for name in state.pop(KEY)["files"]]
+    shapes, joined = parts[0]["shapes"], {}
+    state["model"] = parts[0]["model"]
+    for name, shape in shapes.items():
+        memory = parts[0]["model"][name].data_ptr()  # of tied parameters the same
+        if memory not in joined:
+            joined[memory] = rows.join([part["model"][name] for part in parts], shape)
+        state["model"][name] = joined[memory]
+    if "optimiser" in parts[0]:
+        states = [part["optimiser"] for part in parts]
+        state["last_optimizer_state"] = optimiser_state.join(states, parts[0]["trained"])
+    return state
+
+
+def _part(path: str, file: Path) -> dict:
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: its part {file} is missing; take another checkpoint") from None
+    except Exception as error:
+        raise UserError(
+            f"{path}: its part {file} is damaged ({str(error).splitlines()[0]}); take another one"
+        ) from error
+
+
+def remove_unused(save_dir: str) -> None:
+    """Folders of shards that no checkpoint names."""
+    folders = {path.name: path for path in Path(save_dir).glob("shards_*") if FOLDER.fullmatch(path.name)}
+    for path in Path(save_dir).glob("*.pt") if folders else ():
+        with zipfile.ZipFile(path) as archive:
+            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            for name in re.findall(FOLDER.pattern.encode(), archive.read(pickled)):
+                folders.pop(name.decode(), None)
+    for folder in folders.values():
+        shutil.rmtree(folder)

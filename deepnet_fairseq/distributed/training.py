@@ -1,0 +1,92 @@
+"""What fairseq's Trainer does otherwise when its model is sharded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch
+from fairseq import models
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer
+from fairseq.trainer import Trainer
+from torch import distributed
+
+from ..compat.wrapping import wrap
+from ..errors import UserError
+from . import optimiser_state
+from .fully_sharded import FullySharded
+
+BACKEND = "fully_sharded"
+
+
+def train_sharded() -> None:
+    """Idempotent."""
+    Trainer.is_fsdp = property(lambda self: False)  # fairscale's
+    wrap(models, "DistributedFairseqModel", _sharded)
+    wrap(Trainer, "_build_optimizer", _build)
+    wrap(Trainer, "clip_grad_norm", _clip)
+    if train := sys.modules.get("fairseq_cli.train"):
+        train.fsdp_enable_wrap, train.fsdp_wrap = contextlib.nullcontext, lambda model: model
+
+
+def sharded(trainer: Trainer) -> FullySharded | None:
+    """The trainer's model, if it is sharded."""
+    return trainer.model if isinstance(trainer.model, FullySharded) else None
+
+
+def check_sharding(args) -> None:
+    """UserError, naming the flag, for what fairseq's flags ask for beside --ddp-backend fully_sharded and cannot be."""
+    if args.ddp_backend != BACKEND:
+        return
+    refused = {
+        "--zero-sharding": args.zero_sharding != "none" and "the optimiser's state is sharded already",
+        "--store-ema": args.store_ema and "the moving average is of whole weights; average checkpoints instead",
+        "--eval-bleu": getattr(args, "eval_bleu", False) and "generate from the checkpoints instead",
+        "--cpu-offload": args.cpu_offload and "every rank computes where its shards are",
+        "--amp": args.amp and "take --fp16 or --bf16",
+        "--memory-efficient-fp16": args.memory_efficient_fp16 and "take --fp16",
+        "--memory-efficient-bf16": args.memory_efficient_bf16 and "take --bf16",
+        "--use-bmuf": args.use_bmuf and "take --ddp-backend pytorch_ddp",
+    }
+    for flag, reason in refused.items():
+        if reason:
+            raise UserError(f"{flag}: not with --ddp-backend {BACKEND}: {reason}")
+
+
+def _sharded(original, args, model, process_group, device):
+    if args.ddp_backend != BACKEND:
+        return original(args, model, process_group, device)
+    if not isinstance(model, BaseFairseqModel):
+        raise UserError(f"--criterion: one with parameters of its own is not trained by --ddp-backend {BACKEND}")
+    return FullySharded(model, process_group, device, keep_gathered=args.no_reshard_after_forward)
+
+
+def _build(original, trainer: Trainer) -> None:
+    original(trainer)
+    if model := sharded(trainer):
+        optimizer: FairseqOptimizer = trainer.optimizer
+        if not optimizer.supports_flat_params:
+            raise UserError(
+                f"--optimizer {trainer.cfg.optimizer._name}: not with --ddp-backend {BACKEND}, where a rank has some rows "
+                "of each parameter; take adam or another one that treats numbers one by one"
+            )
+        load = optimizer.load_state_dict
+
+        def load_rows(state: dict, *args) -> None:
+            """Of the whole state a checkpoint holds."""
+            load(optimiser_state.cut(state, model.trained_shapes(), model.rank, model.world), *args)
+
+        optimizer.load_state_dict = load_rows
+
+
+def _clip(original, trainer: Trainer, clip_norm: float):
+    if not sharded(trainer):
+        return original(trainer, clip_norm)
+
+    def of_all(norm: torch.Tensor) -> torch.Tensor:
+        squared = norm.float() ** 2
+        distributed.all_reduce(squared, group=trainer.data_parallel_process_group)
+        return squared**0.5
+
+    return trainer.optimizer.clip_grad_norm(clip_norm, aggregate_norm_fn=of_all)
