@@ -1,0 +1,97 @@
+"""The fault test's command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .disk import NAMESPACE, ShortFiles, SmallDisk, namespaces_work
+from .log import PHASES
+
+INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("fault_test", description=__doc__)
+    parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes to train on")
+    parser.add_argument("--launched", type=int, default=2, help="kills, for each number, of trainings by torchrun")
+    parser.add_argument("--updates", type=int, default=45, help="of a training")
+    parser.add_argument(
+        "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+    )
+    parser.add_argument("--full-disks", type=float, default=0.25, help="share of lives in which the disk fills up")
+    parser.add_argument("--no-namespace", action="store_true", help="limit the size of files instead of filling a disk")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    if not given.no_namespace and INSIDE not in os.environ and namespaces_work():
+        words = [*NAMESPACE, sys.executable, "-m", "tests.faults", *sys.argv[1:], "--seed", str(given.seed)]
+        os.execvpe(NAMESPACE[0], words, os.environ | {INSIDE: "1"})
+    folder = Path(tempfile.mkdtemp(prefix="faults"))
+    error = run(given, folder)
+    if error:
+        print(f"fault_test: error: {error}; the logs are in {folder}; SEED={given.seed} repeats it", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def run(given: argparse.Namespace, folder: Path) -> str | None:
+    """One campaign for each number of processes; what went wrong, if anything."""
+    import fairseq_cli.train  # noqa: F401
+    import torch
+
+    import deepnet_fairseq  # noqa: F401  (as --user-dir would, once for every life)
+
+    from .campaign import Campaign
+    from .states import Lost
+    from .training import Training, make_data
+
+    torch.set_num_threads(1)  # a process with threads cannot be forked
+    begun, chance = time.monotonic(), random.Random(given.seed)
+    disk = SmallDisk(folder / "disk", 64 << 20) if INSIDE in os.environ else ShortFiles(folder / "disk")
+    print(f"seed {given.seed}; full disks: {disk.name}", flush=True)
+    data, tallies = make_data(folder), {}
+    try:
+        for place, processes in enumerate(given.processes):
+            kills = given.kills // len(given.processes) + (place < given.kills % len(given.processes))
+            training = Training(data, processes, given.updates, MORE.get(processes, ()))
+            campaign = Campaign(training, disk, folder / f"logs{processes}", chance)
+            tallies[processes] = campaign.run(kills, given.launched, given.full_disks)
+    except Lost as error:
+        return str(error)
+    print(table(tallies))
+    print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
+    print(f"{time.monotonic() - begun:.0f} s")
+    return None
+
+
+MORE = {
+    1: ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"),
+    2: ("--optimizer", "deepnet_adam", "--update-freq", "2"),
+}
+
+
+def table(tallies: dict) -> str:
+    heads = ("processes", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
+    rows = [heads]
+    for processes, tally in tallies.items():
+        kills = [tally.kills[phase] for phase in PHASES]
+        numbers = (tally.resumes, tally.full_disks, tally.failed_saves, tally.survivors)
+        rows.append((processes, tally.trainings, sum(kills), *kills, *numbers))
+    widths = [max(len(str(row[place])) for row in rows) for place in range(len(heads))]
+    return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths)) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "fairseq-train"  # whose mistakes the package explains in one line
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What a life of a training has said: where it was when it died, and the numbers it logged."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+START, VALIDATES, VALIDATED = "Start iterating over samples", 'begin validation on "', "| valid | {"
+UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Saved checkpoint"
+PHASES = ("start", "training", "validation", "saving")
+TIMES = {"wps", "ups", "train_wall", "wall", "gb_free", "cuda_gb_allocated", "cuda_gb_reserved"}
+
+
+class Log:
+    """A file that grows; reading it notes when each line was first seen."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = ""
+        self.lines: list[tuple[float, str]] = []
+        self._offset = 0
+
+    def read(self) -> str:
+        """All that is there by now."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+            new = new[: new.rfind(b"\n") + 1]  # lines that are whole
+            if new:
+                self._offset += len(new)
+                self.text += new.decode()
+                now = time.monotonic()
+                self.lines += [(now, line) for line in new.decode().splitlines()]
+        return self.text
+
+    def count(self, text: str) -> int:
+        return self.read().count(text)
+
+    def phase(self) -> str:
+        """One of PHASES: what the training was at when it said its last."""
+        last = {text: self.text.rfind(text) for text in (START, VALIDATES, VALIDATED, SAVES, SAVED, UPDATE)}
+        if last[START] < 0 and last[UPDATE] < 0:
+            return "start"
+        if last[SAVES] > max(last[SAVED], last[UPDATE]):
+            return "saving"
+        return "validation" if last[VALIDATES] > max(last[VALIDATED], last[UPDATE], last[SAVED]) else "training"
+
+    def saved(self) -> int:
+        """The last number of updates that it says it has saved; 0 without."""
+        return max((int(updates) for updates in re.findall(rf"{SAVED} .*@ (\d+) updates", self.text)), default=0)
+
+    def failed_saves(self) -> int:
+        """Saves that it began and went on without."""
+        unfinished = self.phase() == "saving"
+        return self.text.count(SAVES) - self.text.count(SAVED) - unfinished
+
+    def rows(self) -> dict[tuple[str, str], dict]:
+        """(train_inner | train | valid, number of updates) -> what was logged, without what depends on the clock."""
+        rows = {}
+        for tag, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", self.text):
+            numbers = json.loads(row)
+            updates = next(value for key, value in numbers.items() if key.endswith("num_updates"))
+            rows[tag, updates] = {key: v for key, v in numbers.items() if key.removeprefix(f"{tag}_") not in TIMES}
+        return rows
+
+    def seconds(self, begin: str, end: str) -> float:
+        """The median time from a line with `begin` to the next one with `end`, as seen; 0 without."""
+        begun, times = None, []
+        for moment, line in self.lines:
+            if begun is not None and end in line:
+                times.append(moment - begun)
+                begun = None
+            if begin in line:
+                begun = moment
+        return sorted(times)[len(times) // 2] if times else 0.0

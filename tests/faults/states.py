@@ -1,0 +1,81 @@
+"""Checkpoints: are they whole, and are two of them the same, bit for bit?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+CLOCKS = {"TimeMeter", "StopwatchMeter"}
+HISTORY = "optimizer_history"
+ELSEWHERE = {  # what differs by folder and by clock, and sums over a life that fairseq shows nobody
+    ".args", ".cfg", ".extra_state.previous_training_time",
+    ".extra_state.metrics.default", ".extra_state.metrics.valid",
+}  # fmt: skip
+
+
+class Lost(Exception):
+    """What a training may never lose."""
+
+
+def load(path: Path) -> dict:
+    """Lost if it cannot be read."""
+    try:
+        return torch.load(path, map_location="cpu")
+    except Exception as error:
+        raise Lost(f"{path.name} cannot be read ({str(error).splitlines()[0][:100]})") from error
+
+
+def updates(path: Path) -> int:
+    return load(path)[HISTORY][-1]["num_updates"]
+
+
+def check(folder: Path, at_least: int) -> int:
+    """The updates that checkpoint_last.pt holds; Lost if any checkpoint is broken or the last one holds too few."""
+    found = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
+    last = found.get("checkpoint_last.pt", 0)
+    if last < at_least:
+        raise Lost(f"checkpoint_last.pt holds {last} updates where {at_least} were saved before")
+    return last
+
+
+def differences(found: dict, expected: dict) -> Iterator[str]:
+    """Every place where two checkpoints are not the same, bit for bit; what depends on the clock is left out.
+
+    Every resume begins another entry of the optimiser's history; the last one is of the state that was saved.
+    """
+    return _differences(*({**state, HISTORY: state[HISTORY][-1]} for state in (found, expected)))
+
+
+def _differences(found, expected, where: str = "") -> Iterator[str]:
+    if where in ELSEWHERE or _is_clock(expected):
+        return
+    if type(found) is not type(expected):
+        yield f"{where}: {type(found).__name__} instead of {type(expected).__name__}"
+    elif isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys(), key=str):
+            if key in found and key in expected:
+                yield from _differences(found[key], expected[key], f"{where}.{key}")
+            elif f"{where}.{key}" not in ELSEWHERE:
+                yield f"{where}.{key}: {'missing' if key in expected else 'new'}"
+    elif isinstance(expected, list | tuple):
+        if len(found) != len(expected):
+            yield f"{where}: {len(found)} instead of {len(expected)} entries"
+        for place, pair in enumerate(zip(found, expected)):
+            yield from _differences(*pair, f"{where}[{place}]")
+    elif torch.is_tensor(expected):
+        if found.dtype != expected.dtype or not torch.equal(_bits(found), _bits(expected)):
+            yield f"{where}: other numbers"
+    elif found != expected and not (found != found and expected != expected):
+        yield f"{where}: {found} instead of {expected}"
+
+
+def _is_clock(entry) -> bool:
+    """(priority, name, class, state) of a meter that measures time."""
+    return isinstance(entry, tuple) and len(entry) == 4 and entry[2] in CLOCKS
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN equals itself, and 0.0 is not -0.0."""
+    return tensor.reshape(-1).view(torch.uint8)
