@@ -10,7 +10,8 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from .. import distributed
+    from .. import checkpoints as surviving
+    from .. import distributed, divergence
     from . import (
         arithmetic,
         batches,
@@ -20,7 +21,6 @@ def apply() -> None:
         copies,
         launch,
         moving_average,
-        nan_detector,
         optimisers,
         saving,
         tasks,
@@ -29,17 +29,19 @@ def apply() -> None:
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
+    batches.count_last_update()
     batches.keep_last_batch()
     buckets.bucket_lengths()
     checkpoints.allow_plain_data()
-    checkpoints.explain_unreadable_files()
     command_line.explain_mistakes()
     copies.replace_in_one_move()
     distributed.install()
+    divergence.install()
+    surviving.install()
     launch.start_and_watch()
     moving_average.average_all_at_once()
-    nan_detector.hook_leaves()
     optimisers.bring_their_own_half_precision()
     saving.keep_views()
     tasks.accept_yaml()
     yaml_config.explain_mistakes()
+    checkpoints.explain_unreadable_files()  # around what the rooms do to a checkpoint

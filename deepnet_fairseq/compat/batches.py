@@ -1,9 +1,13 @@
-"""Batching that loses no sentence."""
+"""Batching that loses no sentence, on several processes too."""
 
 import functools
 
 import numpy
 from fairseq.data import data_utils
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.trainer import Trainer
+
+from .wrapping import wrap
 
 
 def keep_last_batch() -> None:
@@ -29,3 +33,22 @@ def _complete(batch_by_size):
         return batches
 
     return complete
+
+
+def count_last_update() -> None:
+    """At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
+
+    fairseq takes all of an update's batches on a process for such if its last one is: with --update-freq the gradients
+    of the others are then divided by too few tokens.
+    """
+    wrap(Trainer, "train_step", _empty_first)
+    wrap(FairseqTask, "train_step", _as_nothing)
+
+
+def _empty_first(train_step, trainer, samples, *args, **kwargs):
+    return train_step(trainer, sorted(samples, key=bool), *args, **kwargs)
+
+
+def _as_nothing(train_step, task, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+    loss, size, logged = train_step(task, sample, model, criterion, optimizer, update_num, ignore_grad)
+    return (loss, size * 0, {key: value * 0 for key, value in logged.items()}) if ignore_grad else (loss, size, logged)

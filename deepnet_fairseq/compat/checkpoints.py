@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import argparse
 import collections
-import functools
+import os
 import pickle
 import re
-import struct
 import typing
-import zipfile
 
 import numpy
 import omegaconf
 import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
+from fairseq.trainer import Trainer
+from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
+from . import checkpoint_content
+from .wrapping import wrap
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 
@@ -57,38 +59,55 @@ def allow_plain_data() -> None:
 
 
 def explain_unreadable_files() -> None:
-    """fairseq opens every checkpoint through this one function."""
-    original = checkpoint_utils.load_checkpoint_to_cpu
-    if not hasattr(original, "__wrapped__"):
-        checkpoint_utils.load_checkpoint_to_cpu = _explained(original)
+    """fairseq opens every checkpoint through the first function, and takes up a training through the second."""
+    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _explained)
+    wrap(Trainer, "load_checkpoint", _resumed)
 
 
-def _explained(load):
-    @functools.wraps(load)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
-        try:
-            state = load(path, *args, **kwargs)
-        except pickle.UnpicklingError as error:
-            raise UserError(_refusal(path, str(error))) from error
-        except (RuntimeError, OSError, EOFError, zipfile.BadZipFile, IndexError, ValueError, struct.error) as error:
-            reason = str(error).split("\n")[0]
-            raise UserError(
-                f"{path}: truncated, damaged or not a checkpoint ({reason}); take another one of the same folder"
-            ) from error
-        except (KeyError, TypeError, AttributeError) as error:  # plain data, but not laid out as fairseq does
-            raise UserError(f"{path}: not a checkpoint of fairseq (it lacks {error})") from error
-        weights = state.get("model")
-        if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-            raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
-        return state
+def _explained(load, path, *args, **kwargs) -> dict:
+    """Whatever a file makes its readers say becomes one line: what they raise for a damaged one has no end of kinds."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+    try:
+        state = load(path, *args, **kwargs)
+    except UserError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise UserError(_refusal(path, str(error))) from error
+    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data, laid out otherwise
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else _short(error)
+        raise UserError(f"{path}: not a checkpoint of fairseq ({lacks})") from error
+    except Exception as error:
+        raise UserError(
+            f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
+        ) from error
+    checkpoint_content.check(path, state)
+    return state
 
-    return load_checkpoint_to_cpu
+
+def _resumed(load, trainer: Trainer, filename: str, *args, **kwargs):
+    """The optimiser's and the schedule's state, which fairseq passes on as it is."""
+    try:
+        return load(trainer, filename, *args, **kwargs)
+    except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else _short(error)
+        raise UserError(
+            f"{filename}: cannot go on with its training ({reason}); give the flags of its run, or --reset-optimizer"
+        ) from error
+
+
+def _short(error: Exception) -> str:
+    """The first sentence of what was raised; torch adds advice to it."""
+    first = str(error).split("\n")[0].split(". ")[0]
+    return first if first and len(first) < 160 else type(error).__name__
 
 
 def _refusal(path: str, message: str) -> str:
     name = re.search(
         r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL|Unsupported class) (\S+)", message
-    )
+    ) or re.search(r"but got <class '(.+?)'>", message)
     if name is None:
         return f"{path}: truncated, damaged or not a checkpoint; take another one of the same folder"
     return f"{path}: refused, it asks to load {name.group(1)}, which is not plain data; nothing of it was run"

@@ -17,6 +17,7 @@ from fairseq.file_io import PathManager
 from fairseq.models.transformer import TransformerConfig
 
 from .. import archs, config
+from ..distributed.training import check_sharding
 from ..errors import UserError, user_error_line
 from ..methods import get_method
 from ..optim import deepnet_adam
@@ -87,6 +88,7 @@ def _check_training(args: argparse.Namespace) -> None:
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
+    check_sharding(args)
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if args.arch not in archs.PRESETS:

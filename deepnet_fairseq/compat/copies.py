@@ -1,35 +1,23 @@
-"""checkpoint_last.pt is whole at every moment.
+"""fairseq writes one file of a save and copies it over the others, checkpoint_last.pt among them.
 
-fairseq writes one file of a save in one move, and copies it over the others, checkpoint_last.pt among them: killed
-while it copies, a run has lost the file it would resume from.
+Killed while it copies, a run has lost the file it would resume from: a copy takes its name when it is whole.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-
 from fairseq.file_io import PathManager
+
+from ..checkpoints import atomic, background
+from .wrapping import wrap
 
 
 def replace_in_one_move() -> None:
-    """A copy is made beside its destination and then takes its name."""
-    original = PathManager.copy
-    if not hasattr(original, "__wrapped__"):
-        PathManager.copy = staticmethod(_in_one_move(original))
+    """Files of this machine; others are their file system's."""
+    wrap(PathManager, "copy", _copy)
 
 
-def _in_one_move(copy):
-    @functools.wraps(copy)
-    def copy_in_one_move(src_path: str, dst_path: str, overwrite: bool = False):
-        part = f"{dst_path}.part"
-        try:
-            done = copy(src_path, part, overwrite=True)
-            if done:
-                os.replace(part, dst_path)
-            return done and dst_path
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
-
-    return copy_in_one_move
+def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
+    if not PathManager.supports_rename(dst_path):
+        return original(src_path, dst_path, overwrite=overwrite)
+    background.do(lambda: atomic.copy(src_path, dst_path))
+    return dst_path

@@ -12,6 +12,8 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
+from ..checkpoints import background
+
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -21,14 +23,17 @@ def keep_views() -> None:
 
 
 def move_to_cpu(sample):
-    """`sample`, nested containers of tensors, with every tensor on the CPU and those in half precision in float32."""
-    used, moved = Counter(), {}
+    """`sample`, nested containers of tensors, with every tensor on the CPU and those in half precision in float32.
+
+    Float32 tensors that are on the CPU already are themselves, or copies for a save in the background.
+    """
+    used, moved, copied = Counter(), {}, background.holding()
 
     def count(tensor: Tensor) -> None:
         used[_memory(tensor)] += tensor.numel()
 
     def move(tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and tensor.dtype not in HALF:
+        if tensor.device.type == "cpu" and tensor.dtype not in HALF and not copied:
             return tensor
         key = _memory(tensor)
         if key is None or used[key] * tensor.element_size() < tensor.untyped_storage().nbytes() / 2:
@@ -49,5 +54,7 @@ def _memory(tensor: Tensor) -> tuple | None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    moved = tensor.cpu()  # first, for a float32 copy of a whole buffer may not fit on the GPU
-    return moved.float() if tensor.dtype in HALF else moved
+    moved = tensor.detach().cpu()  # first, for a float32 copy of a whole buffer may not fit on the GPU
+    if tensor.dtype in HALF:
+        return moved.float()
+    return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models: whole ones, which any number of processes and any program reads, or one file a rank."""
+"""Checkpoints of sharded models: whole ones, which any number of processes and any program reads, or a file a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
 from . import optimiser_state, shard_files
-from .fully_sharded import FullySharded
 from .training import sharded
 
 
@@ -53,7 +52,7 @@ def _consolidate(original, trainer: Trainer) -> None:
         trainer._gathered_optim_state = _gathered(model, trainer.optimizer.state_dict())
 
 
-def _gathered(model: FullySharded, state: dict) -> dict:
+def _gathered(model, state: dict) -> dict:
     shapes = model.trained_shapes()
     local = [part.shape for part in model.parameters() if part.requires_grad]
     found = optimiser_state.entries(state, local)

@@ -1,7 +1,7 @@
 """An optimiser's state of fairseq's checkpoints, of whole parameters or of the parts that a rank has.
 
-An entry a parameter, or one flat entry for all, as fairseq's optimisers for half precision write it. The optimiser works
-on each number by itself: tensors of an entry have their parameter's shape.
+An entry a parameter, or one flat entry for all, as fairseq's optimisers for half precision write it. The optimiser
+treats each number by itself: tensors of an entry have their parameter's shape.
 """
 
 from __future__ import annotations

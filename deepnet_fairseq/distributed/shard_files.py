@@ -1,7 +1,7 @@
 """A checkpoint in a file for each rank (--use-sharded-state), and a small one by the usual name that names them.
 
-The named files are complete before the checkpoint that names them takes its name: killed at any moment, a run has either
-the new checkpoint or the old one. They are torch's, of tensors and plain data.
+The named files are complete before the checkpoint that names them takes its name: killed at any moment, a run has the
+new checkpoint or the old one. They are torch's, of tensors and plain data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import UserError
 from . import optimiser_state, rows
 
 KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
-FOLDER = re.compile(r"shards_\d+")
+FOLDER, FILE = re.compile(r"shards_\d+"), re.compile(r"\d+_of_\d+\.pt")
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
@@ -43,12 +43,11 @@ def write(save_dir: str, trainer, found: dict) -> dict:
 
 def read(path: str, state: dict) -> dict:
     """The checkpoint `state` of file `path` with what its shards hold; UserError if one is missing or damaged."""
-    folder = Path(path).resolve().parent / state[KEY]["folder"]
-    if not FOLDER.fullmatch(state[KEY]["folder"]) or not all(
-        re.fullmatch(r"\w+\.pt", name) for name in state[KEY]["files"]
-    ):
+    name, files = state[KEY]["folder"], state[KEY]["files"]
+    if not FOLDER.fullmatch(name) or not all(FILE.fullmatch(file) for file in files):
         raise UserError(f"{path}: names shards in a place where none is written; take another checkpoint")
-    parts = [_part(path, folder / name) for name in state.pop(KEY)["files"]]
+    del state[KEY]
+    parts = [_part(path, Path(path).resolve().parent / name / file) for file in files]
     shapes, joined = parts[0]["shapes"], {}
     state["model"] = parts[0]["model"]
     for name, shape in shapes.items():

@@ -14,8 +14,8 @@ from torch import distributed
 
 from ..compat.wrapping import wrap
 from ..errors import UserError
+from ..optim import deepnet_adam
 from . import optimiser_state
-from .fully_sharded import FullySharded
 
 BACKEND = "fully_sharded"
 
@@ -30,13 +30,19 @@ def train_sharded() -> None:
         train.fsdp_enable_wrap, train.fsdp_wrap = contextlib.nullcontext, lambda model: model
 
 
-def sharded(trainer: Trainer) -> FullySharded | None:
-    """The trainer's model, if it is sharded."""
-    return trainer.model if isinstance(trainer.model, FullySharded) else None
+def sharded(trainer: Trainer):
+    """The trainer's model, a FullySharded, if it is one."""
+    wanted = trainer.cfg.distributed_training.ddp_backend == BACKEND
+    return trainer.model if wanted and trainer.use_distributed_wrapper else None
 
 
 def check_sharding(args) -> None:
     """UserError, naming the flag, for what fairseq's flags ask for beside --ddp-backend fully_sharded and cannot be."""
+    if args.zero_sharding == "os" and args.optimizer != deepnet_adam.NAME:
+        raise UserError(
+            f"--zero-sharding os: with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam; "
+            f"{args.optimizer} is not sharded"
+        )
     if args.ddp_backend != BACKEND:
         return
     refused = {
@@ -59,25 +65,37 @@ def _sharded(original, args, model, process_group, device):
         return original(args, model, process_group, device)
     if not isinstance(model, BaseFairseqModel):
         raise UserError(f"--criterion: one with parameters of its own is not trained by --ddp-backend {BACKEND}")
+    from .fully_sharded import FullySharded  # FSDP2 takes a second to import
+
     return FullySharded(model, process_group, device, keep_gathered=args.no_reshard_after_forward)
 
 
 def _build(original, trainer: Trainer) -> None:
-    original(trainer)
+    place = trainer.cfg.distributed_training
+    zero, place.zero_sharding = place.zero_sharding, "none"  # fairseq's needs fairscale
+    try:
+        original(trainer)
+    finally:
+        place.zero_sharding = zero
+    if zero == "os" and trainer.data_parallel_world_size > 1:
+        trainer.optimizer.share(trainer.data_parallel_process_group)
     if model := sharded(trainer):
-        optimizer: FairseqOptimizer = trainer.optimizer
-        if not optimizer.supports_flat_params:
-            raise UserError(
-                f"--optimizer {trainer.cfg.optimizer._name}: not with --ddp-backend {BACKEND}, where a rank has some rows "
-                "of each parameter; take adam or another one that treats numbers one by one"
-            )
-        load = optimizer.load_state_dict
+        _read_rows(model, trainer.optimizer, trainer.cfg.optimizer._name)
 
-        def load_rows(state: dict, *args) -> None:
-            """Of the whole state a checkpoint holds."""
-            load(optimiser_state.cut(state, model.trained_shapes(), model.rank, model.world), *args)
 
-        optimizer.load_state_dict = load_rows
+def _read_rows(model, optimizer: FairseqOptimizer, name: str) -> None:
+    """The optimiser is given whole states, as checkpoints hold them."""
+    if not optimizer.supports_flat_params:
+        raise UserError(
+            f"--optimizer {name}: not with --ddp-backend {BACKEND}, where a rank has some rows of each parameter; take "
+            "adam or another one that treats numbers one by one"
+        )
+    load = optimizer.load_state_dict
+
+    def load_rows(state: dict, *args) -> None:
+        load(optimiser_state.cut(state, model.trained_shapes(), model.rank, model.world), *args)
+
+    optimizer.load_state_dict = load_rows
 
 
 def _clip(original, trainer: Trainer, clip_norm: float):

@@ -23,7 +23,7 @@ class Part:
     """Flat parameters, their places in the optimiser's list, and their state of Adam.
 
     steps: updates each parameter has had; one without gradient is left out of an update, as fairseq's adam does.
-    moments: empty until they are needed.
+    moments: empty until they are needed; of the share, if it is shared.
     """
 
     def __init__(self, places: list[int], parameters: list[nn.Parameter]):
@@ -52,11 +52,12 @@ class Part:
             scale = torch.as_tensor(factor, dtype=torch.float32, device=device).reciprocal()
         counts = {step: torch.full((), float(step), device=device) for step, *_ in pieces}
         tensors = (self.flat.weights, *self.filled_moments().values())
-        for start, stop, gradient in self.flat.gradients():
+        own = self.flat.start
+        for start, stop, gradient in self.flat.gradients(own=True):
             for step, first, last in pieces:
-                begin, end = max(start, first), min(stop, last)
+                begin, end = max(start, first, own), min(stop, last, own + len(self.flat.weights))
                 if begin < end:
-                    weights, *moments = (tensor[begin:end] for tensor in tensors)
+                    weights, *moments = (tensor[begin - own : end - own] for tensor in tensors)
                     _adam(step, weights, gradient[begin - start : end - start], moments, counts[step], group, scale)
         self.flat.publish()
 

@@ -24,10 +24,9 @@ REFUSED = {
     ("common", "memory_efficient_fp16"): ((True,), "float32 weights are kept; take --fp16, or --optimizer adam"),
     ("common", "memory_efficient_bf16"): ((True,), "float32 weights are kept; take --bf16, or --optimizer adam"),
     ("optimization", "use_bmuf"): ((True,), "take --optimizer adam"),
-    ("distributed_training", "zero_sharding"): (("os",), "each rank keeps the whole state; take --optimizer adam"),
     ("distributed_training", "ddp_backend"): (
         ("fully_sharded", "slowmo"),
-        "each rank keeps the whole state; take pytorch_ddp or legacy_ddp, or --optimizer adam",
+        "it updates flat weights; take --optimizer adam, or pytorch_ddp with --zero-sharding os",
     ),
 }
 
@@ -63,6 +62,10 @@ class DeepnetAdam(FairseqOptimizer):
     def optimizer_config(self) -> dict:
         """What is given now and replaces what a checkpoint holds."""
         return settings(self.cfg)
+
+    def share(self, group) -> None:
+        """--zero-sharding os."""
+        self.optimizer.share(group)
 
     @property
     def _multiply_factor(self) -> float | Tensor:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .share import Share
+
 HALF = (torch.float16, torch.bfloat16)
 ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
 # elements of gradient that are copied into one piece at a time: as many as stay in a core's cache, or 1 GiB
@@ -35,7 +37,8 @@ class Flat:
     """The memory of some parameters, whose `data` become views of one buffer.
 
     parameters: of one dtype and device. weights (total,): what an optimiser updates, which is that buffer, or a copy of
-    it in float32 if it is in half precision. Padding, at first 0, lies between parameters.
+    it in float32 if it is in half precision; with a share those of the share alone, from `start` on in the buffer.
+    Padding, at first 0, lies between parameters.
     Gradients stay where autograd puts them and are copied together chunk by chunk, the same small memory for all.
     """
 
@@ -47,9 +50,26 @@ class Flat:
             view.copy_(parameter.data)
             parameter.data = view
         self.weights = self._buffer.float() if self._buffer.dtype in HALF else self._buffer
+        self.start, self._share = 0, None
         self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
         self._grads: list[Tensor | None] = []
         self._copied = False  # do the chunks hold these gradients? Only where there is one chunk
+
+    def share(self, share: Share) -> None:
+        """From now on `weights` are those of the share, and publishing gives them to all and takes theirs."""
+        buffer = self._buffer.new_zeros(share.padded(len(self._buffer)))
+        buffer[: len(self._buffer)] = self._buffer
+        for parameter, view in zip(self.parameters, self.views(buffer), strict=True):
+            parameter.data = view
+        self.start, stop = share.span(len(buffer))
+        self._buffer, self._share = buffer, share
+        own = buffer[self.start : stop]
+        self.weights = own.float() if own.dtype in HALF else own
+
+    @property
+    def length(self) -> int:
+        """Elements of the buffer."""
+        return len(self._buffer)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parts of `flat` (total,) that belong to each parameter, in its shape."""
@@ -75,21 +95,25 @@ class Flat:
         """Which parameters have a gradient."""
         return [grad is not None for grad in self._grads]
 
-    def gradients(self) -> Iterator[tuple[int, int, Tensor]]:
+    def gradients(self, own: bool = False) -> Iterator[tuple[int, int, Tensor]]:
         """Begin and end of a stretch of the buffer and its gradient, in the type of `weights`, 0 where there is none.
 
-        It is overwritten when the next is asked for.
+        own: of what touches `weights` alone. It is overwritten when the next is asked for.
         """
         for chunk in self._chunks:
+            if own and (chunk.stop <= self.start or chunk.start >= self.start + len(self.weights)):
+                continue
             if not self._copied:
                 self._copy(chunk)
             self._copied = len(self._chunks) == 1
             yield chunk.start, chunk.stop, chunk.gradient
 
     def publish(self) -> None:
-        """The model's parameters become what `weights` says, rounded to their type."""
-        if self._buffer is not self.weights:
-            self._buffer.copy_(self.weights)
+        """The model's parameters become what `weights` says, rounded to their type, and what those of others say."""
+        if self._buffer.dtype in HALF:
+            self._buffer[self.start : self.start + len(self.weights)] = self.weights
+        if self._share is not None:
+            self._share.spread(self._buffer)
 
     def _copy(self, chunk: Chunk) -> None:
         grads = self._grads[chunk.numbers]

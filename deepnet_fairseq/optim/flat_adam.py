@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
+from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from .adam_part import Part
 from .adam_state import MOMENTS, merged, split
+from .share import Share
 
 
 class FlatAdam(torch.optim.Optimizer):
@@ -32,6 +34,14 @@ class FlatAdam(torch.optim.Optimizer):
         self.parts = [Part(places, [group["params"][place] for place in places]) for places in kinds.values()]
         self.factor: float | Tensor = 1.0  # what the gradients are still to be multiplied by
         self._norm: Tensor | None = None  # of the gradients noted last
+        self._share: Share | None = None
+        self._whole: list[dict] | None = None  # of each part the moments that its shares make up, for a checkpoint
+
+    def share(self, group) -> None:
+        """Before the first update: each process of `group` keeps the state of its share of the weights (ZeRO)."""
+        self._share = Share(group)
+        for part in self.parts:
+            part.flat.share(self._share)
 
     def norm(self) -> Tensor:
         """L2 norm of all gradients times `factor`, a number in float32 on the first parameter's device."""
@@ -63,11 +73,25 @@ class FlatAdam(torch.optim.Optimizer):
         for part in self.parts:
             part.flat.drop()
 
+    def consolidate_state_dict(self) -> None:
+        """By fairscale's name for it, which fairseq's trainer calls: state_dict comes next, on the first process."""
+        if self._share is not None:
+            self._whole = [
+                {name: self._share.collected(mine) for name, mine in part.moments.items()} for part in self.parts
+            ]
+
+    def broadcast_global_state_dict(self, state_dict: dict) -> dict:
+        """By fairscale's name too: what the first process has read, on all."""
+        if self._share is None:
+            return state_dict
+        return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self._share.group)
+
     def state_dict(self) -> dict:
         """{"state": {place: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, the moments views of a few tensors."""
-        entries = {}
-        for part in self.parts:
-            moments = {name: flat.cpu() if self.merge else flat for name, flat in part.moments.items()}
+        entries, whole = {}, self._whole or [part.moments for part in self.parts]
+        self._whole = None
+        for part, moments in zip(self.parts, whole, strict=True):
+            moments = {name: flat.cpu() if self.merge else flat for name, flat in moments.items()}
             views = {name: part.flat.views(flat) for name, flat in moments.items()}
             for number, (place, step) in enumerate(zip(part.places, part.steps, strict=True)):
                 if step:
@@ -90,7 +114,10 @@ class FlatAdam(torch.optim.Optimizer):
             known = [number for number, place in enumerate(part.places) if place in entries]
             for number in known:
                 part.steps[number] = int(entries[part.places[number]]["step"])
-            for name, flat in part.filled_moments().items() if known else ():
+            for name, mine in part.filled_moments().items() if known else ():
+                flat = mine if self._share is None else torch.zeros(part.flat.length, dtype=mine.dtype)
                 views = part.flat.views(flat)
                 given = [entries[part.places[number]][name] for number in known]
                 torch._foreach_copy_([views[number] for number in known], given)
+                if flat is not mine:
+                    mine.copy_(flat[part.flat.start :][: len(mine)])

@@ -23,6 +23,11 @@ class FlatFP16Optimizer(FP16Optimizer):
         adam.merge = not (cfg.common.bf16 or cfg.common.fp16_no_flatten_grads)
         return cls(cfg, params, fp32_optimizer, [part.flat.weights for part in adam.parts], **kwargs)
 
+    def share(self, group) -> None:
+        """FlatAdam.share; float32 weights of others' shares go."""
+        self.optimizer.share(group)
+        self.fp32_params = [part.flat.weights for part in self.optimizer.parts]
+
     def _sync_fp16_grads_to_fp32(self) -> None:
         """FlatAdam collects them."""
 

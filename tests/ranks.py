@@ -1,0 +1,59 @@
+"""fairseq-train on several processes, without the seconds that each would take to import torch and fairseq."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import fairseq_cli.train
+
+import deepnet_fairseq  # noqa: F401  the user-dir, imported once
+from deepnet_fairseq.errors import user_error_line
+
+CONTEXT = multiprocessing.get_context("forkserver")  # forks a process that has imported this file and run nothing
+CONTEXT.set_forkserver_preload([__name__])
+
+
+def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = True) -> list[dict]:
+    """What each update logs; `world` processes as torchrun starts them, by themselves if it is 1."""
+    with socket.socket() as door:
+        door.bind(("localhost", 0))
+        port = door.getsockname()[1]
+    words = ["fairseq-train", *map(str, flags)]
+    processes = [CONTEXT.Process(target=_rank, args=(rank, world, port, words, log)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert not check or not any(codes), (codes, log.read_text()[-3000:])
+    return updates(log)
+
+
+def updates(log: Path) -> list[dict]:
+    """The log's row of each update."""
+    return [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", log.read_text())]
+
+
+def _rank(rank: int, world: int, port: int, words: list[str], log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    if world > 1:
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sys.argv = words
+    try:
+        fairseq_cli.train.cli_main()
+    except Exception as error:
+        line = user_error_line(error)
+        if line is None:
+            raise
+        sys.exit(f"fairseq-train: error: {line}")

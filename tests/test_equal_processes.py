@@ -1,0 +1,65 @@
+"""One, two and four processes train the same model on the same batches, by DDP, ZeRO and FSDP."""
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from . import ranks
+from .conftest import TRAIN_FLAGS
+
+MODEL = (
+    "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",
+    "--encoder-ffn-embed-dim", "40", "--encoder-attention-heads", "3", "--dropout", "0", "--max-tokens", "400",
+    "--max-update", "20", "--adam-eps", "1e-6",
+)  # fmt: skip
+METHODS = {"deepnorm": (), "admin": ("--admin-profile", "auto"), "dlcl": (), "rezero": ()}
+MODES = {
+    "ddp": (),
+    "zero": ("--optimizer", "deepnet_adam", "--zero-sharding", "os"),
+    "fsdp": ("--ddp-backend", "fully_sharded"),
+    "fsdp in files": ("--ddp-backend", "fully_sharded", "--use-sharded-state"),
+}
+# 2 processes with every method, 4 with one; the rest with the smoke tests
+SOME = [(2, method, mode, index % 2) for index, method in enumerate(METHODS) for mode in MODES]
+SOME += [(4, "deepnorm", mode, 1) for mode in MODES]
+ALL = [(world, method, mode, again) for world in (2, 4) for method in METHODS for mode in MODES for again in (0, 1)]
+CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.smoke) for case in ALL]
+
+
+def train(folder, data, world, method, *flags):
+    """Losses of 20 updates of the batches of 4, and the checkpoint."""
+    words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method], "--update-freq", 4 // world, *flags)
+    rows = ranks.train(world, folder / "log", data, *words, "--save-dir", folder)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
+    return [float(row["loss"]) for row in rows], state
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """Method -> what one process makes of it."""
+    found = {}
+
+    def of(method):
+        if method not in found:
+            found[method] = train(tmp_path_factory.mktemp("alone"), data, 1, method)
+        return found[method]
+
+    return of
+
+
+@pytest.mark.parametrize("world, method, mode, again", CASES)
+def test_losses_weights_and_state_are_those_of_one(alone, world, method, mode, again, data, tmp_path):
+    """Float32, 20 updates: sums in another order are 1e-4 apart in the weights at most, losses to the digits logged."""
+    flags = (*MODES[mode], *["--checkpoint-activations"][:again])
+    losses, state = train(tmp_path, data, world, method, *flags)
+    expected, one = alone(method)
+    assert len(losses) == 20 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < 0.95 * expected[0]
+    assert state["model"].keys() == one["model"].keys()
+    for name, weight in one["model"].items():
+        assert torch.allclose(state["model"][name], weight, atol=1e-4), name
+    moments, others = state["last_optimizer_state"]["state"], one["last_optimizer_state"]["state"]
+    assert moments.keys() == others.keys() and moments
+    for place, entry in others.items():
+        assert moments[place]["step"] == entry["step"] == 20
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.allclose(moments[place][name], entry[name], atol=1e-4, rtol=1e-2), (place, name)
