@@ -68,6 +68,8 @@ class _CommonConfig(FairseqDataclass):
     deepnet_probe: Optional[str] = _flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = _flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = II("checkpoint.save_dir")
+    rollbacks: int = _flag(0, "so often a diverged run goes on from its last checkpoint; docs/divergence.md")
+    rollback_lr_factor: float = _flag(0.5, "times this --lr at each of --rollbacks")
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
 
@@ -111,6 +113,10 @@ def check(cfg) -> None:
     Recomputation.check(cfg)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
+    if cfg.rollbacks < 0:
+        raise UserError(f"--rollbacks {cfg.rollbacks}: must be 0 or more")
+    if not 0 < cfg.rollback_lr_factor <= 1:
+        raise UserError(f"--rollback-lr-factor {cfg.rollback_lr_factor}: must be above 0 and at most 1")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")

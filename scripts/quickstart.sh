@@ -76,7 +76,7 @@ while read -r -u 3 _ method more; do  # "--method NAME" and what else its traini
         [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
         # shellcheck disable=SC2086
         if ! train "$run" --method "$method" $more; then
-            grep -q FloatingPointError "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
+            grep -q "error: diverged at update" "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
             echo "   diverged"  # a result: what was saved last, if anything, is translated and scored
         fi
         touch "$run/trained"

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UserError
 
 LINE = re.compile(r"\| INFO \| train_inner \| (\{.*\})")
-DIVERGED = re.compile(r"FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
+DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
 
 
 @dataclass

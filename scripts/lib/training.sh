@@ -77,15 +77,11 @@ train() {  # train RUN WORDS...: a run that ends in numbers that are not finite 
     if $(launcher) "$@" >>"$run/train.log" 2>&1; then
         return
     fi
-    tail -c "+$((before + 1))" "$run/train.log" | grep -q -E "FloatingPointError|Minimum loss scale reached" ||
-        { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
-    echo "diverged at update $(last_update "$run")" >"$run/diverged"
+    # status 3, which torchrun turns into 1
+    tail -c "+$((before + 1))" "$run/train.log" | grep -o -E "error: diverged at update [0-9]+" | tail -n 1 |
+        sed "s/^error: //" | grep . >"$run/diverged" ||
+        { rm "$run/diverged"; tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
     echo "   $run $(cat "$run/diverged")"
-    rm -f "$run/crash.pt"
-}
-
-last_update() {  # last_update RUN: the last that its log has
-    sed -n 's/.*"num_updates": "\([0-9]*\)".*/\1/p' "$1/train.log" | tail -n 1 | grep . || echo 0
 }
 
 launcher() {  # the words before fairseq-train's own

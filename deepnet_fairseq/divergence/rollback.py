@@ -1,0 +1,169 @@
+"""Back to a good checkpoint with a lower learning rate."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq import checkpoint_utils
+
+from ..checkpoints import atomic, choice, whole
+from ..errors import UserError
+from . import ranks, report, schedule
+from .event import Stop
+from .search import broken_parameters
+
+logger = logging.getLogger(__name__)
+NUMBERED = re.compile(r"checkpoint_\d+_(\d+)")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A rollback: diverged at update `failed`, set back to where `to` were made, learning rates times `factor`."""
+
+    failed: int
+    to: int
+    factor: float
+
+
+class Rollbacks:
+    """The rollbacks of one run: `limit` of them, each making every learning rate `factor` times as large.
+
+    They are counted in divergence.json, beside the checkpoints and whole before training goes on: a run that is killed
+    and started again has the learning rate it had, and what is left of the rollbacks, for as long as its --lr stays
+    the same. With another --lr it starts counting anew.
+    """
+
+    def __init__(self, cfg):
+        self.cfg, self.folder = cfg, Path(cfg.checkpoint.save_dir)
+        self.limit = getattr(cfg.model, "rollbacks", 0) or 0
+        self.factor = getattr(cfg.model, "rollback_lr_factor", 0.5)
+        self.given = [float(rate) for rate in cfg.optimization.lr]
+        self.taken: list[Taken] = []
+        self.home = False  # are the checkpoints of the folder this run's?
+        self.begun = False
+
+    def check(self) -> None:
+        """UserError for flags that do not go together with --rollbacks."""
+        if not self.limit:
+            return
+        schedule.check(self.cfg)
+        for flag in ("no_save", "no_last_checkpoints", "no_save_optimizer_state"):
+            if getattr(self.cfg.checkpoint, flag):
+                raise UserError(f"--rollbacks: not with --{flag.replace('_', '-')}, which leaves nothing to go back to")
+
+    def resume(self, path: str) -> None:
+        """Before a checkpoint is loaded: if it is of this folder, the run it continues may have been set back."""
+        if self.home or Path(path).resolve().parent != self.folder.resolve():
+            return
+        self.home, taken = ranks.of_first(self._before(path) if ranks.first() else None)
+        for rollback in taken:
+            schedule.scale(self.cfg, rollback.factor)
+        self.taken = list(taken)
+        if taken:
+            rates = ", ".join(f"{rate:.4g}" for rate in self.cfg.optimization.lr)
+            logger.info(f"{self.folder / report.JSON}: set back {len(taken)} times before, --lr is now {rates}")
+
+    def begin(self) -> None:
+        """Before the first update: the report of a run that this one does not continue goes."""
+        if self.begun:
+            return
+        self.begun = True
+        self.check()
+        if not self.home and ranks.first():
+            report.remove(self.folder)
+
+    def back(self, trainer, epoch_itr, stop: Stop) -> dict | None:
+        """Weights, optimiser, data order, all as a checkpoint has them; what was done, None if nothing could be.
+
+        On every rank at the same time.
+        """
+        if len(self.taken) >= self.limit or not self.home:
+            return None
+        name = ranks.of_first(self._good(trainer, stop) if ranks.first() else None)
+        if name is None or not all(ranks.gathered(self._make_last(trainer, name))):
+            return None
+        schedule.scale(self.cfg, self.factor)
+        trainer._optimizer = trainer._lr_scheduler = None  # the next ones need the memory
+        extra_state, fresh = checkpoint_utils.load_checkpoint(
+            self._plain_resume(), trainer, disable_iterator_cache=trainer.task.has_sharded_data("train")
+        )
+        if extra_state is None or any(ranks.gathered(bool(broken_parameters(trainer.get_model())))):
+            return None
+        epoch_itr.__dict__ = fresh.__dict__  # one state: fairseq's loop holds the one, its cache the other
+        self.taken.append(Taken(stop.update, trainer.get_num_updates(), self.factor))
+        return {
+            "number": len(self.taken),
+            "limit": self.limit,
+            "checkpoint": f"{name}.pt",
+            "update": trainer.get_num_updates(),
+            "factor": self.factor,
+            "given": self.given,
+            "lr": [float(rate) for rate in self.cfg.optimization.lr],
+        }
+
+    def _before(self, path: str) -> tuple[bool, list[Taken]]:
+        """Does this run go on in its folder, and its rollbacks so far."""
+        if not os.path.exists(path):
+            return False, []
+        events = [event for event in report.read(self.folder) if event.get("rollback")]
+        return True, [
+            Taken(event["update"], event["rollback"]["update"], event["rollback"]["factor"])
+            for event in events
+            if event["rollback"]["given"] == self.given
+        ]
+
+    def _good(self, trainer, stop: Stop) -> str | None:
+        """The checkpoint to go back to, its name without suffix: the newest whole one of good weights.
+
+        Weights are lost before their numbers end: good are those from before the loss rose to twice its lowest. And
+        where a rollback has come no further than the one before, the next goes back twice as far, or as far as there
+        are checkpoints; never to the weights that failed.
+        """
+        bounds = [2 * taken.to - taken.failed for taken in self.taken if stop.update <= taken.failed]
+        if trainer.watch.healthy is not None:
+            bounds.append(trainer.watch.healthy - 1)  # an update's loss is that of the weights before it
+        bound = min([stop.weights - 1, *bounds])
+        suffix, oldest = f"{trainer.checkpoint_suffix}.pt", None
+        last = self.folder / f"{atomic.LAST}{suffix}"
+        for path in [last, *choice.earlier(self.folder, trainer.checkpoint_suffix)]:
+            if not 0 < (updates := _updates(path)) < stop.weights or whole.damage(path):
+                continue
+            if updates <= bound:
+                return path.name.removesuffix(suffix)
+            oldest = min(oldest or (updates, path), (updates, path))
+        return oldest and oldest[1].name.removesuffix(suffix)
+
+    def _make_last(self, trainer, name: str) -> bool:
+        """From now on a resume starts from the checkpoint of that name: a run killed now loses nothing of the rollback.
+
+        Each rank that saves files of its own, its own. The checkpoint that failed is nobody's previous one.
+        """
+        if name == atomic.LAST or not trainer.should_save_checkpoint_on_current_rank:
+            return True
+        source, last = (self.folder / f"{stem}{trainer.checkpoint_suffix}.pt" for stem in (name, atomic.LAST))
+        atomic.spoilt(last)
+        try:
+            atomic.copy(source, last)
+        except atomic.SaveError as error:
+            logger.warning(str(error))
+            return False
+        return True
+
+    def _plain_resume(self):
+        """The run's checkpoint settings, as if it had been started again."""
+        cfg = copy.deepcopy(self.cfg.checkpoint)
+        cfg.restore_file, cfg.finetune_from_model, cfg.continue_once = choice.DEFAULT, None, None
+        for what in ("optimizer", "lr_scheduler", "meters", "dataloader"):
+            cfg[f"reset_{what}"] = False
+        return cfg
+
+
+def _updates(path: Path) -> int:
+    """Of a checkpoint; -1 if it cannot be read."""
+    named = NUMBERED.match(path.name)
+    return int(named[1]) if named else choice.updates(path)

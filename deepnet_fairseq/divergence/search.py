@@ -1,0 +1,142 @@
+"""The first number of a forward and a backward pass that is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from fairseq import utils
+from torch import Tensor, nn
+
+from .address import addresses
+
+FORWARD, BACKWARD, NORM = "forward", "backward", "norm"
+
+
+@dataclass
+class Found:
+    """Where a pass first gave a number that is not finite.
+
+    where: address; module: path of what gave it (forward), or what had given the tensor whose gradient it is
+    (backward), or the parameter; value: "nan" or "inf"; share: of the tensor's elements; largest: absolute value of any
+    number before it in that pass, which was at `at`.
+    """
+
+    direction: str
+    where: str
+    module: str
+    value: str
+    share: float
+    largest: float
+    at: str
+
+
+class Search:
+    """Hooks on every module of `model` for as long as the context lasts; `found` by direction."""
+
+    def __init__(self, model: nn.Module):
+        self.model, self.addresses = model, addresses(model)
+        self.found: dict[str, Found | None] = {FORWARD: None, BACKWARD: None}
+        self.largest = {FORWARD: (0.0, ""), BACKWARD: (0.0, "")}
+        self._handles = []
+
+    def __enter__(self) -> Search:
+        for path, module in self.model.named_modules():
+            self._handles.append(module.register_forward_hook(partial(self._visit, path)))
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                self._handles.append(parameter.register_hook(partial(self._look, BACKWARD, name)))
+        return self
+
+    def __exit__(self, *_) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _visit(self, path: str, module, inputs, output) -> None:
+        for tensor in tensors(output):
+            self._look(FORWARD, path, tensor)
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(partial(self._look, BACKWARD, path))
+
+    @torch.no_grad()
+    def _look(self, direction: str, path: str, tensor: Tensor) -> None:
+        """Called in the order in which the pass computes."""
+        if self.found[direction] is not None or not tensor.is_floating_point() or not tensor.numel():
+            return
+        largest = tensor.abs().amax().item()  # of NaN and others NaN
+        where = self._where(path)
+        if math.isfinite(largest):
+            self.largest[direction] = max(self.largest[direction], (largest, where))
+            return
+        bad = ~torch.isfinite(tensor)
+        value = "nan" if math.isnan(largest) else "inf"
+        self.found[direction] = Found(
+            direction, where, path, value, bad.float().mean().item(), *self.largest[direction]
+        )
+
+    def _where(self, path: str) -> str:
+        return self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0]) or path or "model"
+
+
+def tensors(output) -> Iterator[Tensor]:
+    """A module's output, or those of a tuple or list of them; what a dictionary holds was a module's output before."""
+    if torch.is_tensor(output):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        yield from (one for one in output if torch.is_tensor(one))
+
+
+def repeat(trainer, samples: list, update: int) -> dict:
+    """The passes of an update (from 0) again, with its random numbers: {"first": Found as a dict or None, "loss": ...}.
+
+    "loss": in bits per token over this rank's batches. Each rank by itself, and all of them at the same time: the
+    passes of a sharded model speak to the others, so none of them ends early. Gradients are dropped.
+    """
+    utils.set_torch_seed(trainer.cfg.common.seed + update)
+    trainer.model.train()
+    trainer.criterion.train()
+    trainer.zero_grad()
+    task = trainer.task
+    losses, sizes = 0.0, 0.0
+    alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)
+    with Search(trainer.get_model()) as search, contextlib.nullcontext() if trainer.is_fsdp else alone():
+        for sample in samples:
+            sample, dummy = trainer._prepare_sample(sample)
+            # the class's, for probes watch the task itself
+            loss, size, _ = type(task).train_step(
+                task, sample, trainer.model, trainer.criterion, trainer.optimizer, update, ignore_grad=dummy
+            )
+            losses, sizes = losses + float(loss.detach()), sizes + (0.0 if dummy else float(size))
+    first = search.found[FORWARD] or search.found[BACKWARD] or _overflowing_norm(trainer.get_model(), search)
+    trainer.zero_grad()
+    return {"first": first and asdict(first), "loss": losses / max(sizes, 1.0) / math.log(2)}
+
+
+def _overflowing_norm(model: nn.Module, search: Search) -> Found | None:
+    """Every gradient is finite, and the root of the sum of their squares is not."""
+    norms = {name: local(p.grad).float().norm() for name, p in model.named_parameters() if p.grad is not None}
+    if not norms or math.isfinite(torch.stack([norm.to("cpu") for norm in norms.values()]).norm().item()):
+        return None
+    name = max(norms, key=lambda name: float(norms[name]))
+    return Found(NORM, search._where(name), name, "inf", 0.0, *search.largest[BACKWARD])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor; any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@torch.no_grad()
+def broken_parameters(model: nn.Module) -> list[str]:
+    """Names of parameters with a number that is not finite, of this rank's parts; one wait for the device."""
+    held = {name: local(p.detach()) for name, p in model.named_parameters()}
+    held = {name: p for name, p in held.items() if p.numel()}
+    if not held:
+        return []
+    norms = torch._foreach_norm(list(held.values()), math.inf)
+    finite = torch.isfinite(torch.stack([norm.float() for norm in norms])).tolist()
+    return [name for name, well in zip(held, finite, strict=True) if not well]
