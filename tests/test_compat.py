@@ -9,6 +9,7 @@ import torch
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 
+from deepnet_fairseq.checkpoints.atomic import SaveError
 from deepnet_fairseq.compat import noise
 from deepnet_fairseq.errors import UserError, user_error_line
 
@@ -69,10 +70,11 @@ def test_a_checkpoint_is_replaced_in_one_move(tmp_path, monkeypatch):
         pathlib.Path(destination).write_bytes(pathlib.Path(source).read_bytes()[:100])
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(SaveError, match="No space left"):
         patch.setattr("shutil.copyfile", breaks_off)
         PathManager.copy(str(new), str(old), overwrite=True)
     assert old.read_bytes() == b"old"
     assert PathManager.copy(str(new), str(old), overwrite=True)
     assert old.read_bytes() == new.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1_50.pt", "checkpoint_last.pt"]
+    assert (tmp_path / "checkpoint_previous.pt").read_bytes() == b"old"
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [f"checkpoint_{s}" for s in ("1_50", "last", "previous")]

@@ -1,0 +1,82 @@
+"""What fairseq leaves out of the state of its optimisers for half precision, so that no run goes on as it was.
+
+The float32 weights: rebuilt from those in half precision they have lost their lower bits. The counts of the loss
+scaler: when the scale was last changed, and how many updates overflowed since.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain
+
+import torch
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
+from torch import Tensor
+
+from ..compat.wrapping import wrap
+from ..optim.flat_adam import FlatAdam
+
+WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # keys beside fairseq's loss_scale
+
+
+def install() -> None:
+    """Idempotent."""
+    for kind in (_FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin, AMPOptimizer):
+        wrap(kind, "state_dict", _state_dict)
+        wrap(kind, "load_state_dict", _load_state_dict)
+
+
+def weights(optimizer) -> list[Tensor]:
+    """The float32 weights of an optimiser for half precision, in its parameters' order and shapes; [] without any."""
+    params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
+    if params is None:
+        return []
+    adam = optimizer.optimizer
+    if isinstance(adam, FlatAdam):
+        views = [zip(part.places, part.flat.views(part.flat.weights), strict=True) for part in adam.parts]
+        return [view for _, view in sorted(chain(*views), key=lambda pair: pair[0])]
+    if not isinstance(params, dict):
+        return [param.data for param in params]
+    found, offsets = [], defaultdict(int)  # by device, all of its parameters in one
+    for param in half:
+        start, device = offsets[param.device.index], param.device.index
+        found.append(params[device].data[start : start + param.numel()].view(param.shape))
+        offsets[device] = start + param.numel()
+    return found
+
+
+def _state_dict(original, optimizer) -> dict:
+    state = original(optimizer)
+    if values := weights(optimizer):
+        state[WEIGHTS] = values
+    if counts := _counts(getattr(optimizer, "scaler", None)):
+        state[SCALER] = counts
+    return state
+
+
+def _counts(scaler) -> dict:
+    """torch's scaler tells them itself; fairseq's has them as _iter, _last_overflow_iter, ..."""
+    if scaler is None:
+        return {}
+    if hasattr(scaler, "state_dict"):
+        return scaler.state_dict()
+    return {name: value for name, value in vars(scaler).items() if name.startswith("_")}
+
+
+def _load_state_dict(original, optimizer, state_dict, optimizer_overrides=None) -> None:
+    original(optimizer, state_dict, optimizer_overrides)
+    scaler, counts = getattr(optimizer, "scaler", None), state_dict.get(SCALER) or {}
+    if counts and hasattr(scaler, "load_state_dict"):
+        scaler.load_state_dict(counts)
+    elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
+        vars(scaler).update(counts)
+    ours, saved = weights(optimizer), state_dict.get(WEIGHTS) or []
+    if [value.shape for value in ours] == [value.shape for value in saved] and _round_to(optimizer.fp16_params, saved):
+        with torch.no_grad():
+            torch._foreach_copy_(ours, [given.to(value.device) for value, given in zip(ours, saved, strict=True)])
+
+
+def _round_to(params: list[Tensor], saved: list[Tensor]) -> bool:
+    """Are these the float32 weights of those that were loaded? Not if another model was, or a part of one."""
+    return all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True))

@@ -1,0 +1,76 @@
+"""fairseq-train as a process that is killed at a moment of its own life, and what it logged and left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import fairseq_cli.train
+import torch
+from fairseq.trainer import Trainer
+
+from deepnet_fairseq.errors import user_error_line
+
+from .ranks import CONTEXT
+
+TINY = (
+    "--arch", "deepnet_transformer", "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16",
+    "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2", "--clip-norm", "0.6",
+)  # fmt: skip
+CLOCKS = re.compile(r"(train_|valid_)?(wps|ups|train_wall|wall)")
+MOMENTS = {"update": (Trainer, "train_step"), "validation": (Trainer, "valid_step"), "write": (torch, "save"),
+           "rename": (os, "replace"), "end": (fairseq_cli.train, "should_stop_early")}  # fmt: skip
+
+
+def live(log: Path, *flags, at: tuple[str, int] | None = None, kind: int = signal.SIGKILL, timeout: float = 120) -> int:
+    """Status of `fairseq-train FLAGS`, minus the signal that ended it; its output is appended to `log`.
+
+    at: (one of MOMENTS, n): the process sends itself the signal `kind` when it comes there for the n-th time.
+    """
+    words = ["fairseq-train", *map(str, flags)]
+    process = CONTEXT.Process(target=_life, args=(words, log, at, kind))
+    process.start()
+    process.join(timeout)
+    process.kill()
+    return process.exitcode
+
+
+def rows(log: Path) -> dict:
+    """(kind of line, updates) -> its numbers but times; of lines that came twice the later."""
+    found = {}
+    for kind, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", log.read_text()):
+        numbers = {name: value for name, value in json.loads(row).items() if not CLOCKS.fullmatch(name)}
+        updates = next(value for name, value in numbers.items() if name.endswith("num_updates"))
+        found[kind, int(updates)] = numbers
+    return found
+
+
+def _life(words: list[str], log: Path, at, kind: int) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.argv = words
+    if at is not None:
+        _signal_at(*MOMENTS[at[0]], at[1], kind)
+    try:
+        fairseq_cli.train.cli_main()
+    except Exception as error:
+        line = user_error_line(error)
+        if line is None:
+            raise
+        sys.exit(f"fairseq-train: error: {line}")
+
+
+def _signal_at(owner, name: str, count: int, kind: int) -> None:
+    original, calls = getattr(owner, name), iter(range(1, 1_000_000))
+
+    def counted(*args, **kwargs):
+        if next(calls) == count:
+            os.kill(os.getpid(), kind)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
