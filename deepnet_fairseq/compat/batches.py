@@ -1,13 +1,18 @@
-"""Batching that loses no sentence, on several processes too."""
+"""Batching that loses no sentence, on several processes too, and on another number of them than before."""
 
 import functools
+import logging
 
 import numpy
 from fairseq.data import data_utils
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 
 from .wrapping import wrap
+
+logger = logging.getLogger(__name__)
+PROCESSES = "num_shards"
 
 
 def keep_last_batch() -> None:
@@ -52,3 +57,21 @@ def _empty_first(train_step, trainer, samples, *args, **kwargs):
 def _as_nothing(train_step, task, sample, model, criterion, optimizer, update_num, ignore_grad=False):
     loss, size, logged = train_step(task, sample, model, criterion, optimizer, update_num, ignore_grad)
     return (loss, size * 0, {key: value * 0 for key, value in logged.items()}) if ignore_grad else (loss, size, logged)
+
+
+def resume_on_any_number() -> None:
+    """Of an epoch's batches, a checkpoint counts those of one process, which has more of them when there are fewer."""
+    wrap(EpochBatchIterator, "state_dict", _of_how_many)
+    wrap(EpochBatchIterator, "load_state_dict", _for_as_many)
+
+
+def _of_how_many(state_dict, iterator) -> dict:
+    return state_dict(iterator) | {PROCESSES: iterator.num_shards}
+
+
+def _for_as_many(load_state_dict, iterator, state: dict) -> None:
+    before, now = state.get(PROCESSES, iterator.num_shards), iterator.num_shards
+    done = state["iterations_in_epoch"] * before
+    if done % now:
+        logger.warning(f"resumed on {now} processes after {before}: the last {done % now} batches come again")
+    load_state_dict(iterator, state | {"iterations_in_epoch": done // now})
