@@ -1,0 +1,87 @@
+"""Trainings that diverge, in this process: fairseq's trainer on the embedded corpus, and what is put into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fairseq_cli.train
+import pytest
+import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from deepnet_fairseq.divergence import Diverged, report
+from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.trainer import build_trainer, parse
+
+from .conftest import TRAIN_FLAGS
+
+TINY = ("--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
+        "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2")  # fmt: skip
+# from update 2 on the learning rate is 7.5, 15, ...: without LayerNorm the numbers end at update 3
+WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
+
+
+class Training:
+    """A trainer of TRAIN_FLAGS and more flags, with the batches of its first epoch."""
+
+    def __init__(self, data: Path, folder: Path, *flags: str):
+        self.folder = folder
+        self.trainer = build_trainer(parse([str(data), *TRAIN_FLAGS, "--save-dir", str(folder), *flags]))
+        iterator = self.trainer.get_train_iterator(1)
+        self.trainer.begin_epoch(1)
+        self.batches = iter(iterator.next_epoch_itr(shuffle=True))
+
+    @property
+    def model(self):
+        return self.trainer.get_model()
+
+    def step(self) -> None:
+        self.trainer.train_step([next(self.batches)])
+
+    def event(self) -> dict:
+        """Of the step that comes now, which diverges."""
+        with pytest.raises(Diverged) as caught:
+            self.step()
+        return report.event(self.trainer, caught.value.stop, 1)
+
+
+def flags_of(method: str) -> tuple[str, ...]:
+    return (*TINY, "--method", method, *METHODS[method].train_flags)
+
+
+def train(data: Path, folder: Path, *flags: str) -> None:
+    """fairseq-train, in this process."""
+    args = parse([str(data), *TRAIN_FLAGS, "--save-dir", str(folder), *flags])
+    fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
+
+
+def events(folder: Path) -> list[dict]:
+    """Strict JSON, without NaN."""
+    text = (folder / report.JSON).read_text()
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)["events"]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["model"]
+
+
+def updates(folder: Path) -> int:
+    """Made by the last checkpoint."""
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"]
+
+
+class Poison(torch.autograd.Function):
+    """The identity, with a gradient of NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float("nan")

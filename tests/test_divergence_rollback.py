@@ -1,0 +1,151 @@
+"""Back to a good checkpoint with a lower learning rate, in whole trainings of a few updates."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from fairseq.trainer import Trainer
+
+from deepnet_fairseq.divergence import STATUS, report
+from deepnet_fairseq.errors import UserError
+
+from .conftest import TRAIN_FLAGS
+from .diverging import TINY, WILD, events, train, updates, weights
+from .helpers import run
+
+SAVED = ("--save-interval-updates", "1", "--max-update", "6")
+BACK = ("--rollbacks", "3", "--rollback-lr-factor", "0.001")
+LOWER = ("--lr", "0.3", "--warmup-init-lr", "1e-7")  # WILD's times 0.001
+
+
+@pytest.fixture(scope="module")
+def set_back(data, tmp_path_factory):
+    """WILD, which diverges at update 3, set back and trained for 6 updates."""
+    folder = tmp_path_factory.mktemp("back")
+    train(data, folder, *WILD, *SAVED, *BACK)
+    return folder
+
+
+def test_a_run_that_is_set_back_is_one_started_from_there(data, set_back, tmp_path):
+    """Bit for bit, as the checkpoint after update 1 and the lower rates given by hand."""
+    (event,) = events(set_back)
+    assert event["update"] == 3 and event["rollback"] == {
+        "number": 1, "limit": 3, "checkpoint": "checkpoint_previous.pt", "update": 1, "factor": 0.001, "given": [300.0],
+        "lr": [300.0 * 0.001],
+    }  # fmt: skip
+    shutil.copy(set_back / "checkpoint_1_1.pt", tmp_path / "checkpoint_last.pt")
+    train(data, tmp_path, *WILD, *SAVED, *LOWER)
+    ours, plain = (weights(folder / "checkpoint_last.pt") for folder in (set_back, tmp_path))
+    assert all(torch.equal(ours[name], plain[name]) for name in plain)
+    assert not torch.equal(
+        ours["encoder.layers.0.fc1.weight"], weights(set_back / "checkpoint_1_1.pt")["encoder.layers.0.fc1.weight"]
+    )
+    said = (set_back / report.TEXT).read_text()
+    assert "rollback 1 of 3: back to update 1 of checkpoint_previous.pt, --lr times 0.001, now 0.3" in said
+
+
+def test_a_resumed_run_keeps_its_lower_rate(data, set_back, tmp_path, caplog):
+    train(data, tmp_path, *WILD, *SAVED[:2], "--max-update", "3", *BACK)
+    train(data, tmp_path, *WILD, *SAVED, *BACK)
+    assert "set back 1 times before, --lr is now 0.3" in caplog.text
+    ours, whole = (weights(folder / "checkpoint_last.pt") for folder in (tmp_path, set_back))
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
+    assert len(events(tmp_path)) == 1
+
+
+def test_a_run_killed_before_its_next_save_has_been_set_back_all_the_same(data, set_back, tmp_path, monkeypatch):
+    """What it went back to is its last checkpoint, and its lower rate is written down."""
+    step = Trainer.train_step
+
+    def stop_after_rollback(trainer, samples):
+        if trainer.rollbacks.taken:
+            raise KeyboardInterrupt
+        return step(trainer, samples)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "train_step", stop_after_rollback)
+        train(data, tmp_path, *WILD, *SAVED, *BACK)
+    assert updates(tmp_path) == 1
+    train(data, tmp_path, *WILD, *SAVED, *BACK)
+    ours, whole = (weights(folder / "checkpoint_last.pt") for folder in (tmp_path, set_back))
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
+
+
+def test_another_rate_counts_anew(data, set_back, tmp_path, caplog):
+    for rate, kept in (("300", True), ("0.2", False)):
+        folder = shutil.copytree(set_back, tmp_path / rate)
+        caplog.clear()
+        train(data, folder, *WILD, *SAVED[:2], "--max-update", "7", *BACK, "--lr", rate)
+        assert ("set back 1 times before, --lr is now 0.3" in caplog.text) is kept
+        assert ('"num_updates": "7"' in caplog.text) and updates(folder) == 7
+
+
+def test_rollbacks_run_out(data, tmp_path, capsys):
+    """Each goes back to a checkpoint that has not failed, the third divergence is the last."""
+    with pytest.raises(SystemExit) as ended:
+        train(data, tmp_path, *WILD, *SAVED, "--rollbacks", "2", "--rollback-lr-factor", "0.9")
+    assert ended.value.code == STATUS
+    found = events(tmp_path)
+    assert [event["rollback"] and event["rollback"]["number"] for event in found] == [1, 2, None]
+    assert all(event["rollback"]["update"] < event["update"] - 1 for event in found[:-1])
+    assert found[-1]["setting"]["lr"] == [300.0 * 0.9 * 0.9]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert f"error: diverged at update {found[-1]['update']}: " in line and str(tmp_path / report.TEXT) in line
+
+
+def test_without_a_checkpoint_there_is_no_way_back(data, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        train(data, tmp_path, *WILD, "--max-update", "6", *BACK)
+    assert ended.value.code == STATUS and sorted(path.name for path in tmp_path.iterdir()) == [report.JSON, report.TEXT]
+    (event,) = events(tmp_path)
+    assert event["rollback"] is None
+
+
+def test_a_new_run_has_no_past(data, tmp_path):
+    (tmp_path / report.JSON).write_text(json.dumps({"format": 1, "events": [{"update": 9, "rollback": {}}]}))
+    (tmp_path / report.TEXT).write_text("diverged at update 9")
+    train(data, tmp_path, *TINY, "--max-update", "1", "--no-save", "--lr", "1e-3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monkeypatch):
+    """An update that breaks them is found at its save."""
+    train(data, tmp_path, *TINY, "--max-update", "1")
+    good = (tmp_path / "checkpoint_last.pt").read_bytes()
+    make = Trainer.set_num_updates
+
+    def break_weights(trainer, num_updates):
+        make(trainer, num_updates)
+        if num_updates == 3:
+            with torch.no_grad():
+                trainer.get_model().encoder.layers[1].fc2.bias[2] = float("inf")
+
+    monkeypatch.setattr(Trainer, "set_num_updates", break_weights)
+    with pytest.raises(SystemExit) as ended:
+        train(data, tmp_path, *TINY, "--max-update", "3")
+    assert ended.value.code == STATUS and (tmp_path / "checkpoint_last.pt").read_bytes() == good
+    (event,) = events(tmp_path)
+    assert event["kind"] == "weights not finite" and event["first"]["where"] == "encoder.2.ffn"
+    assert event["reason"] == "encoder.layers.1.fc2.bias is not finite; not saved"
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--rollbacks", "1", "--no-save"), "--rollbacks: not with --no-save,"),
+    (("--rollbacks", "1", "--no-save-optimizer-state"), "--rollbacks: not with --no-save-optimizer-state"),
+])  # fmt: skip
+def test_flags_that_leave_nothing_to_go_back_to(flags, words, data, tmp_path):
+    with pytest.raises(UserError, match=words):
+        train(data, tmp_path, *TINY, "--max-update", "1", *flags)
+
+
+@pytest.mark.smoke
+def test_two_processes_end_together(data, tmp_path):
+    """One report, one line, status 3; and set back they go on together."""
+    both = ("--distributed-world-size", "2", *SAVED)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, "--save-dir", tmp_path / "one", check=False)
+    assert done.returncode == STATUS and "Traceback" not in done.stdout
+    assert done.stdout.count("error: diverged at update 3: ") == 1 and len(events(tmp_path / "one")) == 1
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, *BACK, "--save-dir", tmp_path / "two")
+    assert "rollback 1 of 3: back to update 1" in done.stdout
+    assert updates(tmp_path / "two") == 6
