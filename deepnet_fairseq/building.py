@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from . import archs
 from .config import DeepTransformerConfig, namespace
@@ -50,7 +50,11 @@ def own_config(state: dict, path: str):
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
     fields = {field: getattr(saved, field, None) for field in [*DeepTransformerConfig.__dataclass_fields__, "arch"]}
     given = OmegaConf.create({field: value for field, value in fields.items() if value is not None})
-    cfg = merge_with_parent(DeepTransformerConfig(), given)
+    try:
+        cfg = merge_with_parent(DeepTransformerConfig(), given)
+    except OmegaConfBaseException as error:
+        reason = str(error.msg).split("\n")[0]
+        raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error
     archs.fill(cfg)
     return cfg
 

@@ -6,12 +6,13 @@ command line, preset and YAML.
 """
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
-from omegaconf import II
+from omegaconf import II, DictConfig, open_dict
 
 from . import archs
 from .errors import UserError
@@ -99,6 +100,14 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
     archs.fill(cfg)
     check(cfg)
     return cfg
+
+
+def complete(cfg) -> None:
+    """Gives a config from before some of our flags what they are by default, in place."""
+    with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
+        for name, field in DeepTransformerConfig.__dataclass_fields__.items():
+            if not hasattr(cfg, name) and not str(field.default).startswith("${"):  # a setting that follows another
+                setattr(cfg, name, field.default)
 
 
 def check(cfg) -> None:

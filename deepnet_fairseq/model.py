@@ -30,6 +30,7 @@ class DeepTransformer(FairseqEncoderDecoderModel):
 
         Raises UserError, naming the flag, for a config no model can be built from.
         """
+        config.complete(cfg)
         archs.fill(cfg)
         config.check(cfg)
         method = get_method(cfg.method).from_config(cfg)

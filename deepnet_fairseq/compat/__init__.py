@@ -15,11 +15,13 @@ def apply() -> None:
     from . import (
         arithmetic,
         batches,
+        binarised,
         buckets,
         checkpoints,
         command_line,
         copies,
         launch,
+        literals,
         moving_average,
         optimisers,
         saving,
@@ -31,6 +33,8 @@ def apply() -> None:
     arithmetic.flush_denormals()
     batches.count_last_update()
     batches.keep_last_batch()
+    batches.resume_on_any_number()
+    binarised.explain_broken_data()
     buckets.bucket_lengths()
     checkpoints.allow_plain_data()
     command_line.explain_mistakes()
@@ -39,6 +43,7 @@ def apply() -> None:
     divergence.install()
     surviving.install()
     launch.start_and_watch()
+    literals.read_without_running()
     moving_average.average_all_at_once()
     optimisers.bring_their_own_half_precision()
     saving.keep_views()

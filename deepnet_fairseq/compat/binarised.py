@@ -1,0 +1,156 @@
+"""Binarised data and dictionaries that are broken, or not each other's, before anything is trained with them.
+
+fairseq ends with a page of calls in the middle of an epoch, on a GPU with a failed assertion of the device, or trains
+on what it takes for text. It reads the whole of both files when it opens them; looking at all tokens costs little more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+
+import numpy
+from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data.language_pair_dataset import LanguagePairDataset
+from fairseq.tasks import FairseqTask, translation
+
+from ..errors import UserError
+from .wrapping import wrap
+
+MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
+TYPES = indexed_dataset._code_to_dtype
+OLD_MAGIC = b"TNTIDX\x00\x00"
+AT_ONCE = 1 << 24  # numbers looked at
+MEND = "binarise the text anew"
+
+
+def explain_broken_data() -> None:
+    """Idempotent."""
+    wrap(indexed_dataset, "infer_dataset_impl", _ordinary)
+    wrap(indexed_dataset, "make_dataset", _checked)
+    wrap(Dictionary, "add_from_file", _read_dictionary)
+    wrap(LanguagePairDataset, "__init__", _same_length)
+    wrap(FairseqTask, "filter_indices_by_size", _short_enough)
+    wrap(translation, "load_langpair_dataset", _found)
+
+
+def _ordinary(infer, path: str):
+    for file in (indexed_dataset.index_file_path(path), indexed_dataset.data_file_path(path)):
+        if os.path.exists(file) and not os.path.isfile(file):  # a pipe would be waited for
+            raise UserError(f"{file}: is no ordinary file; {MEND}")
+    return infer(path)
+
+
+def _checked(make, path: str, impl, *args, dictionary=None, **kwargs):
+    index = indexed_dataset.index_file_path(path)
+    if impl in ("mmap", "cached", "lazy", None) and os.path.exists(index):
+        start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
+        if start.startswith(MAGIC):
+            check_mapped(path, len(dictionary) if dictionary is not None else None)
+        elif not start.startswith(OLD_MAGIC):
+            raise UserError(f"{index}: is no index of binarised data, or damaged; {MEND}")
+    return make(path, impl, *args, dictionary=dictionary, **kwargs)
+
+
+def check_mapped(path: str, vocabulary: int | None) -> None:
+    """UserError, naming the file, if PATH.idx and PATH.bin are not what fairseq-preprocess writes.
+
+    vocabulary: types of the dictionary, all tokens must be below; None: not known. Memory: a few arrays of AT_ONCE.
+    """
+    index, data = indexed_dataset.index_file_path(path), indexed_dataset.data_file_path(path)
+    start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
+    if len(start) < HEADER.size:
+        raise UserError(f"{index}: truncated; {MEND}")
+    _, version, code, sentences = HEADER.unpack(start)
+    if version != 1:
+        raise UserError(f"{index}: is of version {version}, not 1; {MEND}")
+    kind = numpy.dtype(TYPES.get(code, float))
+    if kind.kind not in "iu":
+        raise UserError(f"{index}: damaged, its type of token ({code}) is unknown; {MEND}")
+    if os.path.getsize(index) != HEADER.size + 12 * sentences:
+        raise UserError(f"{index}: truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
+    if not sentences:
+        raise UserError(f"{index}: holds no sentence; {MEND}")
+    size = os.path.getsize(data)
+    for first in range(0, sentences, AT_ONCE):
+        count = min(AT_ONCE, sentences - first)
+        sizes = numpy.fromfile(index, "<i4", count, offset=HEADER.size + 4 * first)
+        places = numpy.fromfile(index, "<i8", count, offset=HEADER.size + 4 * sentences + 8 * first)
+        short = numpy.flatnonzero(sizes < (0 if vocabulary is None else 1))  # alignments may be empty
+        if short.size:
+            raise UserError(f"{index}: sentence {first + short[0]} has no token, not even its end; {MEND}")
+        ends = places + sizes.astype("i8") * kind.itemsize
+        if (places < 0).any() or (ends > size).any() or (places % kind.itemsize).any():
+            raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
+    if vocabulary is not None:
+        _check_tokens(data, kind, size // kind.itemsize, vocabulary)
+
+
+def _check_tokens(data: str, kind: numpy.dtype, tokens: int, vocabulary: int) -> None:
+    for first in range(0, tokens, AT_ONCE):
+        part = numpy.fromfile(data, kind, min(AT_ONCE, tokens - first), offset=first * kind.itemsize)
+        wrong = part.max() if part.max() >= vocabulary else part.min()
+        if not 0 <= wrong < vocabulary:
+            raise UserError(
+                f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}; take the dict.LANG.txt that was made "
+                f"with it, or {MEND}"
+            )
+
+
+def _read_dictionary(read, dictionary: Dictionary, file) -> None:
+    if not isinstance(file, str):
+        read(dictionary, file)
+        return
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"{file}: is no ordinary file; give fairseq's dictionary")
+    before = len(dictionary)
+    try:
+        read(dictionary, file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; give the dictionary of the data") from error
+    except Exception as error:  # fairseq's own words for a wrong encoding are a bare Exception
+        reason = "".join(letter if letter.isprintable() else "?" for letter in str(error).split(". ")[0][:150])
+        raise UserError(f"{file}: is no dictionary of fairseq ({reason}); {MEND}") from error
+    if len(dictionary) == before or min(dictionary.count[before:]) < 0:
+        reason = "it is empty" if len(dictionary) == before else "a count is negative"
+        raise UserError(f"{file}: is no dictionary of fairseq ({reason}); {MEND}")
+
+
+def _same_length(init, pairs, src, src_sizes, src_dict, tgt=None, *args, **kwargs) -> None:
+    if tgt is not None and len(src) != len(tgt):
+        raise UserError(
+            f"{_name(src)} has {len(src):,} sentences, {_name(tgt)} {len(tgt):,}: each needs its twin; {MEND}"
+        )
+    init(pairs, src, src_sizes, src_dict, tgt, *args, **kwargs)
+
+
+def _name(dataset) -> str:
+    return str(getattr(dataset, "_path", "the data"))
+
+
+def _found(load, data_path: str, split: str, src: str, src_dict, tgt: str, *args, **kwargs):
+    try:
+        return load(data_path, split, src, src_dict, tgt, *args, **kwargs)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{data_path}: holds no {split}.{src}-{tgt} with .{src}.idx, .{src}.bin and those of {tgt}; {MEND}, or "
+            "name the languages that are there"
+        ) from error
+
+
+def _short_enough(filtered, task, indices, dataset, max_positions=None, *args, **kwargs):
+    """fairseq's words for a sentence that is too long, a bare Exception, in one line; and not all may be."""
+    path = _name(getattr(dataset, "src", None))
+    try:
+        kept = filtered(task, indices, dataset, max_positions, *args, **kwargs)
+    except Exception as error:
+        if not str(error).startswith("Size of sample"):
+            raise
+        reason = re.sub(r"np\.int\d+\((\d+)\)", r"\1", str(error))
+        raise UserError(f"{path}: {reason[0].lower()}{reason[1:]}") from error
+    if len(indices) and not len(kept):
+        raise UserError(
+            f"{path}: all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
+        )
+    return kept
