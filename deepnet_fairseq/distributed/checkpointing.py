@@ -5,6 +5,7 @@ from __future__ import annotations
 from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
+from ..checkpoints import whole
 from ..compat.wrapping import wrap
 from . import optimiser_state, shard_files
 from .training import sharded
@@ -12,12 +13,14 @@ from .training import sharded
 
 def save_and_load_sharded() -> None:
     """Idempotent."""
-    Trainer.always_call_state_dict_during_save_checkpoint = property(lambda self: False)
     wrap(checkpoint_utils, "save_checkpoint", _save)
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_to_cpu)
     wrap(Trainer, "consolidate_optimizer", _consolidate)
+    wrap(Trainer, "save_checkpoint", _write)
     wrap(Trainer, "state_dict", _state_dict)
     wrap(Trainer, "load_checkpoint", _load)
+    if shard_files.damage not in whole.FURTHER_CHECKS:
+        whole.FURTHER_CHECKS.append(shard_files.damage)
 
 
 def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
@@ -25,31 +28,26 @@ def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
     model = sharded(trainer)
     if not model or cfg.no_save:
         return original(cfg, trainer, epoch_itr, val_loss)
+    optimiser = None if cfg.no_save_optimizer_state else trainer.optimizer.state_dict()
     if trainer.cfg.distributed_training.use_sharded_state:
-        found = {"model": model.local_state_dict(), "shapes": model.shapes, "trained": model.trained_shapes()}
-        if not cfg.no_save_optimizer_state:
-            found["optimiser"] = trainer.optimizer.state_dict()
-        trainer.found = {
-            "model": {},
-            shard_files.KEY: shard_files.write(cfg.save_dir, trainer, utils.move_to_cpu(found)),
-        }
+        trainer.found = {"model": {}, shard_files.KEY: _write_shards(cfg.save_dir, trainer, model, optimiser)}
     else:
         trainer.found = {"model": model.state_dict()}
+        if optimiser is not None:
+            trainer.found["last_optimizer_state"] = _gathered(model, optimiser)
     try:
         return original(cfg, trainer, epoch_itr, val_loss)
     finally:
-        del trainer.found
+        trainer.found = None
         if trainer.is_data_parallel_master:
             shard_files.remove_unused(cfg.save_dir)
 
 
-def _consolidate(original, trainer: Trainer) -> None:
-    """The optimiser's whole state on the first rank; fairseq asks all ranks for it before a checkpoint is written."""
-    model = sharded(trainer)
-    if not model:
-        original(trainer)
-    elif not trainer.cfg.distributed_training.use_sharded_state and not trainer.cfg.checkpoint.no_save_optimizer_state:
-        trainer._gathered_optim_state = _gathered(model, trainer.optimizer.state_dict())
+def _write_shards(save_dir: str, trainer: Trainer, model, optimiser: dict | None) -> dict:
+    found = {"model": model.local_state_dict(), "shapes": model.shapes, "trained": model.trained_shapes()}
+    if optimiser is not None:
+        found["optimiser"] = optimiser
+    return shard_files.write(save_dir, trainer, utils.move_to_cpu(found))
 
 
 def _gathered(model, state: dict) -> dict:
@@ -60,20 +58,31 @@ def _gathered(model, state: dict) -> dict:
     return optimiser_state.with_entries(state, whole, optimiser_state.is_flat(state, shapes))
 
 
+def _consolidate(original, trainer: Trainer) -> None:
+    """Of sharded models it is done."""
+    if not sharded(trainer):
+        original(trainer)
+
+
+def _write(original, trainer: Trainer, filename: str, extra_state: dict):
+    """Without the other ranks, as after an error, nothing of a sharded model can be saved."""
+    if sharded(trainer) and getattr(trainer, "found", None) is None:
+        return None
+    return original(trainer, filename, extra_state)
+
+
 def _state_dict(original, trainer: Trainer) -> dict:
     """Called by the first rank alone: what all ranks have to do is done."""
     if not sharded(trainer):
         return original(trainer)
-    found = trainer.found
     model, checkpoint = trainer._wrapped_model, trainer.cfg.checkpoint
-    keep = checkpoint.no_save_optimizer_state
-    if shard_files.KEY in found:
-        checkpoint.no_save_optimizer_state = True
+    keep, checkpoint.no_save_optimizer_state = checkpoint.no_save_optimizer_state, True
     trainer._wrapped_model = _Written()
     try:
-        return original(trainer) | found
+        state = original(trainer)
     finally:
         trainer._wrapped_model, checkpoint.no_save_optimizer_state = model, keep
+    return state | trainer.found
 
 
 class _Written:

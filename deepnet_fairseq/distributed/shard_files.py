@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from ..checkpoints import atomic, whole
 from ..errors import UserError
 from . import optimiser_state, rows
 
@@ -22,22 +23,24 @@ FOLDER, FILE = re.compile(r"shards_\d+"), re.compile(r"\d+_of_\d+\.pt")
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
-    """This rank's file; a call of all ranks. Returns what the small file says of all of them."""
+    """This rank's file; a call of all ranks. Returns what the small file says of all of them; SaveError on all."""
     folder = Path(save_dir) / f"shards_{trainer.get_num_updates()}"
     rank, world = trainer.data_parallel_rank, trainer.data_parallel_world_size
     files = [f"{number}_of_{world}.pt" for number in range(world)]
-    failure, part = "", folder / f"{files[rank]}.part"
+    failure = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(found, part)
-        part.replace(folder / files[rank])
-    except (OSError, RuntimeError) as error:
-        failure = str(error).splitlines()[0]
-        part.unlink(missing_ok=True)
+        atomic.save(found, folder / files[rank])
+    except OSError as error:
+        failure = error.strerror
+    except atomic.SaveError as error:
+        failure = error.reason
     failures = [None] * world
     distributed.all_gather_object(failures, failure, group=trainer.data_parallel_process_group)
     if any(failures):
-        raise OSError(f"{folder}: {next(filter(None, failures))}")
+        rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure)
+        raise atomic.SaveError(folder / files[rank], OSError(failure))
+    atomic.sync(folder.parent)
     return {"folder": folder.name, "files": files}
 
 
@@ -72,13 +75,31 @@ def _part(path: str, file: Path) -> dict:
         ) from error
 
 
+def damage(path: Path) -> str | None:
+    """What is wrong with the shards of the checkpoint at `path`, which is whole, in a few words."""
+    folders, files = _named(path)
+    for file in (path.parent / folder / file for folder in folders for file in files):
+        if found := whole.damage(file):
+            return f"its part {file.parent.name}/{file.name}: {found}"
+    return None
+
+
 def remove_unused(save_dir: str) -> None:
     """Folders of shards that no checkpoint names."""
-    folders = {path.name: path for path in Path(save_dir).glob("shards_*") if FOLDER.fullmatch(path.name)}
+    folders = {path for path in Path(save_dir).glob("shards_*") if FOLDER.fullmatch(path.name)}
     for path in Path(save_dir).glob("*.pt") if folders else ():
-        with zipfile.ZipFile(path) as archive:
-            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            for name in re.findall(FOLDER.pattern.encode(), archive.read(pickled)):
-                folders.pop(name.decode(), None)
-    for folder in folders.values():
+        folders -= {path.parent / folder for folder in _named(path)[0]}
+    for folder in folders:
         shutil.rmtree(folder)
+
+
+def _named(path: Path) -> tuple[set[str], set[str]]:
+    """Folders and files that a checkpoint names, by its text alone."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+    except (*whole.UNREADABLE, StopIteration):
+        return set(), set()
+    if KEY.encode() not in text:
+        return set(), set()
+    return tuple({found.decode() for found in re.findall(kind.pattern.encode(), text)} for kind in (FOLDER, FILE))
