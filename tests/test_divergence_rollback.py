@@ -2,12 +2,17 @@
 
 import json
 import shutil
+from argparse import Namespace
 
 import pytest
 import torch
 from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
 
 from deepnet_fairseq.divergence import STATUS, report
+from deepnet_fairseq.divergence.event import GRADIENTS, Stop
+from deepnet_fairseq.divergence.rollback import Rollbacks, Taken
+from deepnet_fairseq.divergence.watch import Watch
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
@@ -139,13 +144,51 @@ def test_flags_that_leave_nothing_to_go_back_to(flags, words, data, tmp_path):
         train(data, tmp_path, *TINY, "--max-update", "1", *flags)
 
 
+def checkpoint(folder, name: str, updates: int) -> None:
+    torch.save({"optimizer_history": [{"num_updates": updates}]}, folder / f"{name}.pt")
+
+
+# failed at, last healthy update, rollbacks before as (failed, to) -> where to, of checkpoints after 10, 20, ... 50
+CHOICES = {
+    "the newest": ((58, 57, ()), "checkpoint_last"),
+    "not the weights that failed": ((51, 50, ()), "checkpoint_1_40"),
+    "from before the loss rose": ((58, 33, ()), "checkpoint_1_30"),
+    "its own loss is of the weights before": ((58, 30, ()), "checkpoint_1_20"),
+    "twice as far": ((58, 57, ((58, 50),)), "checkpoint_1_40"),
+    "and again": ((57, 56, ((58, 50), (58, 40))), "checkpoint_1_20"),
+    "it came further than the one before": ((58, 57, ((48, 40),)), "checkpoint_last"),
+    "as far as there are any": ((58, 57, ((58, 30),)), "checkpoint_1_10"),
+    "none was good": ((9, 8, ()), None),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_which_checkpoint_is_good(case, tmp_path):
+    (failed, healthy, before), name = CHOICES[case]
+    for number in range(10, 60, 10):
+        checkpoint(tmp_path, f"checkpoint_1_{number}", number)
+    checkpoint(tmp_path, "checkpoint_last", 50)
+    checkpoint(tmp_path, "checkpoint_previous", 40)
+    (tmp_path / "checkpoint_previous.pt").write_bytes(b"damaged")
+    cfg = OmegaConf.create({"checkpoint": {"save_dir": str(tmp_path)}, "model": {}, "optimization": {"lr": [1.0]}})
+    rollbacks = Rollbacks(cfg)
+    rollbacks.taken = [Taken(failed_at, to, 0.5) for failed_at, to in before]
+    trainer = Namespace(checkpoint_suffix="", watch=Watch(healthy=healthy))
+    assert rollbacks._good(trainer, Stop(failed, GRADIENTS, "", False, [])) == name
+
+
 @pytest.mark.smoke
 def test_two_processes_end_together(data, tmp_path):
-    """One report, one line, status 3; and set back they go on together."""
+    """One report, one line, status 3."""
     both = ("--distributed-world-size", "2", *SAVED)
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, "--save-dir", tmp_path / "one", check=False)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, "--save-dir", tmp_path, check=False)
     assert done.returncode == STATUS and "Traceback" not in done.stdout
-    assert done.stdout.count("error: diverged at update 3: ") == 1 and len(events(tmp_path / "one")) == 1
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, *BACK, "--save-dir", tmp_path / "two")
+    assert done.stdout.count("error: diverged at update 3: ") == 1 and len(events(tmp_path)) == 1
+
+
+@pytest.mark.smoke
+def test_two_processes_with_a_sharded_model_are_set_back_together(data, tmp_path):
+    both = ("--distributed-world-size", "2", "--ddp-backend", "fully_sharded", *SAVED)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, *BACK, "--save-dir", tmp_path)
     assert "rollback 1 of 3: back to update 1" in done.stdout
-    assert updates(tmp_path / "two") == 6
+    assert updates(tmp_path) == 6 and len(events(tmp_path)) == 1

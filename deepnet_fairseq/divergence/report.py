@@ -15,7 +15,7 @@ from . import ranks, text
 from .advice import advice
 from .batch import describe
 from .event import GRADIENTS, LOSS, Stop
-from .search import broken_parameters, repeat
+from .search import broken_parameters, drop_gradients, repeat
 
 JSON, TEXT = "divergence.json", "divergence.txt"
 FORMAT = 1
@@ -62,7 +62,7 @@ def _on_this_rank(trainer, stop: Stop) -> dict:
         found |= repeat(trainer, stop.samples, stop.update - 1)
     except Exception as error:  # whatever it is, the training has diverged, and that is to be told
         found["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        trainer.zero_grad()
+        drop_gradients(trainer)
     target = getattr(trainer.task, "target_dictionary", None)
     return found | {"batch": describe(stop.samples, -1 if target is None else target.pad())}
 

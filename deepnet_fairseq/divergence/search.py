@@ -99,7 +99,7 @@ def repeat(trainer, samples: list, update: int) -> dict:
     utils.set_torch_seed(trainer.cfg.common.seed + update)
     trainer.model.train()
     trainer.criterion.train()
-    trainer.zero_grad()
+    drop_gradients(trainer)
     task = trainer.task
     losses, sizes = 0.0, 0.0
     alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)
@@ -112,8 +112,15 @@ def repeat(trainer, samples: list, update: int) -> dict:
             )
             losses, sizes = losses + float(loss.detach()), sizes + (0.0 if dummy else float(size))
     first = search.found[FORWARD] or search.found[BACKWARD] or _overflowing_norm(trainer.get_model(), search)
-    trainer.zero_grad()
+    drop_gradients(trainer)
     return {"first": first and asdict(first), "loss": losses / max(sizes, 1.0) / math.log(2)}
+
+
+def drop_gradients(trainer) -> None:
+    """Also those that a sharded model has not handed to the optimiser yet."""
+    trainer.zero_grad()
+    for parameter in trainer.get_model().parameters():
+        parameter.grad = None
 
 
 def _overflowing_norm(model: nn.Module, search: Search) -> Found | None:
