@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -54,6 +55,7 @@ def _life(words: list[str], log: Path, at, kind: int) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     sys.argv = words
+    multiprocessing.set_start_method("fork", force=True)  # of data loading, as in a program
     if at is not None:
         _signal_at(*MOMENTS[at[0]], at[1], kind)
     try:

@@ -1,15 +1,16 @@
 """Checkpoints that survive: saved whole or not at all, verified when they are read, in time when a signal comes.
 
-atomic.py writes a file, whole.py verifies one, choice.py says which one to resume from; saving.py and background.py are
-a training's saves, remembered.py, half_precision.py and border.py what else it takes to go on exactly; signals.py and
-training.py stop it. docs/checkpoints.md.
+atomic.py writes a file, whole.py verifies one, choice.py says which one to resume from; saving.py, background.py and
+old.py are a training's saves; remembered.py, data_order.py, half_precision.py and border.py what else it takes to go on
+exactly; signals.py and training.py stop it. docs/checkpoints.md.
 """
 
 
 def install() -> None:
     """Idempotent."""
-    from . import half_precision, remembered, saving, signals, training
+    from . import data_order, half_precision, remembered, saving, signals, training
 
+    data_order.install()
     half_precision.install()
     remembered.install()
     saving.install()

@@ -37,6 +37,7 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, remembered.at_border(extra_state)
     place = Place(state["epoch"] - at_end, at_end, state)
     losses, over = [extra_state.get("val_loss")], _over(trainer)
+    remembered.set_schedule(trainer, ours)
     if ours.get("unfinished") is not None and program is not None:
         subsets = cfg.dataset.valid_subset.split(",")
         remembered.averages = ours["averages"]

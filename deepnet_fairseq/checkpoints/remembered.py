@@ -9,6 +9,7 @@ from fairseq.logging import meters, metrics
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
+from . import data_order
 
 KEY = "deepnet_training"  # in extra_state
 unfinished: bool | None = None  # see border.py; set while a stopped training is saved
@@ -34,6 +35,7 @@ def _save(original, trainer: Trainer, filename, extra_state):
         "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
         # how many updates ago the average was made, under --ema-update-freq
         "ema_counter": trainer.ema.update_freq_counter if trainer.cfg.ema.store_ema else None,
+        "batches_made_in": data_order.made_in(trainer),
         "unfinished": unfinished,
         "averages": averages | _averages(),
     }
@@ -51,16 +53,26 @@ def _load(original, trainer: Trainer, filename, reset_optimizer=False, reset_lr_
     ours = extra_state.get(KEY)
     if not ours:
         return extra_state
-    patience, schedule = early_stopping(), getattr(trainer.lr_scheduler, "lr_scheduler", None)
+    data_order.make_as_in(trainer, ours["batches_made_in"])
+    patience = early_stopping()
     if patience is not None:
         for name in ("best", "num_runs"):
             vars(patience).pop(name, None)
         vars(patience).update(ours["patience"])
-    if ours["lr_scheduler"] and hasattr(schedule, "load_state_dict") and not (reset_optimizer or reset_lr_scheduler):
-        schedule.load_state_dict(ours["lr_scheduler"])
     if ours["ema_counter"] is not None and trainer.cfg.ema.store_ema:
         trainer.ema.update_freq_counter = ours["ema_counter"]
     return extra_state
+
+
+def set_schedule(trainer: Trainer, ours: dict) -> None:
+    """The state of torch's scheduler, which fairseq moves when it resumes."""
+    schedule = getattr(trainer.lr_scheduler, "lr_scheduler", None)
+    if (
+        ours.get("lr_scheduler")
+        and hasattr(schedule, "load_state_dict")
+        and not trainer.cfg.checkpoint.reset_lr_scheduler
+    ):
+        schedule.load_state_dict(ours["lr_scheduler"])
 
 
 def _go_on_averaging(extra_state: dict) -> None:
