@@ -1,0 +1,140 @@
+"""Models in shards: which rows lie where, what their checkpoints hold, and what happens to damaged ones."""
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from deepnet_fairseq.averaging import average
+from deepnet_fairseq.distributed import optimiser_state, rows
+from deepnet_fairseq.errors import UserError
+
+from . import ranks
+from .conftest import TRAIN_FLAGS
+from .helpers import USER_DIR, run
+from .test_equal_processes import MODEL, MODES
+
+SHAPES = [(7, 3), (1,), (), (2, 2, 2), (8,)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_rows_are_those_of_chunk(world):
+    for shape in SHAPES:
+        whole = torch.randn(shape)
+        parts = [rows.cut(whole, rank, world) for rank in range(world)]
+        chunks = whole.reshape(shape or (1,)).chunk(world)
+        assert all(torch.equal(part.reshape(chunk.shape), chunk) for part, chunk in zip(parts, chunks, strict=False))
+        assert [part.shape for part in parts] == [rows.local_shape(shape, rank, world) for rank in range(world)]
+        assert torch.equal(rows.join(parts, shape), whole)
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["flat", "by parameter"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_optimisers_state_is_cut_and_joined(world, flat):
+    """torch keeps its count of updates as a tensor, which is no part of a scalar parameter's state."""
+    shapes = [torch.Size(shape) for shape in SHAPES]
+    found = [{"step": torch.tensor(3.0), "exp_avg": torch.randn(shape), "on": True} for shape in shapes]
+    places = [0] if flat else list(range(len(shapes)))
+    state = optimiser_state.with_entries({"param_groups": [{"lr": 1, "params": places}], "loss_scale": 2}, found, flat)
+    parts = [optimiser_state.cut(state, shapes, rank, world) for rank in range(world)]
+    assert sum(entry["exp_avg"].numel() for part in parts for entry in part["state"].values()) == 39
+    whole = optimiser_state.join(parts, shapes)
+    assert whole["loss_scale"] == 2 and whole["state"].keys() == state["state"].keys()
+    for place, entry in state["state"].items():
+        assert torch.equal(whole["state"][place]["exp_avg"], entry["exp_avg"]) and entry["step"] == 3
+
+
+def train(folder, data, world, *flags, check=True):
+    words = (*TRAIN_FLAGS, *MODEL, "--max-update", 6, "--save-dir", folder, *flags)
+    return ranks.train(world, folder / "log", data, *words, check=check)
+
+
+@pytest.fixture(scope="module")
+def files(data, tmp_path_factory):
+    """A folder of a run of 6 updates with a checkpoint in files of 2 ranks after every second one."""
+    folder = tmp_path_factory.mktemp("files")
+    flags = ("--save-interval-updates", 2, "--keep-interval-updates", 1)
+    train(folder, data, 2, "--method", "rezero", *MODES["fsdp in files"], *flags)
+    return folder
+
+
+def test_each_rank_writes_its_rows(files):
+    """Half the numbers each; what no checkpoint names any more is removed."""
+    assert {path.name for path in files.glob("shards_*")} == {"shards_4", "shards_6"}
+    assert {path.name for path in (files / "shards_6").iterdir()} == {"0_of_2.pt", "1_of_2.pt"}
+    sizes = [(files / "shards_6" / f"{rank}_of_2.pt").stat().st_size for rank in (0, 1)]
+    assert (files / "checkpoint_last.pt").stat().st_size < 30_000 < sizes[1] <= sizes[0] < 1.2 * sizes[1]
+
+
+def test_other_programs_read_it_as_a_whole(files, tmp_path, data):
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(files / "checkpoint_last.pt"))
+    tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
+    assert len({state["model"][name].data_ptr() for name in tied}) == 1
+    average([files / "checkpoint_previous.pt", files / "checkpoint_last.pt"], tmp_path / "mean.pt")
+    mean = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "mean.pt"))["model"]
+    name = "encoder.layers.0.fc1.weight"
+    before = checkpoint_utils.load_checkpoint_to_cpu(str(files / "checkpoint_previous.pt"))["model"]
+    assert torch.allclose(mean[name], (before[name] + state["model"][name]) / 2)
+    generated = run("fairseq-generate", data, "--path", files / "checkpoint_last.pt", "--user-dir", USER_DIR,
+                    "--cpu", "--max-tokens", "500", "--beam", "2", "--max-len-b", "5")  # fmt: skip
+    assert "BLEU4" in generated.stdout
+
+
+def test_a_damaged_part_is_passed_over(files, data, tmp_path):
+    """As a damaged checkpoint is: with the one before the run ends as it did."""
+    for path in files.rglob("*.pt"):
+        copy = tmp_path / path.relative_to(files)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    damaged = tmp_path / "shards_6" / "1_of_2.pt"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(UserError, match=r"checkpoint_last.pt: truncated or damaged \(its part shards_6/1_of_2.pt"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    train(tmp_path, data, 1, "--method", "rezero", "--update-freq", 2, "--ddp-backend", "fully_sharded")
+    assert "resuming from" in (tmp_path / "log").read_text()
+    ours, theirs = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))["model"]
+        for folder in (tmp_path, files)
+    )
+    assert all(torch.allclose(ours[name], value, atol=1e-5) for name, value in theirs.items())
+
+
+def test_a_missing_part_is_named(files, tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes((files / "checkpoint_last.pt").read_bytes())
+    with pytest.raises(UserError, match=r"its part shards_6/[01]_of_2.pt: No such file"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+
+
+@pytest.mark.parametrize("flags", [("--bf16",), ("--arch", "transformer", "--encoder-normalize-before")], ids=" ".join)
+def test_half_precision_and_stock_models(flags, data, tmp_path):
+    """The losses of DDP; in bf16 float32 weights are kept of each rank's rows."""
+    losses = {}
+    for mode in ("ddp", "fsdp"):
+        (folder := tmp_path / mode).mkdir()
+        losses[mode] = [float(row["loss"]) for row in train(folder, data, 2, *flags, *MODES[mode])]
+    assert len(losses["fsdp"]) == 6 and losses["fsdp"][-1] < losses["fsdp"][0]
+    assert losses["fsdp"] == pytest.approx(losses["ddp"], abs=0.02 if "--bf16" in flags else 2e-3)
+
+
+REFUSED = {
+    ("--ddp-backend", "fully_sharded"): {
+        ("--store-ema",): "--store-ema: not with --ddp-backend fully_sharded",
+        ("--cpu-offload",): "--cpu-offload: not with",
+        ("--zero-sharding", "os", "--optimizer", "deepnet_adam"): "--zero-sharding: not with",
+        ("--optimizer", "deepnet_adam"): "--ddp-backend fully_sharded: not with --optimizer deepnet_adam",
+        ("--eval-bleu",): "--eval-bleu: not with",
+        ("--optimizer", "adafactor"): "--optimizer adafactor: not with",
+    },
+    ("--zero-sharding", "os"): {("--optimizer", "adam"): "--zero-sharding os: with --optimizer deepnet_adam"},
+}
+
+
+@pytest.mark.parametrize("mode, flags", [(mode, flags) for mode in REFUSED for flags in REFUSED[mode]])
+def test_what_cannot_be_is_refused(mode, flags, data, tmp_path):
+    model = MODEL[: MODEL.index("--adam-eps")]
+    words = (*TRAIN_FLAGS, *model, "--save-dir", tmp_path, *mode, *flags)
+    ranks.train(2, tmp_path / "log", data, *words, check=False)
+    text = (tmp_path / "log").read_text()
+    assert f"error: {REFUSED[mode][flags]}" in text and "Traceback" not in text
+    assert not list(tmp_path.glob("*.pt"))
