@@ -28,7 +28,7 @@ BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--ma
         (["--gpu-memory", "42"], ["as given", "loss in chunks"]),
         (["--gpu-memory", "32"], ["as given", "loss in chunks", "batches of 4,096 tokens x 2"]),
         (["--gpu-memory", "20", "--vocab", "8000"], None),
-        (["--gpu-memory", "8", "--gpus", "4", "--memory-efficient-bf16"], None),
+        (["--gpu-memory", "8", "--gpus", "4"], None),
     ],
 )
 def test_what_is_recommended_fits(flags, steps):
@@ -52,10 +52,10 @@ def test_recomputation_costs_a_third():
 
 
 def test_nothing_fits(capsys):
-    options = recommend(parse([*BASE, "--gpu-memory", "1"]))
+    options = recommend(parse([*BASE, "--gpu-memory", "0.1"]))
     assert not any(option.fits for option in options)
-    main(["plan", *BASE, "--gpu-memory", "1"])
-    assert "nothing of this fits into 1 GiB" in capsys.readouterr().out
+    main(["plan", *BASE, "--gpu-memory", "0.1"])
+    assert "nothing of this fits into 0.1 GiB" in capsys.readouterr().out
 
 
 def test_json_and_table_say_the_same(capsys):
@@ -105,8 +105,9 @@ MISTAKES = [
     ("--fp16 --cpu", "--fp16: training in half precision needs a GPU"),
     ("--loss-chunk-tokens 8", "--loss-chunk-tokens 8: an option of --criterion"),
     ("--zero-sharding os", "--zero-sharding os: shards over several GPUs"),
-    ("--zero-sharding os --fp16 --gpus 2", "--memory-efficient-fp16"),
-    ("--zero-sharding os --gpus 2 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
+    ("--zero-sharding os --gpus 2", "--zero-sharding os: with --optimizer deepnet_adam"),
+    ("--ddp-backend fully_sharded --gpus 2 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
+    ("--ddp-backend fully_sharded --gpus 2 --memory-efficient-bf16", "take --bf16"),
     ("--memory-efficient-bf16 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
     ("--gpu-memory 0", "--gpu-memory 0"),
     ("--flops 0", "--flops 0.0: must be above 0"),

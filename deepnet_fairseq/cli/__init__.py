@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
         prepare,
         report,
         results,
+        scale,
         stability,
         theory,
     )
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         methods,
         models,
         plan,
+        scale,
         stability,
         theory,
         corpora,

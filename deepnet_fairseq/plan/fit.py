@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..criterions.chunked import NAME as CHUNKED
 from ..errors import UserError
 from .flops import flops
 from .memory import Memory, best_group, memory
-from .precision import OPTIMIZERS
-from .setting import SHARDING_FLAGS, Setting
+from .setting import SHARDED, SHARDING_FLAGS, WHOLE, Setting
 
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
+SHARDINGS = {  # what they spread, and what else changes: a sharded matrix gives no logits in chunks
+    "os": ("optimiser", {}),
+    "fully_sharded": ("all", {"criterion": WHOLE, "chunk": 0}),
+}
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: a step that saves less is no step
 
@@ -48,8 +52,8 @@ class Option:
 
 def recommend(setting: Setting) -> list[Option]:
     """What was asked for and, until one fits: the loss in chunks, batches half as large and twice as many, layers
-    recomputed in groups of the best size, both, the optimiser's state sharded, more GPUs. The last is the one to take,
-    if it fits. Steps that save nothing are left out."""
+    recomputed in groups of the best size, both, the optimiser's state sharded, all sharded, more GPUs. The last is the
+    one to take, if it fits. Steps that save nothing are left out."""
     options = [_option("as given", setting, setting)]
     for ways in (_chunked, _in_smaller_batches, _recomputed, _recomputed_in_smaller_batches, _sharded):
         for name, candidate in ways(setting, options[-1].setting):
@@ -85,14 +89,13 @@ def _recomputed_in_smaller_batches(given: Setting, last: Setting) -> Ways:
 
 
 def _sharded(given: Setting, last: Setting) -> Ways:
-    """The optimiser's state over the GPUs there are, then over more."""
+    """The optimiser's state, then the weights and gradients too, over the GPUs there are, then over more."""
     gpus = max(2, given.gpus)
     while gpus <= MOST_GPUS:
-        try:
-            sharded = replace(last, gpus=gpus, sharding="os", optimizer=OPTIMIZERS["adam"])
-        except UserError:  # not with this precision
-            return
-        yield f"optimiser over {gpus} GPUs", sharded
+        for sharding, (what, changes) in SHARDINGS.items():
+            with suppress(UserError):  # not with this precision
+                sharded = replace(last, gpus=gpus, sharding=sharding, optimizer=SHARDED[sharding], **changes)
+                yield f"{what} over {gpus} GPUs", sharded
         gpus *= 2
 
 

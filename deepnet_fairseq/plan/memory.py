@@ -20,6 +20,7 @@ from .walk import grouped, walk
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
 
+GATHERED = 2  # layers whose weights a fully sharded model holds whole: the one at work, and the next
 WIDEST = 4  # no group is tried that is wider than twice the square root of the depth
 NEAR = 1.01  # peaks as good as the lowest
 
@@ -58,20 +59,24 @@ def memory(setting: Setting) -> Memory:
 def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) -> Memory:
     """The same, from the model's parameters and the segments of its forward pass."""
     *body, loss = segments
-    gradients = sum(segment.gradients for segment in segments)
+    fully = setting.sharding == "fully_sharded"
+    shards = setting.gpus if fully else 1
+    whole = max(segment.gradients for segment in segments) if fully else 0  # bytes of one layer's weights, gathered
+    weights = math.ceil(parameters.weight_bytes / shards) + GATHERED * whole
+    gradients = math.ceil(sum(segment.gradients for segment in segments) / shards)
     optimiser, step = _optimiser(setting, parameters)
-    buckets = gradients if setting.gpus > 1 and setting.sharding != "fully_sharded" else 0
+    buckets = gradients if setting.gpus > 1 and not fully else 0
     objects = OBJECTS * parameters.tensors if setting.device.name == "cpu" else 0
-    base = parameters.weight_bytes + optimiser + buckets + objects
+    base = weights + optimiser + buckets + objects
     waiting = gradients if setting.update_freq > 1 else 0
     phases = {
         "forward": base + waiting + sum(segment.held_bytes for segment in segments) + loss.forward_working,
-        "backward": base + _backward(segments, waiting),
+        "backward": base + whole + _backward(segments, waiting, shards),
         "optimiser": base + gradients + step,
     }
     phase = max(phases, key=phases.get)
     return Memory(
-        weights=parameters.weight_bytes,
+        weights=weights,
         gradients=gradients,
         optimiser=optimiser,
         buckets=buckets,
@@ -86,25 +91,24 @@ def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) ->
 
 
 def _optimiser(setting: Setting, parameters: Parameters) -> tuple[int, int]:
-    """Bytes kept between updates, and bytes of an update's temporaries. fairscale shards the moments (os), and the
-    master weights too (fully_sharded); a model that it wraps as a whole still gathers all weights and gradients."""
+    """Bytes kept between updates, and bytes of an update's temporaries; sharded, each GPU has its part of
+    moments and float32 weights."""
     adam, precision = setting.optimizer, setting.precision
     moments, kept = MOMENTS, adam.kept(precision)
     if setting.sharding != "none":
-        moments /= setting.gpus
-    if setting.sharding == "fully_sharded":
-        kept /= setting.gpus
+        moments, kept = moments / setting.gpus, kept / setting.gpus
     held = math.ceil(parameters.trainable * (moments + kept)) + adam.buffer(setting.device.name, parameters.trainable)
     return held, adam.step(precision, parameters.trainable, parameters.largest)
 
 
-def _backward(segments: list[Segment], waiting: int) -> int:
-    """Most bytes at a time in the backward pass; waiting: of the gradients that are there from its start."""
+def _backward(segments: list[Segment], waiting: int, shards: int = 1) -> int:
+    """Most bytes at a time in the backward pass; waiting: of the gradients that are there from its start; shards: of
+    each gradient one stays."""
     held, arrived, most = sum(segment.held_bytes for segment in segments), 0, 0
     for segment in reversed(segments):
         rest = held - segment.held_bytes
         start = held + segment.redone_bytes + max(waiting, arrived)
-        arrived += segment.gradients
+        arrived += segment.gradients // shards
         end = rest + max(waiting, arrived)
         most = max(most, start + segment.working, end + segment.working)
         held = rest

@@ -14,6 +14,7 @@ from .tape import DEVICES, Device
 GIB = 2**30
 WHOLE = "label_smoothed_cross_entropy"
 CRITERIA = (WHOLE, CHUNKED)
+SHARDED = {"os": DeepnetAdam, "fully_sharded": Adam}  # the optimiser that a way of sharding is for
 SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
 
 
@@ -67,8 +68,10 @@ class Setting:
         flag = SHARDING_FLAGS[self.sharding]
         if self.sharding != "none" and self.gpus == 1:
             raise UserError(f"{flag}: shards over several GPUs; give --gpus")
-        if self.sharding == "os" and self.precision.flattened:
-            raise UserError(f"{flag}: not with --fp16's flat gradients; add --memory-efficient-fp16")
+        if self.sharding == "os" and self.optimizer is not DeepnetAdam:
+            raise UserError(f"{flag}: with --optimizer {DeepnetAdam.name}; {self.optimizer.name} is not sharded")
+        if self.sharding == "fully_sharded" and self.precision.memory_efficient:
+            raise UserError(f"--{self.precision.name}: not with {flag}; take --{self.precision.name[-4:]}")
         if self.sharding == "fully_sharded" and self.criterion == CHUNKED:
             raise UserError(f"{flag}: not with --criterion {CHUNKED}, which needs a whole matrix")
         if self.optimizer is DeepnetAdam:

@@ -63,7 +63,7 @@ class Segment:
     with those around it; redone: what its backward pass computes again first;
     working: bytes of the gradients and copies at the worst moment of its backward pass; forward_working: the same of
     its forward pass; gradients: bytes of its parameters' gradients; flops: of its forward pass; attention: those of
-    them that grow with the length of sentences.
+    them that grow with the length of sentences; layers: how many it is of.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Segment:
     gradients: int = 0
     flops: float = 0.0
     attention: float = 0.0
+    layers: int = 1
 
     @property
     def held_bytes(self) -> int:
@@ -102,6 +103,7 @@ def joined(segments: list[Segment]) -> Segment:
         gradients=sum(segment.gradients for segment in segments),
         flops=sum(segment.flops for segment in segments),
         attention=sum(segment.attention for segment in segments),
+        layers=sum(segment.layers for segment in segments),
     )
 
 

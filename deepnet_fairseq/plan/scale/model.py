@@ -1,0 +1,87 @@
+"""What a simulation needs of a model: its segments at some sizes of batch, and their seconds on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..memory import Memory, follow
+from ..parameters import count
+from ..setting import SHARDED, Setting
+from ..tape import Segment
+from ..walk import walk
+from .hardware import Hardware
+from .measured import Measured
+from .timeline import Step
+
+MOVED = 28  # bytes that Adam moves for a parameter in float32: reads weight, gradient, moments; writes all but one
+
+
+@dataclass
+class Model:
+    """A setting on any number of GPUs; walks are kept, for they differ in the tokens of a batch alone."""
+
+    given: Setting
+
+    def __post_init__(self):
+        self._walks: dict[tuple[int, int], list[Segment]] = {}
+
+    @cached_property
+    def parameters(self):
+        return count(self.given)
+
+    @property
+    def graphed(self) -> bool:
+        return bool(getattr(self.given.cfg, "cuda_graphs", False))
+
+    def segments(self, setting: Setting) -> list[Segment]:
+        key = setting.max_tokens, setting.checkpoint_every
+        if key not in self._walks:
+            self._walks[key] = walk(setting)
+        return self._walks[key]
+
+    def memory(self, setting: Setting) -> Memory:
+        return follow(setting, self.parameters, self.segments(setting))
+
+    def on(self, gpus: int, sharding: str, max_tokens: int, update_freq: int, recomputed: bool) -> Setting:
+        """The setting on `gpus` GPUs; UserError where flags do not go together."""
+        every = (self.given.checkpoint_every or 1) if recomputed else 0
+        changes = {"gpus": gpus, "sharding": sharding, "max_tokens": max_tokens, "update_freq": update_freq}
+        optimizer = SHARDED.get(sharding, self.given.optimizer)
+        return replace(self.given, checkpoint_every=every, optimizer=optimizer, **changes)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of segments on some hardware that reaches `efficiency` of its peak; the host's are as measured, none
+    under CUDA graphs."""
+
+    hardware: Hardware
+    measured: Measured
+    efficiency: float
+    graphed: bool = False
+
+    def forward(self, setting: Setting, segment: Segment) -> Step:
+        return Step(self._device(setting, segment.flops), self._host(setting, segment, "forward"))
+
+    def backward(self, setting: Setting, segment: Segment) -> Step:
+        """Twice the forward pass, which comes once more first where the segment is recomputed."""
+        again = self.forward(setting, segment) if segment.recomputed else Step(0.0)
+        device = 2 * self._device(setting, segment.flops)
+        return Step(again.device + device, again.host + self._host(setting, segment, "backward"))
+
+    def optimiser(self, setting: Setting, parameters: int) -> Step:
+        """Adam's update of so many parameters: as fast as memory can be read and written."""
+        half = 2 * setting.precision.itemsize * (setting.precision.itemsize < 4)  # gradients read, weights written
+        return Step(parameters * (MOVED + half) / self.hardware.bandwidth)
+
+    def _device(self, setting: Setting, flops: float) -> float:
+        return flops / (self.efficiency * self.hardware.peak(setting.precision.itemsize))
+
+    def _host(self, setting: Setting, segment: Segment, way: str) -> float:
+        stack, _, what = segment.name.partition(" ")
+        if self.graphed or what != "layers":
+            return 0.0
+        nearest = self.measured.width(getattr(setting.cfg, f"{stack}_embed_dim"))
+        width = self.measured.dispatch if self.hardware.asynchronous else nearest
+        return getattr(getattr(width, stack), f"{way}_host") * segment.layers
