@@ -14,7 +14,6 @@ def apply() -> None:
     from .. import distributed, divergence
     from . import (
         arithmetic,
-        batch_order,
         batches,
         binarised,
         buckets,
@@ -32,7 +31,6 @@ def apply() -> None:
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
-    batch_order.make_as_in_first_epoch()
     batches.count_last_update()
     batches.keep_last_batch()
     batches.resume_on_any_number()
