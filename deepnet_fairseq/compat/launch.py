@@ -6,6 +6,7 @@ CPU and waits half an hour for a machine that is cut off.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -47,10 +48,10 @@ def _call_main(original, cfg, main, **kwargs):
     if on_cpu:
         place.distributed_backend = "gloo"
     _wait_at_most(place.heartbeat_timeout)
-    main = functools.partial(_explained, main)
     if place.distributed_init_method is None and place.distributed_world_size > 1 and not _slurm():
         return _spawn(cfg, main, kwargs, on_cpu)
-    return original(cfg, main, **kwargs)
+    with _said_in_a_line(cfg):
+        return original(cfg, main, **kwargs)
 
 
 def _join(place, on_cpu: bool) -> None:
@@ -98,7 +99,8 @@ def _process(number: int, main, cfg, kwargs: dict, seconds: int, mistakes) -> No
     """One of those; importing this file has put everything else in place."""
     _wait_at_most(seconds)
     try:
-        distributed_utils.distributed_main(number, main, cfg, kwargs)
+        with _said_in_a_line(cfg):
+            distributed_utils.distributed_main(number, main, cfg, kwargs)
     except Exception as error:
         line = user_error_line(error)
         if line is None:
@@ -126,16 +128,17 @@ def _wait_at_most(seconds: int) -> None:
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
-def _explained(main, cfg, **kwargs):
-    """main, whose complaints about the network become one line."""
+@contextlib.contextmanager
+def _said_in_a_line(cfg):
+    """Complaints about the network, from the first meeting on."""
     try:
-        return main(cfg, **kwargs)
+        yield
     except RuntimeError as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        known = isinstance(error, torch.distributed.DistError) or LOST.search(first)
-        if not known or cfg.distributed_training.distributed_world_size == 1 or isinstance(error, UserError):
-            raise
         place = cfg.distributed_training
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        lost = isinstance(error, torch.distributed.DistError) or LOST.search(first)
+        if not lost or place.distributed_world_size == 1 or isinstance(error, UserError):
+            raise
         raise UserError(
             f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
             f"reached ({first[:150]}); start the training again, and it resumes from {cfg.checkpoint.save_dir}"

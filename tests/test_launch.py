@@ -1,0 +1,105 @@
+"""However its processes are started, a training is one training; when one is lost the others say so and end."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from . import ranks
+from .conftest import TRAIN_FLAGS
+from .helpers import run
+
+MODEL = (
+    "--arch", "deepnet_transformer_tiny", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24",
+    "--encoder-attention-heads", "2", "--encoder-layers", "1", "--decoder-layers", "1", "--dropout", "0",
+)  # fmt: skip
+LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")
+
+
+def losses(text: str) -> list[str]:
+    return [line.split('"loss": "')[1].split('"')[0] for line in text.splitlines() if "train_inner" in line]
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    words = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
+    return [row["loss"] for row in ranks.train(1, folder / "log", data, *words)]
+
+
+def test_started_by_fairseq_train(expected, data, tmp_path):
+    """On a CPU too, where fairseq starts none and exits 0."""
+    words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
+    assert losses(run("fairseq-train", data, *words).stdout) == expected
+    assert (tmp_path / "checkpoint_last.pt").exists()
+
+
+@pytest.mark.smoke
+def test_started_by_torchrun(expected, data, tmp_path):
+    """Without a world size, which fairseq takes for two trainings that write the same files."""
+    words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path)
+    done = run("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train", data, *words)
+    assert losses(done.stdout) == expected
+
+
+def begin(data, folder):
+    """fairseq-train with two processes of its own, after its first checkpoints."""
+    words = ["fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", folder, "--distributed-world-size", "2"]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoint_previous.pt")):
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.smoke
+def test_a_signal_reaches_all(data, tmp_path):
+    """SIGTERM to fairseq-train itself: the processes it started save, and it ends with their status."""
+    process = begin(data, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert "is saved" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.smoke
+def test_a_lost_process_ends_the_others(data, tmp_path):
+    """In one line, with where to go on from."""
+    process = begin(data, tmp_path)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    trainers = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(trainers[-1]), signal.SIGKILL)
+    assert process.wait(60) not in (0, None)
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert f"it resumes from {tmp_path}" in text or "was killed" in text
+
+
+def test_a_process_that_never_comes(data, tmp_path):
+    """Two are announced, one is there: --heartbeat-timeout bounds the wait."""
+    words = (*TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
+             "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn",
+             "--distributed-rank", "0", "--distributed-backend", "gloo")  # fmt: skip
+    begun = time.monotonic()
+    ranks.train(1, tmp_path / "log", data, *words, check=False)
+    text = (tmp_path / "log").read_text()
+    assert time.monotonic() - begun < 60
+    assert "error: process 0 of 2: another one is gone or cannot be reached" in text, text[-2000:]
+    assert "Traceback" not in text
+
+
+def test_more_than_there_are(data, tmp_path, monkeypatch):
+    """Without --cpu it is a mistake only where there are GPUs, and too few."""
+    import torch
+
+    from deepnet_fairseq.compat import launch
+    from deepnet_fairseq.errors import UserError
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    place = type("Place", (), {"distributed_world_size": 4, "distributed_port": -1})
+    with pytest.raises(UserError, match="--distributed-world-size 4: this machine has 1 GPUs"):
+        launch._spawn(type("Config", (), {"distributed_training": place}), None, {}, on_cpu=False)
