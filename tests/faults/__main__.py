@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from .disk import NAMESPACE, ShortFiles, SmallDisk, namespaces_work
+from .kinds import KINDS
 from .log import PHASES
 
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
@@ -20,8 +21,10 @@ INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("fault_test", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes to train on")
-    parser.add_argument("--launched", type=int, default=2, help="kills, for each number, of trainings by torchrun")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="of trainings; pair: 2 processes")
+    parser.add_argument(
+        "--launched", type=int, default=1, help="kills of each kind started by fairseq-train or torchrun"
+    )
     parser.add_argument("--updates", type=int, default=45, help="of a training")
     parser.add_argument(
         "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
@@ -49,6 +52,7 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
     """One campaign for each number of processes; what went wrong, if anything."""
     import fairseq_cli.train  # noqa: F401
     import torch
+    import torch._dynamo  # a second of every life, else
 
     import deepnet_fairseq  # noqa: F401  (as --user-dir would, once for every life)
 
@@ -62,11 +66,11 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
     print(f"seed {given.seed}; full disks: {disk.name}", flush=True)
     data, tallies = make_data(folder), {}
     try:
-        for place, processes in enumerate(given.processes):
-            kills = given.kills // len(given.processes) + (place < given.kills % len(given.processes))
-            training = Training(data, processes, given.updates, MORE.get(processes, ()))
-            campaign = Campaign(training, disk, folder / f"logs{processes}", chance)
-            tallies[processes] = campaign.run(kills, given.launched, given.full_disks)
+        for place, name in enumerate(given.kinds):
+            kills = given.kills // len(given.kinds) + (place < given.kills % len(given.kinds))
+            training = Training(name, data, KINDS[name][0], given.updates, KINDS[name][1])
+            campaign = Campaign(training, disk, folder / f"logs-{name}", chance)
+            tallies[name] = campaign.run(kills, given.launched, given.full_disks)
     except Lost as error:
         return str(error)
     print(table(tallies))
@@ -75,19 +79,13 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
     return None
 
 
-MORE = {
-    1: ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"),
-    2: ("--optimizer", "deepnet_adam", "--update-freq", "2"),
-}
-
-
 def table(tallies: dict) -> str:
-    heads = ("processes", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
+    heads = ("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
     rows = [heads]
-    for processes, tally in tallies.items():
+    for name, tally in tallies.items():
         kills = [tally.kills[phase] for phase in PHASES]
         numbers = (tally.resumes, tally.full_disks, tally.failed_saves, tally.survivors)
-        rows.append((processes, tally.trainings, sum(kills), *kills, *numbers))
+        rows.append((name, tally.trainings, sum(kills), *kills, *numbers))
     widths = [max(len(str(row[place])) for row in rows) for place in range(len(heads))]
     return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths)) for row in rows)
 

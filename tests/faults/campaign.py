@@ -10,6 +10,7 @@ from pathlib import Path
 from . import states
 from .disk import ShortFiles, SmallDisk
 from .fate import Durations, Event, draw
+from .kinds import BACKGROUND
 from .life import Launched, Life
 from .log import Log
 from .states import Lost
@@ -52,14 +53,15 @@ class Campaign:
         full: the share of lives in which the disk fills up.
         """
         while kills > 0:
-            folder = self.disk.folder / f"{self.training.processes}-{self.tally.trainings}"
+            folder = self.disk.folder / f"{self.training.name}-{self.tally.trainings}"
             known = 0
             while known < self.training.updates:
-                by_hand = kills <= launched
-                life = self._birth(folder, Launched if by_hand else Life)
-                events = self._events(full) if kills else ()
-                kills -= self._live(life, events, known)
-                known = states.check(folder, max(known, life.log.saved()))
+                life = self._birth(folder, Launched if kills <= launched else Life)
+                killed = self._live(life, self._events(full) if kills else ())
+                self._check_log(life.log, known)
+                ended_well = set(life.statuses()) == {0}
+                known = states.check(folder, self.training.updates if ended_well else max(known, life.log.saved()))
+                kills -= killed
                 self.tally.resumes += known < self.training.updates
             self._compare(folder)
             self.tally.trainings += 1
@@ -70,39 +72,38 @@ class Campaign:
 
     def _birth(self, folder: Path, kind: type[Life] = Life) -> Life:
         self._lives += 1
-        log = self._logs / f"life{self._lives}.log"
+        log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
         return kind(self.training.flags(folder), self.training.processes, log)
 
-    def _live(self, life: Life, events, known: int) -> int:
-        """Lets it live through the events; 1 if it was killed, else 0."""
+    def _live(self, life: Life, events) -> bool:
+        """Lets it live through the events; was it killed?"""
+        full = self.disk.full
         try:
-            killed = any(self._befalls(life, event) for event in events)
-            if killed:
-                self._mourn(life)
-            else:
-                self.disk.empty(life.ranks())
-                self._end(life)
+            for event in events:
+                if not life.reaches(event.text, event.times, event.delay):
+                    break  # it was done before
+                full |= event.act == "fill"
+                self._act(life, event)
+                if event.act == "kill":
+                    self._mourn(life)
+                    return True
+            self.disk.empty(life.ranks())
+            self._end(life, full)
+            return False
         finally:
             life.bury()
-        self.tally.failed_saves += life.log.failed_saves()
-        self._check_rows(life.log)
-        if known and f"@ {known} updates" not in life.log.text and life.log.phase() != "start":
-            raise Lost(f"{life.log.path}: did not go on from update {known}")
-        return killed
+            self.tally.failed_saves += life.log.failed_saves()
 
-    def _befalls(self, life: Life, event: Event) -> bool:
-        """Was the training killed by it?"""
-        if not life.reaches(event.text, event.times, event.delay):
-            return False
+    def _act(self, life: Life, event: Event) -> None:
         if event.act == "kill":
             life.kill(list(event.ranks))
-            return True
-        if event.act == "fill":
+            life.log.read()
+            self.tally.kills[life.log.phase()] += 1
+        elif event.act == "fill":
             self.disk.fill(life.ranks(), self.size, self.chance)
             self.tally.full_disks += 1
         else:
             self.disk.empty(life.ranks())
-        return False
 
     def _mourn(self, life: Life) -> None:
         """After a kill: the other ranks end, and not as if all were well."""
@@ -112,16 +113,19 @@ class Campaign:
         if 0 in statuses:
             raise Lost(f"{life.log.path}: a rank ended with status 0 though another was killed")
         self.tally.survivors += sum(status > 0 for status in statuses)
-        self.tally.kills[life.log.phase()] += 1
 
-    def _end(self, life: Life) -> None:
+    def _end(self, life: Life, full: bool = False) -> None:
+        """Waits for its natural death; full: the disk was, its last save may have failed, and it must tell."""
         statuses = life.wait(PATIENCE + 4 * self.training.updates)
-        life.bury()
-        if set(statuses) != {0}:
+        told = full and life.log.failed_saves() and None not in statuses and "Traceback" not in life.log.text
+        if set(statuses) != {0} and not told:
             words = life.log.text.strip().splitlines()[-1:]
             raise Lost(f"{life.log.path}: ended with {statuses} though nothing befell it: {''.join(words)}")
 
-    def _check_rows(self, log: Log) -> None:
+    def _check_log(self, log: Log, known: int) -> None:
+        """It went on where the last one was saved, and logged what the undisturbed training did."""
+        if known and f"@ {known} updates" not in log.text and log.phase() != "start":
+            raise Lost(f"{log.path}: did not go on from update {known}")
         for row, numbers in log.rows().items():
             if numbers != self.rows.get(row):
                 raise Lost(f"{log.path}: logged {numbers}, undisturbed {self.rows.get(row)}")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .log import SAVED, SAVES, START, UPDATE, VALIDATED, VALIDATES, Log
+from .log import SAVES, START, UPDATE, VALIDATED, VALIDATES, Log
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Durations:
     def of(cls, log: Log, started: float) -> Durations:
         start = next(moment for moment, line in log.lines if START in line) - started
         return cls(
-            start, log.seconds(UPDATE, UPDATE), log.seconds(VALIDATES, VALIDATED), log.seconds(SAVES, SAVED)
+            start, log.seconds(UPDATE, UPDATE), log.seconds(VALIDATES, VALIDATED), log.seconds(SAVES, log.end_of_save)
         )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ FORK = multiprocessing.get_context("fork")
 class Life:
     """Processes forked off this one, which has imported fairseq already: a life takes half a second, not five."""
 
-    def __init__(self, flags: list[str], processes: int, path: Path) -> None:
-        """Starts `fairseq-train FLAGS` on `processes` ranks; what they print goes to the file `path`."""
-        self.log = Log(path)
+    def __init__(self, flags: list[str], processes: int, log: Log) -> None:
+        """Starts `fairseq-train FLAGS` on `processes` ranks; what they print goes to the file of `log`."""
+        self.log = log
         self.started = time.monotonic()
         self._members = list(self._start(flags, processes))
 

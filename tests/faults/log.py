@@ -9,6 +9,7 @@ from pathlib import Path
 
 START, VALIDATES, VALIDATED = "Start iterating over samples", 'begin validation on "', "| valid | {"
 UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Saved checkpoint"
+WRITTEN, FAILED = "written in the background", "the training goes on"
 PHASES = ("start", "training", "validation", "saving")
 TIMES = {"wps", "ups", "train_wall", "wall", "gb_free", "cuda_gb_allocated", "cuda_gb_reserved"}
 
@@ -16,8 +17,10 @@ TIMES = {"wps", "ups", "train_wall", "wall", "gb_free", "cuda_gb_allocated", "cu
 class Log:
     """A file that grows; reading it notes when each line was first seen."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, background: bool = False) -> None:
+        """background: does it go on while it saves?"""
+        self.path, self.background = path, background
+        self.end_of_save = WRITTEN if background else SAVED
         self.text = ""
         self.lines: list[tuple[float, str]] = []
         self._offset = 0
@@ -41,21 +44,22 @@ class Log:
 
     def phase(self) -> str:
         """One of PHASES: what the training was at when it said its last."""
-        last = {text: self.text.rfind(text) for text in (START, VALIDATES, VALIDATED, SAVES, SAVED, UPDATE)}
+        last = {text: self.text.rfind(text) for text in (START, UPDATE, VALIDATES, VALIDATED, SAVES)}
+        saved = max(self.text.rfind(self.end_of_save), self.text.rfind(FAILED))
         if last[START] < 0 and last[UPDATE] < 0:
             return "start"
-        if last[SAVES] > max(last[SAVED], last[UPDATE]):
+        if last[SAVES] > saved and (self.background or last[SAVES] > last[UPDATE]):
             return "saving"
-        return "validation" if last[VALIDATES] > max(last[VALIDATED], last[UPDATE], last[SAVED]) else "training"
+        return "validation" if last[VALIDATES] > max(last[VALIDATED], last[UPDATE], saved) else "training"
 
     def saved(self) -> int:
         """The last number of updates that it says it has saved; 0 without."""
-        return max((int(updates) for updates in re.findall(rf"{SAVED} .*@ (\d+) updates", self.text)), default=0)
+        saves = self.text.split(SAVES)[1:]  # "... @ 3 updates" and what follows
+        return max((int(re.search(r"@ (\d+)", save).group(1)) for save in saves if self.end_of_save in save), default=0)
 
     def failed_saves(self) -> int:
-        """Saves that it began and went on without."""
-        unfinished = self.phase() == "saving"
-        return self.text.count(SAVES) - self.text.count(SAVED) - unfinished
+        """Saves that the disk did not take."""
+        return self.count(FAILED)
 
     def rows(self) -> dict[tuple[str, str], dict]:
         """(train_inner | train | valid, number of updates) -> what was logged, without what depends on the clock."""

@@ -25,6 +25,7 @@ FLAGS = (
 class Training:
     """What is trained on how many processes; all but the folder of its checkpoints."""
 
+    name: str
     data: Path
     processes: int
     updates: int
