@@ -18,7 +18,7 @@ def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
         raise UserError(f"{flag} {path}: is a folder; name a file")
     if path.exists() and not path.is_file():
         raise UserError(f"{flag} {path}: is no ordinary file; name another")
-    if path.resolve() in {given.resolve() for given in inputs}:
+    if os.path.realpath(path) in map(os.path.realpath, inputs):  # which a link to itself does not trouble
         raise UserError(f"{flag} {path}: is one of the files to read; name another")
     _check_parent(flag, path)
 

@@ -66,8 +66,7 @@ def explain_unreadable_files() -> None:
 
 def _explained(load, path, *args, **kwargs) -> dict:
     """Whatever a file makes its readers say becomes one line: what they raise for a damaged one has no end of kinds."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+    _check_ordinary(path)
     try:
         state = load(path, *args, **kwargs)
     except UserError:
@@ -85,8 +84,14 @@ def _explained(load, path, *args, **kwargs) -> dict:
     return state
 
 
+def _check_ordinary(path: str) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+
+
 def _resumed(load, trainer: Trainer, filename: str, *args, **kwargs):
-    """The optimiser's and the schedule's state, which fairseq passes on as it is."""
+    """The optimiser's and the schedule's state, which fairseq passes on as it is; it starts anew where a folder is."""
+    _check_ordinary(filename)
     try:
         return load(trainer, filename, *args, **kwargs)
     except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
