@@ -1,5 +1,7 @@
 """Models in shards: which rows lie where, what their checkpoints hold, and what happens to damaged ones."""
 
+import subprocess
+
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -10,8 +12,9 @@ from deepnet_fairseq.errors import UserError
 
 from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .helpers import ROOT, USER_DIR, run
 from .test_equal_processes import MODEL, MODES
+from .test_scripts import needs_venv
 
 SHAPES = [(7, 3), (1,), (), (2, 2, 2), (8,)]
 
@@ -138,3 +141,14 @@ def test_what_cannot_be_is_refused(mode, flags, data, tmp_path):
     text = (tmp_path / "log").read_text()
     assert f"error: {REFUSED[mode][flags]}" in text and "Traceback" not in text
     assert not list(tmp_path.glob("*.pt"))
+
+
+@needs_venv
+@pytest.mark.smoke
+def test_from_shards_to_a_translation(tmp_path):
+    """scripts/sharded_check.sh, which results/ has at 500L-500L."""
+    words = ["bash", ROOT / "scripts" / "sharded_check.sh", "3", tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "trained_by_two: updates 1 to 10" in done.stdout and "resumed_on_one: updates 11 to 14" in done.stdout
+    assert "translated: 4 sentences" in done.stdout
