@@ -34,10 +34,13 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
 
 @pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",)])
 def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(flags, data, tmp_path):
+    twin = Training(data, tmp_path, *TINY, *flags)
+    loss = twin.trainer.train_step([next(twin.batches)])["loss"]
     training = Training(data, tmp_path, *TINY, *flags)
     training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: Poison.apply(y))
     event = training.event()
-    assert event["kind"] == GRADIENTS and math.isfinite(event["loss"]) and event["parameters"]["count"] == 0
+    assert event["kind"] == GRADIENTS and event["parameters"]["count"] == 0
+    assert event["loss"] == pytest.approx(loss, abs=6e-4), "the same dropout; fairseq's log has three digits"
     assert event["first"]["where"] == "decoder.1.ffn" and event["first"]["direction"] == "backward"
     assert "in the backward pass" in text.place(event)
 

@@ -19,14 +19,14 @@ from .conftest import TRAIN_FLAGS
 from .diverging import TINY, WILD, events, train, updates, weights
 from .helpers import run
 
-SAVED = ("--save-interval-updates", "1", "--max-update", "6")
+SAVED = ("--save-interval-updates", "1", "--max-update", "4", "--max-tokens", "20000", "--batch-size", "200")
 BACK = ("--rollbacks", "3", "--rollback-lr-factor", "0.001")
 LOWER = ("--lr", "0.3", "--warmup-init-lr", "1e-7")  # WILD's times 0.001
 
 
 @pytest.fixture(scope="module")
 def set_back(data, tmp_path_factory):
-    """WILD, which diverges at update 3, set back and trained for 6 updates."""
+    """WILD, which diverges at update 3, the first of epoch 2, set back into epoch 1 and trained for 4 updates."""
     folder = tmp_path_factory.mktemp("back")
     train(data, folder, *WILD, *SAVED, *BACK)
     return folder
@@ -43,15 +43,13 @@ def test_a_run_that_is_set_back_is_one_started_from_there(data, set_back, tmp_pa
     train(data, tmp_path, *WILD, *SAVED, *LOWER)
     ours, plain = (weights(folder / "checkpoint_last.pt") for folder in (set_back, tmp_path))
     assert all(torch.equal(ours[name], plain[name]) for name in plain)
-    assert not torch.equal(
-        ours["encoder.layers.0.fc1.weight"], weights(set_back / "checkpoint_1_1.pt")["encoder.layers.0.fc1.weight"]
-    )
+    assert updates(set_back) == 4
     said = (set_back / report.TEXT).read_text()
     assert "rollback 1 of 3: back to update 1 of checkpoint_previous.pt, --lr times 0.001, now 0.3" in said
 
 
 def test_a_resumed_run_keeps_its_lower_rate(data, set_back, tmp_path, caplog):
-    train(data, tmp_path, *WILD, *SAVED[:2], "--max-update", "3", *BACK)
+    train(data, tmp_path, *WILD, *SAVED, "--max-update", "3", *BACK)
     train(data, tmp_path, *WILD, *SAVED, *BACK)
     assert "set back 1 times before, --lr is now 0.3" in caplog.text
     ours, whole = (weights(folder / "checkpoint_last.pt") for folder in (tmp_path, set_back))
@@ -81,9 +79,9 @@ def test_another_rate_counts_anew(data, set_back, tmp_path, caplog):
     for rate, kept in (("300", True), ("0.2", False)):
         folder = shutil.copytree(set_back, tmp_path / rate)
         caplog.clear()
-        train(data, folder, *WILD, *SAVED[:2], "--max-update", "7", *BACK, "--lr", rate)
+        train(data, folder, *WILD, *SAVED, "--max-update", "5", *BACK, "--lr", rate)
         assert ("set back 1 times before, --lr is now 0.3" in caplog.text) is kept
-        assert ('"num_updates": "7"' in caplog.text) and updates(folder) == 7
+        assert ('"num_updates": "5"' in caplog.text) and updates(folder) == 5
 
 
 def test_rollbacks_run_out(data, tmp_path, capsys):
@@ -191,4 +189,4 @@ def test_two_processes_with_a_sharded_model_are_set_back_together(data, tmp_path
     both = ("--distributed-world-size", "2", "--ddp-backend", "fully_sharded", *SAVED)
     done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, *BACK, "--save-dir", tmp_path)
     assert "rollback 1 of 3: back to update 1" in done.stdout
-    assert updates(tmp_path) == 6 and len(events(tmp_path)) == 1
+    assert updates(tmp_path) == 4 and len(events(tmp_path)) == 1
