@@ -1,0 +1,197 @@
+"""Files that are written whole or not at all, and damaged ones that are noticed."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepnet_fairseq.checkpoints import atomic, background, choice, whole
+from deepnet_fairseq.compat.saving import move_to_cpu
+from deepnet_fairseq.errors import UserError
+
+
+def state(updates: int, size: int = 100) -> dict:
+    weights = torch.arange(size, dtype=torch.float32) + updates
+    return {"model": {"w": weights}, "optimizer_history": [{"num_updates": updates}]}
+
+
+def names(folder) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_previous_stays_until_the_next_is_whole(tmp_path):
+    last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
+    for updates in (1, 2, 3):
+        atomic.save(state(updates), last)
+        assert choice.updates(last) == updates and previous.exists() == (updates > 1)
+    assert choice.updates(previous) == 2 and names(tmp_path) == {last.name, previous.name}
+    atomic.save(state(4), tmp_path / "checkpoint_best.pt")
+    assert choice.updates(previous) == 2
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_same_file_twice_is_no_obstacle(links, tmp_path, monkeypatch):
+    """Killed between the two names, a run finds both to be one file; some file systems have no links."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
+    last = tmp_path / "checkpoint_last.pt"
+    atomic.save(state(1), last)
+    atomic.keep_previous(last)
+    atomic.keep_previous(last)
+    atomic.save(state(2), last)
+    assert choice.updates(atomic.previous_of(last)) == 1 and len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("moment", ["save", "fsync", "link", "replace"])
+def test_killed_while_it_saves(moment, tmp_path):
+    """At each of its steps: there is the old file or the new one, and the next save removes what is left."""
+    last = tmp_path / "checkpoint_last.pt"
+    atomic.save(state(1), last)
+    if not (child := os.fork()):
+        owner = torch if moment == "save" else os
+        setattr(owner, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        atomic.save(state(2), last)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert choice.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
+    atomic._cleaned.clear()  # as the process does that is started next
+    (tmp_path / "checkpoint3.pt.tmp").write_bytes(b"of fairseq's")
+    (tmp_path / "generated.part").write_bytes(b"of another program")
+    atomic.save(state(3), last)
+    assert choice.updates(last) == 3 and choice.updates(atomic.previous_of(last)) == 1
+    assert names(tmp_path) == {"checkpoint_last.pt", "checkpoint_previous.pt", "generated.part"}
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    """The system's reason, not torch's; the old file as it was."""
+    last = tmp_path / "checkpoint_last.pt"
+    atomic.save(state(1), last)
+    before = last.read_bytes()
+    (tmp_path / "checkpoint_last.pt.part").symlink_to("/dev/full")
+    atomic._cleaned.add(tmp_path)
+    with pytest.raises(atomic.SaveError, match=r"checkpoint_last\.pt: could not be saved \(No space left on device\)"):
+        atomic.save(state(2, 100_000), last)
+    assert last.read_bytes() == before and names(tmp_path) == {last.name}
+
+
+def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
+    """One bit of every byte: the file is said to be damaged, or torch reads the same from it; alone it does not.
+
+    0x10 makes a folder of a member, of which torch reads what happens to be in memory.
+    """
+    path, saved, expected, misread = tmp_path / "checkpoint1.pt", io.BytesIO(), torch.arange(100.0), 0
+    torch.save({"w": expected}, saved)
+    content = saved.getvalue()
+    for offset in range(len(content)):
+        for bit in {0x10, 1 << offset % 8} if offset % 4 == 0 else (0x10,):
+            path.write_bytes(content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :])
+            if whole.damage(path) is None:
+                assert torch.equal(torch.load(path)["w"], expected)
+            elif content[offset : offset + 4] == expected[-1].numpy().tobytes():
+                misread += not torch.equal(torch.load(path)["w"], expected)
+    assert misread
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_truncated_and_foreign_files_are_damaged(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("cut") / "checkpoint1.pt"
+    saved = io.BytesIO()
+    torch.save(state(1), saved)
+    content = saved.getvalue()
+    cut = content[: data.draw(st.integers(0, len(content) - 1))]
+    for damaged in (cut, data.draw(st.binary(max_size=200)), b"PK\3\4" + cut, cut + b"\0" * (len(content) - len(cut))):
+        path.write_bytes(damaged)
+        assert damaged == content or damaged == whole.BEFORE_ZIP or whole.damage(path) is not None
+    path.write_bytes(content)
+    assert whole.damage(path) is None
+
+
+def test_older_formats_are_left_to_torch(tmp_path):
+    path = tmp_path / "old.pt"
+    torch.save(state(1), path, _use_new_zipfile_serialization=False)
+    assert whole.damage(path) is None and whole.damage(tmp_path / "none.pt") == "No such file or directory"
+
+
+def damaged(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_that_is_whole(tmp_path, caplog):
+    """Previous or numbered, whichever has had more updates, then the numbered from the newest on, then the best."""
+    caplog.set_level(logging.WARNING, choice.log.name)
+    updates = {"_last": 9, "_1_2": 2, "1": 4, "_2_6": 6, "_2_8": 8, "_previous": 7, "_best": 5, ".best_loss_1.5": 3}
+    files = {name: tmp_path / f"checkpoint{name}.pt" for name in updates}
+    for name, path in files.items():
+        torch.save(state(updates[name]), path)
+    assert choice.other_than_last(tmp_path, "") is None
+    order, found = ["_last", "_2_8", "_previous", "_2_6", "1", "_1_2", "_best", ".best_loss_1.5"], []
+    for name in order[:-1]:
+        damaged(files[name])
+        found.append(choice.other_than_last(tmp_path, ""))
+    assert found == [files[name] for name in order[1:]]
+    assert f"{files['_last']}: truncated or damaged" in caplog.messages[0] and caplog.messages[0].endswith("_2_8.pt")
+    damaged(files[order[-1]])
+    with pytest.raises(UserError, match="holds no other checkpoint that is whole; nothing was changed"):
+        choice.other_than_last(tmp_path, "")
+
+
+def test_a_missing_last_is_not_a_new_beginning(tmp_path):
+    assert choice.other_than_last(tmp_path / "none", "") is None and choice.other_than_last(tmp_path, "") is None
+    torch.save(state(3), tmp_path / "checkpoint_1_3.pt")
+    assert choice.other_than_last(tmp_path, "") == tmp_path / "checkpoint_1_3.pt"
+    assert choice.other_than_last(tmp_path, "-rank-0") is None
+
+
+def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    for updates in (1, 2):
+        atomic.save(state(updates), last)
+    damaged(last)
+    assert choice.other_than_last(tmp_path, "") == atomic.previous_of(last)
+    atomic.save(state(3), last)
+    assert choice.updates(atomic.previous_of(last)) == 1
+    atomic.save(state(4), last)
+    assert choice.updates(atomic.previous_of(last)) == 3
+
+
+def test_a_named_file_is_verified_too(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save(state(1, 1000), path)
+    damaged(path)
+    with pytest.raises(UserError, match=r"model\.pt: truncated or damaged \(.*another checkpoint"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_what_the_background_writes_stays_as_it_was():
+    """Copies, once for each memory, of what is on the CPU already."""
+    flat = torch.arange(6.0)
+    views = {"a": flat[:2], "b": flat[2:].view(2, 2)}
+    with background.held() as jobs:
+        copies = move_to_cpu(views)
+        background.do(lambda: copies["a"].sum())
+    flat.zero_()
+    assert copies["b"].tolist() == [[2.0, 3.0], [4.0, 5.0]] and len(jobs) == 1
+    assert copies["a"].untyped_storage().data_ptr() == copies["b"].untyped_storage().data_ptr()
+
+
+def test_background_keeps_order_and_tells_of_failures():
+    done, failures = [], []
+
+    def broken():
+        raise OSError(28, "No space left on device")
+
+    background.start([lambda: done.append(1), lambda: done.append(2)], failures.append)
+    background.start([lambda: done.append(3), broken, lambda: done.append(4)], failures.append)
+    background.wait()
+    assert done == [1, 2, 3] and [error.errno for error in failures] == [28]

@@ -1,0 +1,125 @@
+"""A training that is killed and started again ends as one left alone: weights, states and logs, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+
+from deepnet_fairseq.checkpoints import half_precision
+
+from .conftest import TRAIN_FLAGS
+from .faults import states
+from .lives import TINY, live, rows
+
+WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
+RUN = (
+    *WHOLE,
+    *TINY,
+    "--max-tokens",
+    "3000",
+    "--save-interval-updates",
+    "4",
+    "--keep-interval-updates",
+    "1",
+)  # 10 an epoch
+EMA = ("--store-ema", "--ema-decay", "0.9")
+CASES = {  # flags, moments of death
+    "accumulated": (("--update-freq", "3", *EMA, "--max-update", "9"), [("update", 6), ("write", 2)]),
+    "half precision": (
+        ("--bf16", "--optimizer", "deepnet_adam", "--num-workers", "2", "--max-update", "16"),
+        [("update", 14), ("rename", 3)],
+    ),
+}
+MORE = {
+    "adam in bf16": (("--bf16", *EMA, "--ema-fp32", "--max-update", "24"), [("update", 3), ("validation", 5)]),
+    "deepnet_adam": (("--optimizer", "deepnet_adam", "--max-update", "24"), [("update", 23)]),
+    "averages now and then": ((*EMA, "--ema-update-freq", "3", "--max-update", "14"), [("update", 11)]),
+    "end of an epoch": (
+        ("--save-interval-updates", "0", "--max-epoch", "3"),
+        [("end", 10), ("update", 1), ("end", 10)],
+    ),
+    "over": (("--max-update", "12"), [("end", 12)]),
+    "a plateau": (
+        ("--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", "1", "--lr-threshold", "1", "--max-update", "42"),
+        [("update", 35)],
+    ),
+    "patience": (("--lr", "1e-9", "--patience", "3", "--max-update", "40"), [("end", 11)]),
+    "in the background": (("--write-checkpoints-asynchronously", "--max-update", "16"), [("write", 3), ("rename", 2)]),
+    "every batch again": (("--update-epoch-batch-itr", "True", "--max-update", "24"), [("update", 16)]),
+}
+
+
+def check(data, folder, flags, deaths, kind: int = signal.SIGKILL) -> None:
+    found = []
+    for name, moments in (("alone", []), ("killed", deaths)):
+        log, save = folder / f"{name}.log", folder / name
+        command = (data, *RUN, *flags, "--save-dir", save)
+        for moment in moments:
+            assert live(log, *command, at=moment, kind=kind) == (-9 if kind == signal.SIGKILL else 128 + kind)
+        assert live(log, *command) == 0, log.read_text()[-2000:]
+        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
+    (alone, expected, names), (killed, logged, files) = found
+    assert logged == expected and files == names
+    assert list(states.differences(killed, alone)) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_training_ends_as_one_left_alone(case, data, tmp_path):
+    """Killed after updates, in the second epoch, in the middle of saves."""
+    check(data, tmp_path, *CASES[case])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", MORE)
+def test_killed_training_with_other_flags(case, data, tmp_path):
+    check(data, tmp_path, *MORE[case])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)])
+def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
+    """By a signal: in an epoch, at its last update, in its validation, at the last update of all."""
+    check(data, tmp_path, ("--max-update", "16"), [moment], kind=signal.SIGTERM)
+
+
+class Optimiser:
+    """As much of fairseq's as its scaler and its float32 weights need."""
+
+    def __init__(self, params, flat: bool):
+        self.fp16_params, self.scaler, self.optimizer = params, DynamicLossScaler(init_scale=8.0, scale_window=4), None
+        values = [param.detach().float() for param in params]
+        self.fp32_params = (
+            {None: torch.cat([v.flatten() for v in values])} if flat else [torch.nn.Parameter(v) for v in values]
+        )
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_float32_weights_and_loss_scale_go_on(flat):
+    """What rounds to the same weights is told apart; the scale grows when it would have."""
+    params = [torch.randn(3, 2).half(), torch.randn(5).half()]
+    first, second = Optimiser(params, flat), Optimiser(params, flat)
+    for value in half_precision.weights(first):
+        value.mul_(1 + 1e-5)
+    for _ in range(3):
+        first.scaler.update()
+    state = half_precision._state_dict(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
+    half_precision._load_state_dict(lambda *_: None, second, state)
+    assert all(map(torch.equal, half_precision.weights(first), half_precision.weights(second)))
+    assert not torch.equal(half_precision.weights(second)[0], params[0].float())
+    second.scaler.loss_scale = first.scaler.loss_scale
+    scales = []
+    for scaler in (first.scaler, second.scaler):
+        for _ in range(6):
+            scaler.update()
+            scales.append(scaler.loss_scale)
+    assert scales[:6] == scales[6:] and len(set(scales)) > 1
+
+
+def test_weights_of_another_model_are_not_taken():
+    first, second = (Optimiser([torch.randn(4).half()], flat=False) for _ in range(2))
+    before = second.fp32_params[0].detach().clone()
+    half_precision._load_state_dict(lambda *_: None, second, {half_precision.WEIGHTS: half_precision.weights(first)})
+    assert torch.equal(second.fp32_params[0], before)
