@@ -69,6 +69,19 @@ def test_slow_parts_become_the_limit(capsys, tmp_path):
         assert {one["times"][0]["limit"] for one in found["gpus"]["16"].values()} == {limit}
 
 
+def test_the_documented_example(capsys):
+    """docs/scaling.md, 3.2 B parameters on 64 GPUs; correct it there when this fails."""
+    flags = ["--arch", "deepnet_transformer_large_100_100", "--vocab", "250002", "--gpus", "64"]
+    found = scaled(capsys, *flags)
+    slow, fast = found["gpus"]["64"]["os"]["times"]
+    days = f"{fast['days']:.1f} to {slow['days']:.0f}"
+    hours = " to ".join(f"{round(one['gpu_hours'], -3):,.0f}" for one in (fast, slow))
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    assert f"| | 64 | ZeRO, 4,096 x 4 | {days} | {hours} |" in page
+    by_one = found["gpus"]["64"]["os"]["saves"][0]
+    assert f"every {by_one['interval'] / 3600:.1f} h, {100 * by_one['lost']:.2f}% |" in page
+
+
 def test_text_and_json_say_the_same(capsys):
     flags = ["--gpus", "8,512", "--hardware", "h100"]
     found = scaled(capsys, *flags)
