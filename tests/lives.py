@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -27,13 +28,16 @@ MOMENTS = {"update": (Trainer, "train_step"), "validation": (Trainer, "valid_ste
            "rename": (os, "replace"), "end": (fairseq_cli.train, "should_stop_early")}  # fmt: skip
 
 
-def live(log: Path, *flags, at: tuple[str, int] | None = None, kind: int = signal.SIGKILL, timeout: float = 120) -> int:
+def live(
+    log: Path, *flags, at: tuple[str, int] | None = None, kind: int = signal.SIGKILL, limit=None, timeout: float = 120
+) -> int:
     """Status of `fairseq-train FLAGS`, minus the signal that ended it; its output is appended to `log`.
 
     at: (one of MOMENTS, n): the process sends itself the signal `kind` when it comes there for the n-th time.
+    limit: (RLIMIT_..., (soft, hard)), of what the process may use.
     """
     words = ["fairseq-train", *map(str, flags)]
-    process = CONTEXT.Process(target=_life, args=(words, log, at, kind))
+    process = CONTEXT.Process(target=_life, args=(words, log, at, kind, limit))
     process.start()
     process.join(timeout)
     process.kill()
@@ -50,12 +54,15 @@ def rows(log: Path) -> dict:
     return found
 
 
-def _life(words: list[str], log: Path, at, kind: int) -> None:
+def _life(words: list[str], log: Path, at, kind: int, limit) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
     sys.argv = words
     multiprocessing.set_start_method("fork", force=True)  # of data loading, as in a program
+    if limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in a program: Python's own setting
+        resource.setrlimit(*limit)
     if at is not None:
         _signal_at(*MOMENTS[at[0]], at[1], kind)
     try:

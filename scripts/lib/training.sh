@@ -67,15 +67,20 @@ alone() {  # alone RUN: waits for whoever works there: a training may outlive a 
 }
 
 train() {  # train RUN WORDS...: a run that ends in numbers that are not finite is a result, any other failure ends the script
-    local run="$1" before
+    local run="$1" before status=0 stopped
     shift
     rm -f "$run/diverged"
     [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
     before="$(wc -c 2>/dev/null <"$run/train.log" || echo 0)"
     echo "   training $run (log: $run/train.log)"
     # shellcheck disable=SC2046
-    if $(launcher) "$@" >>"$run/train.log" 2>&1; then
-        return
+    $(launcher) "$@" >>"$run/train.log" 2>&1 || status=$?
+    [ "$status" -ne 0 ] || return 0
+    # 143 and 138, which torchrun turns into 1: told to stop by SIGTERM or SIGUSR1, and saved
+    stopped="$(tail -c "+$((before + 1))" "$run/train.log" | sed -n -E 's/.*(stopped by SIG[A-Z0-9]+ after .*)/\1/p' | tail -n 1)"
+    if [ -n "$stopped" ] && ! [[ "$stopped" == *could\ not\ be\ saved* ]]; then
+        echo "   $stopped" >&2
+        case "$stopped" in *SIGUSR1*) exit 138 ;; *) exit 143 ;; esac
     fi
     # status 3, which torchrun turns into 1
     tail -c "+$((before + 1))" "$run/train.log" | grep -o -E "error: diverged at update [0-9]+" | tail -n 1 |

@@ -1,0 +1,147 @@
+"""Trainings that are told to stop, run out of disk, or find damaged checkpoints; their statuses and what they say."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import time
+
+import pytest
+from torch.utils.data._utils import signal_handling
+
+from deepnet_fairseq.checkpoints import choice, signals
+
+from .conftest import TRAIN_FLAGS
+from .lives import TINY, live, rows
+
+RUN = (*TRAIN_FLAGS, *TINY, "--max-tokens", "3000", "--save-interval-updates", "4")
+LAST = "checkpoint_last.pt"
+
+
+def said(log) -> list[str]:
+    """Lines of our own, without date and level."""
+    lines = log.read_text().splitlines()
+    return [line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.checkpoints" in line or "error:" in line]
+
+
+@pytest.mark.parametrize("kind", signals.ANSWERED, ids=lambda kind: kind.name)
+def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
+    """After the very update, and the next start goes on from there; none of it is repeated."""
+    log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
+    assert live(log, *command, at=("update", 3), kind=kind) == 128 + kind
+    path = tmp_path / "run" / LAST
+    assert choice.updates(path) == 3
+    assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
+    assert live(tmp_path / "second", *command) == 0
+    assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
+
+
+def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
+    """Files may not grow beyond a size: the run goes on, says so once a save, keeps the old file, and ends with 1."""
+    log, save = tmp_path / "log", tmp_path / "run"
+    command = (data, *RUN, "--save-dir", save)
+    assert live(log, *command, "--max-update", "4") == 0
+    before = (save / LAST).read_bytes()
+    full = resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert live(log, *command, "--max-update", "12", limit=full) == 1
+    assert (save / LAST).read_bytes() == before
+    warning, *others, end = said(log)
+    start = f"a resume would start from {save / LAST}"
+    assert len(others) == 2  # of the end of the epoch, and of the last update
+    assert warning == f"{save}/checkpoint_1_8.pt: could not be saved (File too large); the training goes on, {start}"
+    assert end.endswith(
+        f"the last save failed: {save}/checkpoint_2_12.pt: could not be saved (File too large); {start}"
+    )
+    assert "Traceback" not in log.read_text() and [name for kind, name in rows(log) if kind == "train_inner"][-1] == 12
+    assert live(log, *command, "--max-update", "12") == 0 and choice.updates(save / LAST) == 12
+
+
+def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
+    log, save = tmp_path / "log", tmp_path / "run"
+    command = (data, *RUN, "--save-dir", save)
+    assert live(log, *command, "--max-update", "8", "--keep-interval-updates", "1") == 0
+    (save / "checkpoint_1_8.pt").unlink()
+    with open(save / LAST, "r+b") as file:
+        file.seek(20_000)
+        file.write(b"\xff" * 8)
+    assert live(log, *command, "--max-update", "9") == 0
+    (line,) = said(log)
+    assert line.startswith(f"{save / LAST}: truncated or damaged (the checksum of ")
+    assert line.endswith(f"is another); resuming from {save}/checkpoint_previous.pt")
+    assert choice.updates(save / LAST) == 9 and [n for kind, n in rows(log) if kind == "train_inner"][4:8] == [
+        5,
+        6,
+        7,
+        8,
+    ]
+    for path in save.glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:1000])
+    left = {path.name: path.stat().st_mtime_ns for path in save.iterdir()}
+    assert live(tmp_path / "none", *command, "--max-update", "10") == 1
+    assert "holds no other checkpoint that is whole; nothing was changed" in said(tmp_path / "none")[-1]
+    assert left == {path.name: path.stat().st_mtime_ns for path in save.iterdir()}
+
+
+@pytest.fixture
+def watched():
+    signals.watch()
+    yield
+    signals.unwatch()
+
+
+def test_second_signal_ends_at_once():
+    """But not its echo: a scheduler tells torchrun and its processes, and torchrun tells them again."""
+    for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
+        if not (child := os.fork()):
+            signals.ECHO = 0.1
+            signals.watch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(pause)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
+def test_handlers_are_those_before(watched):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signals.received() == signal.SIGUSR1 and signals.watching()
+    signals.unwatch()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not signals.watching()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _load_data(ready) -> None:
+    signal_handling._set_worker_signal_handlers()
+    ready.set()
+    time.sleep(30)
+    os._exit(5)
+
+
+def test_processes_that_load_data_outlive_a_jobs_signal():
+    """One sent to all processes; its parent's still ends it."""
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    worker = fork.Process(target=_load_data, args=(ready,))
+    worker.start()
+    assert ready.wait(10)
+    for kind in signals.ANSWERED:
+        if not os.fork():
+            os.kill(worker.pid, kind)
+            os._exit(0)
+        os.wait()
+    worker.join(0.3)
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
+
+
+def test_a_run_that_is_over_makes_no_more_updates(data, tmp_path):
+    """fairseq makes one at each start."""
+    log, command = tmp_path / "log", (data, *RUN, "--max-update", "4", "--save-dir", tmp_path / "run")
+    assert live(log, *command) == 0
+    before = (tmp_path / "run" / LAST).stat().st_mtime_ns
+    assert live(log, *command) == 0
+    assert (tmp_path / "run" / LAST).stat().st_mtime_ns == before
