@@ -120,6 +120,32 @@ def test_half_precision_and_stock_models(flags, data, tmp_path):
     assert losses["fsdp"] == pytest.approx(losses["ddp"], abs=0.02 if "--bf16" in flags else 2e-3)
 
 
+EXACT = [*MODES.values(), ("--bf16", *MODES["ddp"]), ("--bf16", *MODES["zero"]), ("--bf16", *MODES["fsdp in files"])]
+
+
+@pytest.mark.parametrize("flags", EXACT, ids=lambda flags: " ".join(flags) or "ddp")
+def test_resumed_on_two_processes_bit_for_bit(flags, data, tmp_path):
+    """6 updates, and 3 and 3 more: weights and state of the optimiser, with its float32 weights in half precision."""
+    states = []
+    for name, stops in (("at once", [6]), ("in two", [3, 6])):
+        (folder := tmp_path / name).mkdir()
+        for stop in stops:
+            train(folder, data, 2, *flags, "--max-update", stop)
+        states.append(checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt")))
+    one, two = (dict(_tensors({key: s[key] for key in ("model", "last_optimizer_state")})) for s in states)
+    assert one.keys() == two.keys() and ("--bf16" in flags) == any("fp32_params" in name for name in one)
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+def _tensors(value, name=""):
+    """Every tensor in nested containers by its path."""
+    if torch.is_tensor(value):
+        yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(part, f"{name}/{key}")
+
+
 REFUSED = {
     ("--ddp-backend", "fully_sharded"): {
         ("--store-ema",): "--store-ema: not with --ddp-backend fully_sharded",

@@ -7,7 +7,6 @@ scaler: when the scale was last changed, and how many updates overflowed since.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain
 
 import torch
 from fairseq.optim.amp_optimizer import AMPOptimizer
@@ -34,8 +33,7 @@ def weights(optimizer) -> list[Tensor]:
         return []
     adam = optimizer.optimizer
     if isinstance(adam, FlatAdam):
-        views = [zip(part.places, part.flat.views(part.flat.weights), strict=True) for part in adam.parts]
-        return [view for _, view in sorted(chain(*views), key=lambda pair: pair[0])]
+        return adam.weights()
     if not isinstance(params, dict):
         return [param.data for param in params]
     found, offsets = [], defaultdict(int)  # by device, all of its parameters in one
@@ -71,12 +69,20 @@ def _load_state_dict(original, optimizer, state_dict, optimizer_overrides=None) 
         scaler.load_state_dict(counts)
     elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
         vars(scaler).update(counts)
-    ours, saved = weights(optimizer), state_dict.get(WEIGHTS) or []
-    if [value.shape for value in ours] == [value.shape for value in saved] and _round_to(optimizer.fp16_params, saved):
+    saved = state_dict.get(WEIGHTS) or []
+    if getattr(optimizer, "fp32_params", None) is None or not _round_to(optimizer.fp16_params, saved):
+        return
+    if isinstance(optimizer.optimizer, FlatAdam):
+        optimizer.optimizer.load_weights(saved)
+    else:
         with torch.no_grad():
+            ours = weights(optimizer)
             torch._foreach_copy_(ours, [given.to(value.device) for value, given in zip(ours, saved, strict=True)])
 
 
 def _round_to(params: list[Tensor], saved: list[Tensor]) -> bool:
     """Are these the float32 weights of those that were loaded? Not if another model was, or a part of one."""
-    return all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True))
+    return len(params) == len(saved) and all(
+        param.shape == value.shape and torch.equal(value.to(param), param.data)
+        for param, value in zip(params, saved, strict=True)
+    )

@@ -6,6 +6,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
 from ..checkpoints import whole
+from ..checkpoints.half_precision import WEIGHTS
 from ..compat.wrapping import wrap
 from . import optimiser_state, shard_files
 from .training import sharded
@@ -55,7 +56,10 @@ def _gathered(model, state: dict) -> dict:
     local = [part.shape for part in model.parameters() if part.requires_grad]
     found = optimiser_state.entries(state, local)
     whole = optimiser_state.each(found, lambda number, value: model.gather(value, shapes[number]))
-    return optimiser_state.with_entries(state, whole, optimiser_state.is_flat(state, shapes))
+    state = optimiser_state.with_entries(state, whole, optimiser_state.is_flat(state, shapes))
+    if WEIGHTS in state:
+        state[WEIGHTS] = [model.gather(value, shape) for value, shape in zip(state[WEIGHTS], shapes, strict=True)]
+    return state
 
 
 def _consolidate(original, trainer: Trainer) -> None:

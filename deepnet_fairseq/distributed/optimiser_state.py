@@ -1,7 +1,8 @@
 """An optimiser's state of fairseq's checkpoints, of whole parameters or of the parts that a rank has.
 
 An entry a parameter, or one flat entry for all, as fairseq's optimisers for half precision write it. The optimiser
-treats each number by itself: tensors of an entry have their parameter's shape.
+treats each number by itself: tensors of an entry have their parameter's shape. In half precision the float32 weights
+are beside the entries.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..checkpoints.half_precision import WEIGHTS
 from . import rows
 
 Entry = dict[str, object]
@@ -65,13 +67,20 @@ def join(states: list[dict], shapes: list[torch.Size]) -> dict:
         }
         for number, shape in enumerate(shapes)
     ]
-    return with_entries(states[0], whole, is_flat(states[0], shapes))
+    state = with_entries(states[0], whole, is_flat(states[0], shapes))
+    if WEIGHTS in state:
+        parts = zip(*(state[WEIGHTS] for state in states), strict=True)
+        state[WEIGHTS] = [rows.join(of_ranks, shape) for of_ranks, shape in zip(parts, shapes, strict=True)]
+    return state
 
 
 def cut(state: dict, shapes: list[torch.Size], rank: int, world: int) -> dict:
     """A rank's part of a whole state."""
     found = each(entries(state, shapes), lambda _, value: rows.cut(value, rank, world))
-    return with_entries(state, found, is_flat(state, shapes))
+    state = with_entries(state, found, is_flat(state, shapes))
+    if WEIGHTS in state:
+        state[WEIGHTS] = [rows.cut(value, rank, world) for value in state[WEIGHTS]]
+    return state
 
 
 def _is_part(key: str, value) -> bool:

@@ -12,6 +12,8 @@ from .adam_part import Part
 from .adam_state import MOMENTS, merged, split
 from .share import Share
 
+WEIGHTS = "weights"
+
 
 class FlatAdam(torch.optim.Optimizer):
     """Adam over one group of parameters, which become views of one buffer for each dtype and device.
@@ -35,7 +37,7 @@ class FlatAdam(torch.optim.Optimizer):
         self.factor: float | Tensor = 1.0  # what the gradients are still to be multiplied by
         self._norm: Tensor | None = None  # of the gradients noted last
         self._share: Share | None = None
-        self._whole: list[dict] | None = None  # of each part the moments that its shares make up, for a checkpoint
+        self._whole: list[dict] | None = None  # of each part what its shares make up, for a checkpoint
 
     def share(self, group) -> None:
         """Before the first update: each process of `group` keeps the state of its share of the weights (ZeRO)."""
@@ -63,7 +65,8 @@ class FlatAdam(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients and their factor."""
+        """Drops the gradients and their factor, and what was put together for a checkpoint."""
+        self._whole = None
         self._forget()
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
@@ -77,7 +80,11 @@ class FlatAdam(torch.optim.Optimizer):
         """By fairscale's name for it, which fairseq's trainer calls: state_dict comes next, on the first process."""
         if self._share is not None:
             self._whole = [
-                {name: self._share.collected(mine) for name, mine in part.moments.items()} for part in self.parts
+                {
+                    name: self._share.collected(mine)
+                    for name, mine in (part.moments | {WEIGHTS: part.flat.weights}).items()
+                }
+                for part in self.parts
             ]
 
     def broadcast_global_state_dict(self, state_dict: dict) -> dict:
@@ -86,12 +93,32 @@ class FlatAdam(torch.optim.Optimizer):
             return state_dict
         return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self._share.group)
 
+    def weights(self) -> list[Tensor]:
+        """Float32 weights of the parameters, in their order and shapes, views; shared, [] but when a checkpoint is made
+        on the first process."""
+        if self._share is not None and not self._whole:
+            return []
+        flats = [part.flat.weights for part in self.parts] if self._share is None else [w[WEIGHTS] for w in self._whole]
+        views = {}
+        for part, flat in zip(self.parts, flats, strict=True):
+            views.update(zip(part.places, part.flat.views(flat), strict=True))
+        return [views[place] for place in sorted(views)]
+
+    @torch.no_grad()
+    def load_weights(self, given: list[Tensor]) -> None:
+        """What weights() gave, of all parameters."""
+        for part in self.parts:
+            mine, chosen = part.flat.weights, [given[place] for place in part.places]
+            flat = mine if self._share is None else torch.zeros(part.flat.length, dtype=mine.dtype)
+            torch._foreach_copy_(part.flat.views(flat), [value.to(flat.device) for value in chosen])
+            if flat is not mine:
+                mine.copy_(flat[part.flat.start :][: len(mine)])
+
     def state_dict(self) -> dict:
         """{"state": {place: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, the moments views of a few tensors."""
         entries, whole = {}, self._whole or [part.moments for part in self.parts]
-        self._whole = None
         for part, moments in zip(self.parts, whole, strict=True):
-            moments = {name: flat.cpu() if self.merge else flat for name, flat in moments.items()}
+            moments = {name: flat.cpu() if self.merge else flat for name, flat in moments.items() if name != WEIGHTS}
             views = {name: part.flat.views(flat) for name, flat in moments.items()}
             for number, (place, step) in enumerate(zip(part.places, part.steps, strict=True)):
                 if step:
