@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -68,9 +69,11 @@ class ShortFiles:
         self._limit(pids, int(chance.uniform(0.4, 0.9) * checkpoint))
 
     def empty(self, pids: list[int]) -> None:
-        self._limit(pids, resource.RLIM_INFINITY)
+        self._limit(pids, None)
 
-    def _limit(self, pids: list[int], size: int) -> None:
+    def _limit(self, pids: list[int], size: int | None) -> None:
+        """size: bytes; None for the limit that this user has anyway."""
         for pid in pids:
-            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size if hard < 0 else min(size, hard), hard))
+            with suppress(ProcessLookupError):  # it was done before
+                hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))

@@ -103,15 +103,15 @@ class Launched(Life):
 
     def ranks(self) -> list[int]:
         launcher = self._members[0].pid
-        if self._processes == 1:
-            return [launcher]
+        if self._processes == 1 or not self.alive:
+            return [launcher] if self.alive else []
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         return [int(pid) for pid in children]
 
     def kill(self, ranks: list[int]) -> None:
-        if len(ranks) < self._processes:
+        if len(ranks) < self._processes == len(self.ranks()):
             super().kill(ranks)
-        else:  # the launcher too
+        else:  # the launcher too, or before it has launched them
             os.killpg(self._members[0].pid, signal.SIGKILL)
 
     def bury(self) -> None:

@@ -1,0 +1,132 @@
+"""Trainings that are killed and starved of disk end as ones left alone; and the fault test would notice if not."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from .faults import states
+from .faults.log import Log
+from .helpers import ROOT
+
+HISTORY = [{"num_updates": 6, "lr_scheduler_state": {"best": None}}]
+STATE = {
+    "model": {"w": torch.tensor([[1.0, 0.0], [float("nan"), 2.0]])},
+    "optimizer_history": HISTORY,
+    "last_optimizer_state": {"state": {0: {"step": 6, "exp_avg": torch.ones(3)}}},
+    "extra_state": {
+        "previous_training_time": 3.5,
+        "metrics": {"train": [(10, "loss", "AverageMeter", {"sum": 2.0}), (90, "wps", "TimeMeter", {"init": 1.0})]},
+    },
+    "args": None,
+}
+
+
+def changed(*path_and_value) -> dict:
+    *path, last, value = path_and_value
+    state = copy.deepcopy(STATE)
+    place = state
+    for key in path:
+        place = place[key]
+    place[last] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    "other, where",
+    [
+        (changed("model", "w", torch.tensor([[1.0, -0.0], [float("nan"), 2.0]])), ".model.w"),
+        (changed("model", "w", STATE["model"]["w"].double()), ".model.w"),
+        (changed("model", "v", torch.ones(1)), ".model.v"),
+        (changed("last_optimizer_state", "state", 0, "step", 7), ".last_optimizer_state.state.0.step"),
+        (changed("last_optimizer_state", "state", 0, "step", 6.0), ".last_optimizer_state.state.0.step"),
+        (changed("extra_state", "metrics", "train", []), ".extra_state.metrics.train"),
+        (changed("optimizer_history", [{"num_updates": 7}]), ".optimizer_history.lr_scheduler_state"),
+    ],
+)
+def test_finds_what_is_not_the_same(other, where):
+    found = list(states.differences(other, STATE))
+    assert found and found[0].startswith(where)
+
+
+def test_passes_over_clocks_and_earlier_lives():
+    other = changed("extra_state", "previous_training_time", 9.0)
+    other["extra_state"]["metrics"]["train"][1] = (90, "wps", "TimeMeter", {"init": 7.0})
+    other["optimizer_history"] = [{"num_updates": 3}, *HISTORY]
+    assert list(states.differences(other, STATE)) == []
+
+
+def test_a_lost_checkpoint_is_noticed(tmp_path):
+    """Truncated, and one that holds less than was saved before; any file counts that has a checkpoint's name."""
+    torch.save(STATE, tmp_path / "checkpoint_last.pt")
+    assert states.check(tmp_path, at_least=6) == 6
+    with pytest.raises(states.Lost, match="holds 6 updates where 9"):
+        states.check(tmp_path, at_least=9)
+    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "checkpoint_1_6.pt").write_bytes(whole[:-100])
+    with pytest.raises(states.Lost, match="checkpoint_1_6.pt cannot be read"):
+        states.check(tmp_path, at_least=6)
+
+
+LINES = [
+    ("setting up", "start", 0),
+    ("Start iterating over samples", "training", 0),
+    ('train_inner | {"loss": "8.1", "wps": "3", "num_updates": "3"}', "training", 0),
+    ('begin validation on "valid" subset', "validation", 0),
+    ('valid | {"valid_loss": "7.9", "valid_num_updates": "3"}', "training", 0),
+    ("Preparing to save checkpoint for epoch 1 @ 3 updates", "saving", 0),
+    ("Saved checkpoint x/checkpoint_1_3.pt (epoch 1 @ 3 updates, score 7.9)", "training", 3),
+    ("Preparing to save checkpoint for epoch 1 @ 6 updates", "saving", 3),
+    ("x: could not be saved (full); the training goes on, a resume would start from y", "training", 3),
+]
+
+
+def test_log_tells_phase_saves_and_numbers(tmp_path):
+    log, path = Log(tmp_path / "log"), tmp_path / "log"
+    for line, phase, saved in LINES:
+        with path.open("a") as file:
+            file.write(f"2026-01-01 00:00:00 | INFO | {line}\n")
+        log.read()
+        assert (log.phase(), log.saved()) == (phase, saved), line
+    assert log.failed_saves() == 1
+    assert log.rows() == {
+        ("train_inner", "3"): {"loss": "8.1", "num_updates": "3"},
+        ("valid", "3"): {"valid_loss": "7.9", "valid_num_updates": "3"},
+    }
+
+
+def faults(*words, code: str = "") -> subprocess.CompletedProcess:
+    """The fault test with other words, in a process where `code` ran before."""
+    program = f"import sys; sys.argv = ['fairseq-train', *{words!r}]\n{code}\nfrom tests.faults.__main__ import main\n"
+    command = ["-c", f"{program}sys.exit(main())"] if code else ["-m", "tests.faults", *words]
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=400,
+    )  # fmt: skip
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("more", [("--seed", "1"), ("--seed", "2", "--no-namespace", "--kinds", "alone")])
+def test_killed_at_random_ends_as_undisturbed(more):
+    """scripts/fault_test.sh in short: by disks filled up and by files cut short."""
+    done = faults("9", "--launched", "0", "--updates", "24", *more)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr
+    heads, *rows, verdict, _ = [re.split(r" {2,}", line.strip()) for line in done.stdout.splitlines()[-6:]]
+    kills = [int(row[2]) for row in rows if row[0] in ("alone", "background", "pair")]
+    assert sum(kills) == 9 and verdict[0].startswith("no checkpoint lost; ")
+
+
+@pytest.mark.smoke
+def test_another_dropout_after_a_resume_is_noticed():
+    """Were the seed not set anew for every update, a resumed training would drop other activations."""
+    code = "from fairseq.trainer import Trainer; Trainer._set_seed = lambda self: None"
+    words = ("3", "--kinds", "alone", "--launched", "0", "--updates", "24", "--full-disks", "0", "--seed", "1")
+    done = faults(*words, "--no-namespace", code=code)
+    assert done.returncode == 1
+    assert re.search(r"fault_test: error: .*logged .*, undisturbed .*SEED=1 repeats it", done.stderr.splitlines()[-1])
