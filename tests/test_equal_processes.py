@@ -18,11 +18,11 @@ MODES = {
     "fsdp": ("--ddp-backend", "fully_sharded"),
     "fsdp in files": ("--ddp-backend", "fully_sharded", "--use-sharded-state"),
 }
-# 2 processes with every method, 4 with one; the rest with the smoke tests
+# 2 processes with every method, 4 with one; the rest are slow
 SOME = [(2, method, mode, index % 2) for index, method in enumerate(METHODS) for mode in MODES]
 SOME += [(4, "deepnorm", mode, 1) for mode in MODES]
 ALL = [(world, method, mode, again) for world in (2, 4) for method in METHODS for mode in MODES for again in (0, 1)]
-CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.smoke) for case in ALL]
+CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]
 
 
 def train(folder, data, world, method, *flags):
