@@ -17,6 +17,7 @@ from deepnet_fairseq.plan.scale.hardware import PRESETS, Network, hardware
 from deepnet_fairseq.plan.scale.model import Model, Pace
 from deepnet_fairseq.plan.scale.modes import update
 from deepnet_fairseq.plan.scale.recorded import RECORDED
+from deepnet_fairseq.plan.scale.saves import saves, size
 from deepnet_fairseq.plan.scale.timeline import Step, play
 
 PLAIN = Network(
@@ -125,6 +126,18 @@ def test_better_machines_are_not_slower(sharding):
         assert faster <= base and (faster < base or better == {"intra": 600e9})
     assert _spent(64, sharding, graphed=True).total < base
     assert math.isclose(_spent(64, sharding).sent, _spent(64, sharding, graphed=True).sent)
+
+
+def test_a_checkpoint_by_hand():
+    """Bytes a parameter: weight and moments; in half precision with float32 weights, if there are any, beside."""
+    for flags, each in (([], 12), (["--bf16"], 14), (["--memory-efficient-bf16"], 10)):
+        model = Model(parse([*MODEL[:-1], *flags]))
+        assert size(model) == each * model.parameters.total
+    model = Model(parse(MODEL))
+    by_one, by_all, behind = saves(model, model.on(8, "os", 1024, 1, False), PRESETS["a100"], RECORDED)
+    assert by_one.stops == pytest.approx(14 * model.parameters.total / RECORDED.write)
+    assert by_all.stops == pytest.approx(by_one.stops / 8) and behind.written == by_all.written
+    assert behind.lost < by_all.lost < by_one.lost
 
 
 def test_memory_of_shards():

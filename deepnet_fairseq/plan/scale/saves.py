@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..precision import MOMENTS
 from ..setting import Setting
+from ..tape import FLOAT32
 from . import failures
 from .hardware import GIGA, Hardware
 from .measured import Measured
@@ -28,8 +29,9 @@ class Saves:
 
 
 def size(model: Model) -> int:
-    """Bytes of a whole checkpoint: the weights as they are computed with, and Adam's moments in float32."""
-    return model.parameters.weight_bytes + MOMENTS * model.parameters.trainable
+    """Bytes of a whole checkpoint: the weights, those that Adam has in float32 beside them, its moments."""
+    kept = MOMENTS + FLOAT32 * model.given.precision.master
+    return model.parameters.weight_bytes + kept * model.parameters.trainable
 
 
 def saves(model: Model, setting: Setting, hardware: Hardware, measured: Measured) -> list[Saves]:
