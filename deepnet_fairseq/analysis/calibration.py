@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import read_object
 from ..table import render
 from .recorded_run import RecordedRun
 
@@ -40,11 +40,11 @@ def cells_of(folder: Path) -> list[Cell]:
 def _cell(folder: Path) -> Cell:
     run = RecordedRun.read(folder)
     path = folder / "check.json"
-    try:
-        verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: is no report of `deepnet check --json`; delete it and check again") from error
-    if verdict not in VERDICTS:
+    report = read_object(path, "delete it and check again")
+    if "verdict" not in report:
+        raise UserError(f"{path}: is no report of `deepnet check --json`; delete it and check again")
+    verdict = report["verdict"]
+    if not isinstance(verdict, str) or verdict not in VERDICTS:
         raise UserError(f"{path}: verdict {verdict!r}: must be one of {', '.join(VERDICTS)}")
     return Cell(run.method, run.layers, verdict, run.diverged)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import WRONG_VALUES, parse
 
 LINE = re.compile(r"\| INFO \| train_inner \| (\{.*\})")
 DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
@@ -35,9 +35,12 @@ def read_log(path: Path) -> RunLog:
     losses: dict[int, float] = {}
     attempts = [0.0]  # seconds of each; fairseq's clock starts anew at a resume
     for match in LINE.finditer(text):
-        row = json.loads(match.group(1))
-        losses[int(row["num_updates"])] = float(row["loss"])
-        wall = float(row["wall"])
+        try:
+            row = parse(match.group(1))
+            losses[int(row["num_updates"])] = float(row["loss"])
+            wall = float(row["wall"])
+        except WRONG_VALUES as error:
+            raise UserError(f"{path}: a line of progress lacks {error}; train with --log-format json") from error
         if wall < attempts[-1]:
             attempts.append(0.0)
         attempts[-1] = wall

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import read_object
 from ..methods import METHODS
 from ..probes.record import FILE, Record, read_record
 from .logs import RunLog, read_log
@@ -37,8 +37,10 @@ class RecordedRun:
         if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
             raise UserError(f"{path}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
         for key in ("encoder_layers", "decoder_layers"):
-            if not isinstance(facts.get(key), int) or facts[key] < 1:
+            if type(facts.get(key)) is not int or facts[key] < 1:
                 raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
+        if not isinstance(facts.get("seed"), int | None):
+            raise UserError(f"{path}: seed {facts['seed']!r}: must be a number")
         return cls(folder, facts)
 
     @property
@@ -190,12 +192,4 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _json(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; record the run again") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error}); record the run again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold one JSON object; record the run again")
-    return content
+    return read_object(path, "record the run again")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import WRONG_VALUES, parse
 
 LINE = re.compile(r"\| INFO \| valid \| (\{.*\})")
 
@@ -41,9 +41,9 @@ def read_validation(path: Path) -> Validation:
     found: dict[int, tuple[int, float]] = {}
     for match in LINE.finditer(path.read_text(encoding="utf-8", errors="replace")):
         try:
-            row = json.loads(match.group(1))
+            row = parse(match.group(1))
             found[int(row["valid_num_updates"])] = (int(row["epoch"]), float(row["valid_loss"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except WRONG_VALUES as error:
             raise UserError(f"{path}: a validation line lacks {error}; train with --log-format json") from error
     if not found:
         raise UserError(f"{path}: no validation loss in it (train with a validation set and --log-format json)")

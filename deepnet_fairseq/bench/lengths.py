@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 
+from ..data.lines import read_lines
 from ..errors import UserError
 
 # Sentence lengths are near a log-normal distribution. Those of IWSLT-14 German-English in joint BPE of 10,000 merges
@@ -27,9 +28,12 @@ def log_normal(sentences: int, seed: int) -> numpy.ndarray:
 def from_file(path: Path, sentences: int, seed: int) -> numpy.ndarray:
     """The same from a file of lines "SOURCE TARGET", drawn with replacement. UserError where it holds anything else."""
     try:
-        lengths = numpy.loadtxt(path, dtype=int, ndmin=2)
-    except ValueError as error:
-        raise UserError(f"--lengths {path}: {error}; give a line SOURCE TARGET, two numbers, a sentence") from error
-    if lengths.ndim != 2 or lengths.shape[1:] != (2,) or not len(lengths) or lengths.min() < 1:
+        rows = [[int(word) for word in line.split()] for line in read_lines(path) if line.strip()]
+        lengths = numpy.array(rows, dtype=int)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--lengths {path}: give a line SOURCE TARGET, two numbers, a sentence") from error
+    if lengths.ndim != 2 or lengths.shape[1:] != (2,) or lengths.min() < 1:
         raise UserError(f"--lengths {path}: give a line SOURCE TARGET, two numbers of at least 1, a sentence")
     return lengths[numpy.random.default_rng(seed).integers(len(lengths), size=sentences)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import WRONG_VALUES, read_object
 
 MEASURES = "build,train,memory,generate,checkpoint"
 
@@ -23,7 +23,7 @@ def bench(args) -> None:
     from ..whole_file import check_file
 
     if args.render:
-        print(render(_read(args.render)))
+        print(_rendered(args.render))
         return
     only = tuple(args.only.split(","))
     if unknown := set(only) - set(MEASURES.split(",")):
@@ -62,14 +62,15 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
         raise UserError(f"{flag} {text}: give whole numbers with commas between, as 1,32") from error
 
 
-def _read(path: str) -> dict:
+def _rendered(path: str) -> str:
+    from ..bench.markdown import render
+
+    mend = "is not what `deepnet bench --out` writes"
+    report = read_object(Path(path), mend)
     try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-        if {"cells", "settings", "environment"} <= set(report):
-            return report
-    except (ValueError, TypeError):
-        pass
-    raise UserError(f"--render {path}: is not what `deepnet bench --out` writes")
+        return render(report)
+    except WRONG_VALUES as error:
+        raise UserError(f"--render {path}: {mend}") from error
 
 
 def add(command) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..json_text import parse
 from ..whole_file import whole
 
 
@@ -68,7 +69,7 @@ def _digest(content) -> str:
 def read_json(path: Path) -> dict:
     """{} for a file that is missing or torn."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

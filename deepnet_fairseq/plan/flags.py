@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
@@ -37,6 +38,8 @@ def parse(flags: list[str]) -> Setting:
     known = config.DeepTransformerConfig.__dataclass_fields__.keys() | {"max_source_positions", "max_target_positions"}
     cfg = config.namespace(args.arch, **{name: value for name, value in vars(args).items() if name in known})
     source, target = _vocabularies(args.vocab)
+    if not math.isfinite(args.gpu_memory * GIB):
+        raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
     return Setting(
         cfg,
         source,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import WRONG_VALUES, parse
 from ..whole_file import whole
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
@@ -54,7 +55,8 @@ class Writer:
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    rounded = float(f"{value:.5g}")
+    return rounded if math.isfinite(rounded) else None
 
 
 def read_record(path: Path) -> Record:
@@ -65,13 +67,13 @@ def read_record(path: Path) -> Record:
     header, rows = {}, {}
     try:
         for line in lines:
-            row = json.loads(line)
+            row = parse(line)
             if "format" in row:
                 header = row
                 continue
             update = int(row.pop("update"))
             rows[update] = {probe: _floats(values) for probe, values in row.items()}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except WRONG_VALUES as error:
         raise UserError(f"{path}: is no record of probes, or broken ({error}); delete it") from error
     if header.get("format") != FORMAT:
         raise UserError(f"{path}: is of format {header.get('format')}, this package reads {FORMAT}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from ..errors import UserError
+from ..json_text import WRONG_VALUES, parse
 from ..whole_file import whole
 from .recorder import residuals
 
@@ -88,6 +89,8 @@ def dropouts(model: nn.Module) -> dict[str, float]:
 
 def read_profile(path: str) -> Profile:
     """A profile from either format; UserError if the file is none."""
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -96,16 +99,19 @@ def read_profile(path: str) -> Profile:
         raise UserError(f"--admin-profile {path}: not a profile; `deepnet profile` writes one") from error
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except WRONG_VALUES as error:
         raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
 
 
 def _from_json(text: str) -> Profile:
-    values = json.loads(text)
+    values = parse(text)
     if values.pop("format", None) != FORMAT:
         raise ValueError(f"no file of format {FORMAT!r}")
     profile = Profile(**values)
     profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
+    for name in ("dropout", "data"):
+        if not isinstance(getattr(profile, name), dict):
+            raise ValueError(f"{name} {getattr(profile, name)!r}")
     return profile
 
 

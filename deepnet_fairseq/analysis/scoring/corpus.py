@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import UserError
+from ...json_text import WRONG_VALUES, parse
 
 DEFAULT_TOKENIZER = "13a"
 
@@ -86,7 +86,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
 def _read_recipe(folder: Path, binarised: Path) -> Corpus:
     path = folder / "recipe.json"
     try:
-        recipe = json.loads(path.read_text(encoding="utf-8"))
+        recipe = parse(path.read_text(encoding="utf-8"))
         tokenize = recipe.get("tokenize", {})
         return Corpus(
             folder,
@@ -96,5 +96,5 @@ def _read_recipe(folder: Path, binarised: Path) -> Corpus:
             bool(recipe["lowercase"]),
             {"*": tokenize} if isinstance(tokenize, str) else dict(tokenize),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except WRONG_VALUES as error:
         raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None

@@ -7,6 +7,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from ...json_text import parse
 from ...whole_file import whole
 from .source import RemoteFile
 
@@ -18,7 +19,7 @@ def note_of(path: Path) -> Path:
 
 def read_note(path: Path) -> dict:
     with suppress(OSError, ValueError):
-        note = json.loads(note_of(path).read_text())
+        note = parse(note_of(path).read_text())
         return note if isinstance(note, dict) else {}
     return {}
 
