@@ -73,6 +73,7 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
             tallies[name] = campaign.run(kills, given.launched, given.full_disks)
     except Lost as error:
         return str(error)
+    disk.close()
     print(table(tallies))
     print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
     print(f"{time.monotonic() - begun:.0f} s")

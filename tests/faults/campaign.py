@@ -56,7 +56,7 @@ class Campaign:
             folder = self.disk.folder / f"{self.training.name}-{self.tally.trainings}"
             known = 0
             while known < self.training.updates:
-                life = self._birth(folder, Launched if kills <= launched else Life)
+                life = self._birth(folder, Launched if 0 < kills <= launched else Life)
                 killed = self._live(life, self._events(full) if kills else ())
                 self._check_log(life.log, known)
                 ended_well = set(life.statuses()) == {0}
@@ -117,10 +117,11 @@ class Campaign:
     def _end(self, life: Life, full: bool = False) -> None:
         """Waits for its natural death; full: the disk was, its last save may have failed, and it must tell."""
         statuses = life.wait(PATIENCE + 4 * self.training.updates)
-        told = full and life.log.failed_saves() and None not in statuses and "Traceback" not in life.log.text
-        if set(statuses) != {0} and not told:
-            words = life.log.text.strip().splitlines()[-1:]
-            raise Lost(f"{life.log.path}: ended with {statuses} though nothing befell it: {''.join(words)}")
+        excused = full and life.log.failed_saves() and None not in statuses and "Traceback" not in life.log.text
+        if set(statuses) != {0} and not excused:
+            lines = life.log.text.strip().splitlines()
+            told = [line for line in lines if "rror: " in line] or lines
+            raise Lost(f"{life.log.path}: ended with {statuses} though nothing befell it: {''.join(told[:1])}")
 
     def _check_log(self, log: Log, known: int) -> None:
         """It went on where the last one was saved, and logged what the undisturbed training did."""

@@ -33,6 +33,10 @@ class SmallDisk:
         self.folder = folder
         self._ballast = folder / "ballast"
 
+    def close(self) -> None:
+        """Nothing on it is wanted any more."""
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
     @property
     def full(self) -> bool:
         return self._ballast.exists()
@@ -64,6 +68,9 @@ class ShortFiles:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
+
+    def close(self) -> None:
+        """As of the other; it is an ordinary folder."""
 
     def fill(self, pids: list[int], checkpoint: int, chance: random.Random) -> None:
         self._limit(pids, int(chance.uniform(0.4, 0.9) * checkpoint))
