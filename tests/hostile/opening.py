@@ -28,3 +28,11 @@ def data() -> None:
     dataset = task.dataset("train")
     iterator = task.get_batch_iterator(dataset, max_tokens=600, max_positions=(600, 600), ignore_invalid_inputs=True)
     print(next(iterator.next_epoch_itr())["ntokens"], "tokens")
+
+
+def profile() -> None:
+    """PATH of an Admin profile."""
+    utils.import_user_module(argparse.Namespace(user_dir=USER_DIR))
+    from deepnet_fairseq.profiling.profile import read_profile
+
+    read_profile(sys.argv[1])

@@ -28,6 +28,7 @@ MAINS = {
     "deepnet": ("deepnet_fairseq.cli", "main"),
     "fairseq-checkpoint": ("tests.hostile.opening", "checkpoint"),
     "fairseq-data": ("tests.hostile.opening", "data"),
+    "fairseq-profile": ("tests.hostile.opening", "profile"),
 }
 
 

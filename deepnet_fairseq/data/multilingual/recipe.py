@@ -13,6 +13,7 @@ from .folder import Folder
 from .pair_text import PairText, parse_pair
 from .prepare import Multilingual
 from .training import Pieces
+from .vocabulary import Vocabulary
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 MINIATURE_VOCAB = 600
@@ -73,6 +74,8 @@ class MultilingualRecipe(Recipe):
             raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
         if options.spm is not None and not options.spm.is_file():
             raise UserError(f"--spm {options.spm}: no such file")
+        if options.spm is not None:
+            Vocabulary(options.spm)  # is one, or UserError before anything is written
         for pair in self.pairs(options):
             parse_pair(pair)
 
