@@ -69,7 +69,7 @@ PICKLES = {
     "import": (made.modern(__import__, "antigravity"), f"{CODE} __import__"),
     "torch.load": (made.modern(torch.load, "/etc/passwd"), f"{CODE} torch.serialization.load"),
     "array of objects": (made.numpy_object, f"{CODE} numpy.dtypes.ObjectDType"),
-    "bare pickle": (made.legacy(os.system, TOUCH), DAMAGED),
+    "bare pickle": (made.legacy(os.system, TOUCH), f"{CODE} posix.system"),
     "bare pickle, protocol 0": (made.legacy(os.system, TOUCH, protocol=0), DAMAGED),
     "bare pickle, protocol 4": (made.legacy(os.system, TOUCH, protocol=4), DAMAGED),
     "format before torch 1.6": (made.in_legacy_format, f"{CODE} posix.system"),

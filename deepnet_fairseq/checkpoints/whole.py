@@ -25,8 +25,10 @@ FURTHER_CHECKS: list[Callable[[Path], str | None]] = []
 
 
 def check(path: str | Path) -> None:
-    """UserError if the file is damaged."""
-    if found := damage(path):
+    """UserError if an archive of torch's is damaged; what is none is for torch to read or refuse."""
+    with open(path, "rb") as file:
+        archive = file.read(2) == b"PK"
+    if archive and (found := damage(path)):
         raise UserError(f"{path}: truncated or damaged ({found}); take another checkpoint of the same folder")
 
 
