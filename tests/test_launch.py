@@ -79,6 +79,17 @@ def test_a_lost_process_ends_the_others(data, tmp_path):
     assert f"it resumes from {tmp_path}" in text or "was killed" in text
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 3000)],
+                         ids=["missing", "truncated"])  # fmt: skip
+def test_all_take_the_checkpoint_before(damage, expected, data, tmp_path):
+    """When the last is gone: from the same update, and with the same numbers."""
+    words = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3", "--save-dir", tmp_path)
+    ranks.train(2, tmp_path / "log", data, *words, "--max-update", "4")
+    damage(tmp_path / "checkpoint_last.pt")
+    rows = ranks.train(2, tmp_path / "again", data, *words, "--max-update", "4")
+    assert [row["num_updates"] for row in rows] == ["4"] and rows[0]["loss"] == expected[-1]
+
+
 def test_a_process_that_never_comes(data, tmp_path):
     """Two are announced, one is there: --heartbeat-timeout bounds the wait."""
     words = (*TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",

@@ -61,9 +61,9 @@ def _load(original, cfg, trainer, **kwargs):
     trainer.over = None
     if cfg.restore_file == choice.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if (path := ranks.from_first(trainer, lambda: choice.other_than_last(folder, suffix))) is not None:
+        if path := ranks.from_first(trainer, lambda: str(choice.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
-            cfg.restore_file = str(path).removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
+            cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
     another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / choice.DEFAULT).exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
