@@ -98,6 +98,7 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
 def _process(number: int, main, cfg, kwargs: dict, seconds: int, mistakes) -> None:
     """One of those; importing this file has put everything else in place."""
     _wait_at_most(seconds)
+    multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
     try:
         with _said_in_a_line(cfg):
             distributed_utils.distributed_main(number, main, cfg, kwargs)
