@@ -75,8 +75,8 @@ def test_a_lost_process_ends_the_others(data, tmp_path):
     os.kill(int(trainers[-1]), signal.SIGKILL)
     assert process.wait(60) not in (0, None)
     text = (tmp_path / "log").read_text()
-    assert "Traceback" not in text
-    assert f"it resumes from {tmp_path}" in text or "was killed" in text
+    assert "Traceback" not in text, text[text.index("Traceback") :]
+    assert f"it resumes from {tmp_path}" in text
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 3000)],

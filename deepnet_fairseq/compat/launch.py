@@ -89,6 +89,9 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     except multiprocessing.ProcessExitedException as error:
         if not mistakes.empty():
             raise UserError(mistakes.get()) from None
+        if error.signal_name:
+            ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
+            raise UserError(f"{ended}; {_again(cfg)}") from None
         sys.exit(error.exit_code if error.exit_code > 0 else 1)
     finally:
         for kind, handler in before.items():
@@ -142,8 +145,12 @@ def _said_in_a_line(cfg):
             raise
         raise UserError(
             f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
-            f"reached ({first[:150]}); start the training again, and it resumes from {cfg.checkpoint.save_dir}"
+            f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
+
+
+def _again(cfg) -> str:
+    return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
 def _on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
