@@ -88,7 +88,7 @@ def _check_training(args: argparse.Namespace) -> None:
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
-    check_sharding(args)
+    check_sharding(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if args.arch not in archs.PRESETS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 
 import torch
 from fairseq import models
@@ -18,6 +19,17 @@ from ..optim import deepnet_adam
 from . import optimiser_state
 
 BACKEND = "fully_sharded"
+# (section of fairseq's config, setting): the value it is refused with, and why
+REFUSED = {
+    ("distributed_training", "zero_sharding"): ("os", "the optimiser's state is sharded already"),
+    ("distributed_training", "cpu_offload"): (True, "every rank computes where its shards are"),
+    ("ema", "store_ema"): (True, "the moving average is of whole weights; average checkpoints instead"),
+    ("task", "eval_bleu"): (True, "generate from the checkpoints instead"),
+    ("common", "amp"): (True, "take --fp16 or --bf16"),
+    ("common", "memory_efficient_fp16"): (True, "take --fp16"),
+    ("common", "memory_efficient_bf16"): (True, "take --bf16"),
+    ("optimization", "use_bmuf"): (True, "take --ddp-backend pytorch_ddp"),
+}
 
 
 def train_sharded() -> None:
@@ -36,28 +48,19 @@ def sharded(trainer: Trainer):
     return trainer.model if wanted and trainer.use_distributed_wrapper else None
 
 
-def check_sharding(args) -> None:
-    """UserError, naming the flag, for what fairseq's flags ask for beside --ddp-backend fully_sharded and cannot be."""
-    if args.zero_sharding == "os" and args.optimizer != deepnet_adam.NAME:
+def check_sharding(setting: Callable[[str, str], object]) -> None:
+    """UserError, naming the flag, for what cannot be sharded; setting(section, key): a value of fairseq's config."""
+    optimizer = setting("optimizer", "_name") or setting("", "optimizer")
+    if setting("distributed_training", "zero_sharding") == "os" and optimizer != deepnet_adam.NAME:
         raise UserError(
             f"--zero-sharding os: with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam; "
-            f"{args.optimizer} is not sharded"
+            f"{optimizer} is not sharded"
         )
-    if args.ddp_backend != BACKEND:
+    if setting("distributed_training", "ddp_backend") != BACKEND:
         return
-    refused = {
-        "--zero-sharding": args.zero_sharding != "none" and "the optimiser's state is sharded already",
-        "--store-ema": args.store_ema and "the moving average is of whole weights; average checkpoints instead",
-        "--eval-bleu": getattr(args, "eval_bleu", False) and "generate from the checkpoints instead",
-        "--cpu-offload": args.cpu_offload and "every rank computes where its shards are",
-        "--amp": args.amp and "take --fp16 or --bf16",
-        "--memory-efficient-fp16": args.memory_efficient_fp16 and "take --fp16",
-        "--memory-efficient-bf16": args.memory_efficient_bf16 and "take --bf16",
-        "--use-bmuf": args.use_bmuf and "take --ddp-backend pytorch_ddp",
-    }
-    for flag, reason in refused.items():
-        if reason:
-            raise UserError(f"{flag}: not with --ddp-backend {BACKEND}: {reason}")
+    for (section, key), (refused, reason) in REFUSED.items():
+        if setting(section, key) == refused:
+            raise UserError(f"--{key.replace('_', '-')}: not with --ddp-backend {BACKEND}: {reason}")
 
 
 def _sharded(original, args, model, process_group, device):
@@ -71,7 +74,9 @@ def _sharded(original, args, model, process_group, device):
 
 
 def _build(original, trainer: Trainer) -> None:
-    place = trainer.cfg.distributed_training
+    cfg = trainer.cfg
+    check_sharding(lambda section, key: getattr(getattr(cfg, section, None), key, None))
+    place = cfg.distributed_training
     zero, place.zero_sharding = place.zero_sharding, "none"  # fairseq's needs fairscale
     try:
         original(trainer)
