@@ -111,6 +111,6 @@ def test_more_than_there_are(data, tmp_path, monkeypatch):
     from deepnet_fairseq.errors import UserError
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    place = type("Place", (), {"distributed_world_size": 4, "distributed_port": -1})
+    place = type("Place", (), {"distributed_world_size": 4, "distributed_rank": 0, "distributed_init_method": None})
     with pytest.raises(UserError, match="--distributed-world-size 4: this machine has 1 GPUs"):
         launch._spawn(type("Config", (), {"distributed_training": place}), None, {}, on_cpu=False)

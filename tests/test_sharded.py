@@ -7,7 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from deepnet_fairseq.averaging import average
-from deepnet_fairseq.distributed import optimiser_state, rows
+from deepnet_fairseq.distributed import optimiser_state, rows, shard_files
 from deepnet_fairseq.errors import UserError
 
 from . import ranks
@@ -54,7 +54,7 @@ def train(folder, data, world, *flags, check=True):
 @pytest.fixture(scope="module")
 def files(data, tmp_path_factory):
     """A folder of a run of 6 updates with a checkpoint in files of 2 ranks after every second one."""
-    folder = tmp_path_factory.mktemp("files")
+    folder = tmp_path_factory.mktemp("shards_7")  # a name that the config in the checkpoint holds too
     flags = ("--save-interval-updates", 2, "--keep-interval-updates", 1)
     train(folder, data, 2, "--method", "rezero", *MODES["fsdp in files"], *flags)
     return folder
@@ -103,6 +103,23 @@ def test_a_damaged_part_is_passed_over(files, data, tmp_path):
     assert all(torch.allclose(ours[name], value, atol=1e-5) for name, value in theirs.items())
 
 
+def test_no_save_replaces_the_files_of_another(tmp_path):
+    """As at the same update after a rollback: other checkpoints may name them."""
+    for name in ("shards_6", "shards_6_1", "shards_60"):
+        assert shard_files._new_folder(tmp_path, int(name.split("_")[1])) == name
+        (tmp_path / name).mkdir()
+
+
+def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(tmp_path):
+    (tmp_path / "shards_6").mkdir()
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x05\x06" + bytes(18))  # an archive of nothing
+    shard_files.remove_unused(str(tmp_path))
+    assert (tmp_path / "shards_6").exists()
+    (tmp_path / "checkpoint_last.pt").unlink()
+    shard_files.remove_unused(str(tmp_path))
+    assert not (tmp_path / "shards_6").exists()
+
+
 def test_a_missing_part_is_named(files, tmp_path):
     (tmp_path / "checkpoint_last.pt").write_bytes((files / "checkpoint_last.pt").read_bytes())
     with pytest.raises(UserError, match=r"its part shards_6/[01]_of_2.pt: No such file"):
@@ -132,6 +149,8 @@ def test_resumed_on_two_processes_bit_for_bit(flags, data, tmp_path):
         for stop in stops:
             train(folder, data, 2, *flags, "--max-update", stop)
         states.append(checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt")))
+    tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
+    assert all(len({state["model"][name].data_ptr() for name in tied}) == 1 for state in states)
     one, two = (dict(_tensors({key: s[key] for key in ("model", "last_optimizer_state")})) for s in states)
     assert one.keys() == two.keys() and ("--bf16" in flags) == any("fp32_params" in name for name in one)
     assert [name for name in one if not torch.equal(one[name], two[name])] == []

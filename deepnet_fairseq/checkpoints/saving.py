@@ -69,7 +69,8 @@ def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
     """Old checkpoints go when the new one is whole."""
     keep_all = copy.deepcopy(cfg)
     for rule in old.RULES:
-        setattr(keep_all, rule, -1)
+        if rule != "keep_best_checkpoints":  # which says too that the best are saved under names of their own
+            setattr(keep_all, rule, -1)
     mid_epoch, suffix = not epoch_itr.end_of_epoch(), trainer.checkpoint_suffix
     try:
         with background.held() as jobs:
@@ -90,7 +91,9 @@ def _succeeded(path: str) -> None:
 
 def _failed(cfg, error: Exception) -> None:
     global _failure
-    _failure = error if isinstance(error, SaveError) else SaveError(error.filename or cfg.save_dir, error)
+    _failure = (
+        error if isinstance(error, SaveError) else SaveError(getattr(error, "filename", None) or cfg.save_dir, error)
+    )
     log.warning(f"{_failure}; the training goes on, {_left(cfg)}")
 
 

@@ -15,6 +15,7 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
+from ..divergence.event import Diverged
 from ..errors import UserError
 from . import atomic, background, border, choice, old, ranks, remembered, saving, signals, whole
 
@@ -90,6 +91,9 @@ def _train(original, cfg, trainer, task, epoch_itr):
         if ended:
             saving.check(trainer)
         return over
+    except Diverged:
+        ended = False  # it may be set back
+        raise
     finally:
         if ended:
             signals.unwatch()

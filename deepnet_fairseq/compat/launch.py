@@ -48,7 +48,9 @@ def _call_main(original, cfg, main, **kwargs):
     if on_cpu:
         place.distributed_backend = "gloo"
     _wait_at_most(place.heartbeat_timeout)
-    if place.distributed_init_method is None and place.distributed_world_size > 1 and not _slurm():
+    if place.distributed_init_method is None and _slurm():
+        distributed_utils.infer_init_method(place)  # from its variables
+    if place.distributed_world_size > 1 and not place.distributed_no_spawn:
         return _spawn(cfg, main, kwargs, on_cpu)
     with _said_in_a_line(cfg):
         return original(cfg, main, **kwargs)
@@ -69,18 +71,24 @@ def _slurm() -> bool:
 
 
 def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
-    """All processes of a training on this machine; ends as they do, with what the first of them has to say."""
+    """A training's processes on this machine: all, or those from --distributed-rank on where a meeting place is named.
+
+    Ends as they do, with what the first of them has to say.
+    """
     place = cfg.distributed_training
-    number = place.distributed_world_size
-    if not on_cpu and number > torch.cuda.device_count():
+    first, number = place.distributed_rank or 0, place.distributed_world_size
+    if place.distributed_init_method is not None:
+        here = place.distributed_num_procs if on_cpu else torch.cuda.device_count()
+        number = min(number - first, here)
+    elif not on_cpu and number > torch.cuda.device_count():
         raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
-    place.distributed_init_method = (
-        f"tcp://localhost:{_free_port() if place.distributed_port <= 0 else place.distributed_port}"
-    )
+    else:
+        port = _free_port() if place.distributed_port <= 0 else place.distributed_port
+        place.distributed_init_method = f"tcp://localhost:{port}"
     place.distributed_rank = None  # each process its own
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
     context = multiprocessing.spawn(
-        _process, (main, cfg, kwargs | {"start_rank": 0}, place.heartbeat_timeout, mistakes), number, join=False
+        _process, (main, cfg, kwargs | {"start_rank": first}, place.heartbeat_timeout, mistakes), number, join=False
     )
     before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
     try:

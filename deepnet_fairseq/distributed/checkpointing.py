@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
@@ -29,19 +31,24 @@ def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
     model = sharded(trainer)
     if not model or cfg.no_save:
         return original(cfg, trainer, epoch_itr, val_loss)
-    optimiser = None if cfg.no_save_optimizer_state else trainer.optimizer.state_dict()
-    if trainer.cfg.distributed_training.use_sharded_state:
-        trainer.found = {"model": {}, shard_files.KEY: _write_shards(cfg.save_dir, trainer, model, optimiser)}
-    else:
-        trainer.found = {"model": model.state_dict()}
-        if optimiser is not None:
-            trainer.found["last_optimizer_state"] = _gathered(model, optimiser)
     try:
+        trainer.found = _found(cfg, trainer, model)
         return original(cfg, trainer, epoch_itr, val_loss)
     finally:
         trainer.found = None
         if trainer.is_data_parallel_master:
             shard_files.remove_unused(cfg.save_dir)
+
+
+def _found(cfg, trainer: Trainer, model) -> dict:
+    """What the first rank writes of the model and its optimiser, a call of all."""
+    optimiser = None if cfg.no_save_optimizer_state else trainer.optimizer.state_dict()
+    if trainer.cfg.distributed_training.use_sharded_state:
+        return {"model": {}, shard_files.KEY: _write_shards(cfg.save_dir, trainer, model, optimiser)}
+    found = {"model": model.state_dict()}
+    if optimiser is not None:
+        found["last_optimizer_state"] = _gathered(model, optimiser)
+    return found
 
 
 def _write_shards(save_dir: str, trainer: Trainer, model, optimiser: dict | None) -> dict:
@@ -63,16 +70,21 @@ def _gathered(model, state: dict) -> dict:
 
 
 def _consolidate(original, trainer: Trainer) -> None:
-    """Of sharded models it is done."""
-    if not sharded(trainer):
+    """Of sharded models it is done; after an error there are no other ranks to do it with."""
+    if not sharded(trainer) and not _left_alone(trainer):
         original(trainer)
 
 
 def _write(original, trainer: Trainer, filename: str, extra_state: dict):
     """Without the other ranks, as after an error, nothing of a sharded model can be saved."""
-    if sharded(trainer) and getattr(trainer, "found", None) is None:
+    if _left_alone(trainer) or (sharded(trainer) and getattr(trainer, "found", None) is None):
         return None
     return original(trainer, filename, extra_state)
+
+
+def _left_alone(trainer: Trainer) -> bool:
+    """Is an error on its way, and the state with the other ranks, which know nothing of it?"""
+    return sys.exc_info()[1] is not None and getattr(trainer.optimizer.optimizer, "is_shared", False)
 
 
 def _state_dict(original, trainer: Trainer) -> dict:

@@ -30,10 +30,11 @@ class FullySharded(nn.Module):
 
     def __init__(self, model: nn.Module, group, device: torch.device, keep_gathered: bool = False):
         super().__init__()
-        self.module = model.to(device)
+        self.module = model
         self.rank, self.world = group.rank(), group.size()
+        # fully_shard moves a group at a time: the whole may not fit there
         half = any(parameter.dtype in HALF for parameter in model.parameters())
-        self.scalars = Scalars([p for p in model.parameters() if not p.dim()], group)
+        self.scalars = Scalars([p for p in model.parameters() if not p.dim()], group, device)
         settings = {
             "mesh": DeviceMesh.from_group(group, device.type),
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None, cast_forward_inputs=False),
@@ -110,14 +111,14 @@ class FullySharded(nn.Module):
         self.scalars.update()
         self.module.reshard()
         state, seen = {}, {}
-        for name, value in self.module.state_dict().items():
+        for name, value in self.module.state_dict(keep_vars=True).items():
             if isinstance(value, DTensor):
                 if (found := seen.get(value)) is None:  # tied parameters have several names and one memory
                     whole = read(value).detach()
                     found = seen[value] = whole.cpu() if self.rank == 0 or everywhere else whole.new_empty(0)
                 state[name] = found
             elif self.rank == 0:
-                state[name] = value
+                state[name] = value.detach()
         return state if self.rank == 0 or everywhere else {}
 
 

@@ -10,18 +10,18 @@ from torch import distributed, nn
 
 
 class Scalars:
-    """`parameters` (), whose memory becomes one vector, over `group`.
+    """`parameters` (), whose memory becomes one vector on `device`, over `group`.
 
     shards: what this rank's optimiser updates: views of the parameters on the first rank, empty on the others.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group):
+    def __init__(self, parameters: list[nn.Parameter], group, device: torch.device):
         self.parameters, self.group = parameters, group
         self._stale = False  # has the first rank updated them since they were sent?
         first = group.rank() == 0
         self.shards: list[nn.Parameter] = []
         if parameters:
-            self._values = torch.stack([parameter.data for parameter in parameters])
+            self._values = torch.stack([parameter.data for parameter in parameters]).to(device)
             for parameter, value in zip(parameters, self._values, strict=True):
                 parameter.data = value
         for parameter in parameters:

@@ -6,6 +6,8 @@ new checkpoint or the old one. They are torch's, of tensors and plain data.
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import re
 import shutil
 import zipfile
@@ -14,17 +16,19 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from ..checkpoints import atomic, whole
+from ..checkpoints import atomic, ranks, whole
 from ..errors import UserError
 from . import optimiser_state, rows
 
+UNREADABLE = (*whole.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
 KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
-FOLDER, FILE = re.compile(r"shards_\d+"), re.compile(r"\d+_of_\d+\.pt")
+FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
     """This rank's file; a call of all ranks. Returns what the small file says of all of them; SaveError on all."""
-    folder = Path(save_dir) / f"shards_{trainer.get_num_updates()}"
+    folder = ranks.from_first(trainer, lambda: _new_folder(Path(save_dir), trainer.get_num_updates()))
+    folder = Path(save_dir) / folder
     rank, world = trainer.data_parallel_rank, trainer.data_parallel_world_size
     files = [f"{number}_of_{world}.pt" for number in range(world)]
     failure = None
@@ -77,29 +81,41 @@ def _part(path: str, file: Path) -> dict:
 
 def damage(path: Path) -> str | None:
     """What is wrong with the shards of the checkpoint at `path`, which is whole, in a few words."""
-    folders, files = _named(path)
-    for file in (path.parent / folder / file for folder in folders for file in files):
+    try:
+        named = _named(path)
+    except UNREADABLE as error:
+        return str(error).split("\n")[0] or type(error).__name__
+    for file in named:
         if found := whole.damage(file):
             return f"its part {file.parent.name}/{file.name}: {found}"
     return None
 
 
 def remove_unused(save_dir: str) -> None:
-    """Folders of shards that no checkpoint names."""
+    """Folders of shards that no checkpoint names; none of them while there is a checkpoint that cannot be read."""
     folders = {path for path in Path(save_dir).glob("shards_*") if FOLDER.fullmatch(path.name)}
     for path in Path(save_dir).glob("*.pt") if folders else ():
-        folders -= {path.parent / folder for folder in _named(path)[0]}
+        try:
+            folders -= {file.parent for file in _named(path)}
+        except UNREADABLE:
+            return
     for folder in folders:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _named(path: Path) -> tuple[set[str], set[str]]:
-    """Folders and files that a checkpoint names, by its text alone."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            text = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
-    except (*whole.UNREADABLE, StopIteration):
-        return set(), set()
-    if KEY.encode() not in text:
-        return set(), set()
-    return tuple({found.decode() for found in re.findall(kind.pattern.encode(), text)} for kind in (FOLDER, FILE))
+def _new_folder(save_dir: Path, updates: int) -> str:
+    """A name that no earlier save has: the files of one are never replaced, for other checkpoints may name them."""
+    names = itertools.chain([f"shards_{updates}"], (f"shards_{updates}_{number}" for number in itertools.count(1)))
+    return next(name for name in names if not (save_dir / name).exists())
+
+
+def _named(path: Path) -> list[Path]:
+    """The files that a checkpoint names; UNREADABLE."""
+    if not zipfile.is_zipfile(path):  # torch's from before 1.6
+        return []
+    with zipfile.ZipFile(path) as archive:
+        text = archive.read(next((name for name in archive.namelist() if name.endswith("/data.pkl")), ""))
+    if KEY.encode() not in text:  # as of most: reading all the tensors' names takes seconds
+        return []
+    found = torch.load(path, map_location="cpu", mmap=True, weights_only=True).get(KEY) or {"files": ()}
+    return [path.parent / found["folder"] / file for file in found["files"]]

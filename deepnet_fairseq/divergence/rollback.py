@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 
-from ..checkpoints import atomic, choice, whole
+from ..checkpoints import atomic, background, choice, whole
 from ..errors import UserError
 from . import ranks, report, schedule
 from .event import Stop
@@ -84,6 +84,7 @@ class Rollbacks:
         """
         if len(self.taken) >= self.limit or not self.home:
             return None
+        background.wait()  # what is written there may be what to go back to, or what failed
         name = ranks.of_first(self._good(trainer, stop) if ranks.first() else None)
         if name is None or not all(ranks.gathered(self._make_last(trainer, name))):
             return None

@@ -8,7 +8,11 @@ from ..errors import UserError
 
 SECTIONS = ("optimization", "lr_scheduler", "optimizer")
 RATES = ("lr", "max_lr", "min_lr", "warmup_init_lr", "end_learning_rate")  # of fairseq's schedules and ours
-UNSCALED = {"manual": "whose rates are given update by update", "pass_through": "whose parts have rates of their own"}
+UNSCALED = {
+    "reduce_lr_on_plateau": "which goes on with the rate that a checkpoint holds",
+    "manual": "whose rates are given update by update",
+    "pass_through": "whose parts have rates of their own",
+}
 
 
 def scale(cfg, factor: float) -> None:

@@ -89,6 +89,8 @@ def clip_grad_norm(original, trainer, clip_norm):
     except OverflowError:
         watch.skip()
         raise
+    if not trainer.cfg.common.amp and not torch.isfinite(torch.as_tensor(watch.norm)).all():
+        raise FloatingPointError("gradients are Nan/Inf")  # before fairseq asks whether the ranks' norms are the same
     return watch.norm
 
 
@@ -109,6 +111,8 @@ def consolidate_optimizer(original, trainer):
         raise error
     if isinstance(error, FloatingPointError):
         reason = str(error).splitlines()[0]
+        if "inconsistent between workers" in reason:  # finite, and another trouble
+            return original(trainer)
         kind = FLOOR if "Minimum loss scale" in reason else GRADIENTS
         raise Diverged(Stop(trainer.get_num_updates() + 1, kind, reason, False, trainer.watch.samples)) from error
     return original(trainer)

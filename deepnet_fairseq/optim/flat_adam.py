@@ -45,6 +45,11 @@ class FlatAdam(torch.optim.Optimizer):
         for part in self.parts:
             part.flat.share(self._share)
 
+    @property
+    def is_shared(self) -> bool:
+        """Do other processes keep a part of the state?"""
+        return self._share is not None
+
     def norm(self) -> Tensor:
         """L2 norm of all gradients times `factor`, a number in float32 on the first parameter's device."""
         if self._norm is None:
