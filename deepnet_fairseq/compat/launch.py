@@ -155,6 +155,19 @@ def _said_in_a_line(cfg):
             f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
             f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
+    finally:
+        _leave()
+
+
+def _leave() -> None:
+    """A group that is there when the process ends may abort it: its threads outlive what they work on.
+
+    After an error NCCL may wait for ranks that are gone; there the process just ends.
+    """
+    groups = torch.distributed
+    if groups.is_initialized() and (sys.exc_info()[1] is None or groups.get_backend() == "gloo"):
+        groups.destroy_process_group()
+        vars(distributed_utils.get_global_group).pop("_global_group", None)  # fairseq's own note of it
 
 
 def _again(cfg) -> str:
