@@ -8,16 +8,13 @@ import os
 import re
 import resource
 import signal
-import sys
 from pathlib import Path
 
 import fairseq_cli.train
 import torch
 from fairseq.trainer import Trainer
 
-from deepnet_fairseq.errors import user_error_line
-
-from .ranks import CONTEXT
+from .ranks import CONTEXT, fairseq_train
 
 TINY = (
     "--arch", "deepnet_transformer", "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16",
@@ -55,23 +52,13 @@ def rows(log: Path) -> dict:
 
 
 def _life(words: list[str], log: Path, at, kind: int, limit) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    sys.argv = words
     multiprocessing.set_start_method("fork", force=True)  # of data loading, as in a program
     if limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in a program: Python's own setting
         resource.setrlimit(*limit)
     if at is not None:
         _signal_at(*MOMENTS[at[0]], at[1], kind)
-    try:
-        fairseq_cli.train.cli_main()
-    except Exception as error:
-        line = user_error_line(error)
-        if line is None:
-            raise
-        sys.exit(f"fairseq-train: error: {line}")
+    fairseq_train(words, log)
 
 
 def _signal_at(owner, name: str, count: int, kind: int) -> None:

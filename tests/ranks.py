@@ -43,12 +43,17 @@ def updates(log: Path) -> list[dict]:
 
 
 def _rank(rank: int, world: int, port: int, words: list[str], log: Path) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
     if world > 1:
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    fairseq_train(words, log)
+
+
+def fairseq_train(words: list[str], log: Path) -> None:
+    """The program of those words in this process, which ends as it does; what it prints goes to `log`."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
     sys.argv = words
     try:
         fairseq_cli.train.cli_main()
