@@ -11,7 +11,9 @@ from pathlib import Path
 from .processes import die_with_parent
 
 TYPES = re.compile(r"\] Dictionary: (\d+) types")
-TEXT = re.compile(r"\[(\S+)\] (.+)\.\1: (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
+COUNTS = r"(\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced"
+TEXT = re.compile(rf"\[(\S+)\] (.+)\.\1: {COUNTS}")
+PLAIN_TEXT = re.compile(rf"\[None\] (.+): {COUNTS}")
 
 
 def binarise(
@@ -27,11 +29,39 @@ def binarise(
     them test, test1, ... Returns {"types": of the dictionary with its special symbols, "text": {subset: {lang:
     {"sentences", "pieces", "unknown": per cent}}}}.
     """
+    flags = ["--joined-dictionary", "--source-lang", langs[0], "--target-lang", langs[1]]
+    subsets, said = _preprocess(flags, prefixes, dest, workers, dictionary)
+    text: dict[str, dict] = {subset: {} for subset in subsets.values()}
+    for lang, name, *counts in TEXT.findall(said):
+        text[subsets[name]][lang] = _counts(*counts)
+    return {"types": int(TYPES.search(said)[1]), "text": text}
+
+
+def binarise_plain(paths: dict[str, list[Path]], dest: Path, workers: int = 2, dictionary: Path | None = None) -> dict:
+    """DEST for language models: dict.txt, train.bin, train.idx, ...; paths: "train", "valid" and "test" -> files.
+
+    Returns {"types": ..., "text": {subset: {"sentences", "pieces", "unknown"}}}, as `binarise`; an empty line counts as
+    a sentence of no piece.
+    """
+    subsets, said = _preprocess(["--only-source"], paths, dest, workers, dictionary)
+    text = {subsets[name]: _counts(*counts) for name, *counts in PLAIN_TEXT.findall(said)}
+    return {"types": int(TYPES.search(said)[1]), "text": text}
+
+
+def _counts(sentences: str, tokens: str, unknown: str) -> dict:
+    pieces = int(tokens) - int(sentences)  # it counts an end of sentence each
+    return {"sentences": int(sentences), "pieces": pieces, "unknown": float(unknown)}
+
+
+def _preprocess(
+    flags: list[str], prefixes: dict[str, list[Path]], dest: Path, workers: int, dictionary: Path | None
+) -> tuple[dict[str, str], str]:
+    """Runs it; its name of every file -> subset ("test1"), and what it said."""
     places = [prefix for given in prefixes.values() for prefix in given]
     folder = Path(os.path.commonpath([place.resolve().parent for place in places]))
     names = {split: [os.path.relpath(place.resolve(), folder) for place in given] for split, given in prefixes.items()}
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--workers", str(workers)]
-    command += ["--source-lang", langs[0], "--target-lang", langs[1], "--destdir", str(dest.resolve())]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", *flags, "--workers", str(workers)]
+    command += ["--destdir", str(dest.resolve())]
     for split, given in names.items():
         command += [f"--{split}pref", ",".join(given)]
     if dictionary is not None:
@@ -42,9 +72,4 @@ def binarise(
     if done.returncode:
         raise RuntimeError(f"fairseq-preprocess failed:\n{done.stdout[-2000:]}")
     (dest / "preprocess.log").unlink(missing_ok=True)
-    subsets = {name: f"{split}{i or ''}" for split, given in names.items() for i, name in enumerate(given)}
-    text: dict[str, dict] = {subset: {} for subset in subsets.values()}
-    for lang, name, sentences, tokens, unknown in TEXT.findall(done.stdout):
-        pieces = int(tokens) - int(sentences)  # it counts an end of sentence each
-        text[subsets[name]][lang] = {"sentences": int(sentences), "pieces": pieces, "unknown": float(unknown)}
-    return {"types": int(TYPES.search(done.stdout)[1]), "text": text}
+    return {name: f"{split}{i or ''}" for split, given in names.items() for i, name in enumerate(given)}, done.stdout

@@ -1,0 +1,115 @@
+"""Plain text -> pieces -> fairseq's binarised data for the tasks language_modeling and masked_lm.
+
+Text goes through in lines, not through memory; only SentencePiece's training holds up to 10 million of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fairseq.data import Dictionary
+
+from ...errors import UserError
+from ...whole_file import check_folder, whole
+from ..binarise import binarise_plain
+from ..lines import read_lines, write_lines
+from ..prepare import sentencepiece_model
+from ..processes import map_lines
+from .segmenter import Segmenter
+
+TRAINED_ON = 10_000_000  # lines drawn for SentencePiece
+LONGEST = 1 << 20  # bytes of a line that it does not pass over; a paragraph may be one
+
+
+def prepare_lm(
+    texts: dict[str, list[Path]],
+    dest: Path,
+    segmenter: Callable[[Path], Segmenter],
+    dictionary: Path | None = None,
+    workers: int = 1,
+) -> None:
+    """Checks all of the text, then writes `dest` in one move: nothing of it is there before all is.
+
+    texts: "train", "valid" and "test" -> files, one for "train"; fairseq calls several of them valid, valid1, ...
+    segmenter: of the part-made folder, where it may leave its files; called once the text is found to be in order
+    dictionary: fairseq's, of an earlier model; by default all symbols of the segmenter, by their number in "train"
+    `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
+    """
+    check_folder("DEST", dest)
+    counts = {subset: count(path) for subset, path in _subsets(texts)}
+    for subset, found in counts.items():
+        print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
+    with whole(dest) as part:
+        (part / "text").mkdir(parents=True)
+        cutter = segmenter(part)
+        seen = Counter()
+        for subset, path in _subsets(texts):
+            pieces = map_lines(partial(_encoder, cutter.kind, cutter.files), read_lines(path), workers, subset)
+            write_lines(part / "text" / subset, _counted(pieces, seen) if subset == "train" else pieces)
+        if dictionary is None:
+            dictionary = part / "text" / "dict.txt"
+            complete_dictionary(seen, cutter.symbols).save(str(dictionary))
+        print("| binarising")
+        segmented = {split: [part / "text" / f"{split}{i or ''}" for i in range(len(p))] for split, p in texts.items()}
+        made = binarise_plain(segmented, part, workers, dictionary)
+        text = {
+            subset: found | {name: made["text"][subset][name] for name in ("pieces", "unknown")}
+            for subset, found in counts.items()
+        }
+        cutter.write(part, types=made["types"], text=text)
+    _report(dest, made)
+
+
+def _subsets(texts: dict[str, list[Path]]) -> Iterator[tuple[str, Path]]:
+    for split, paths in texts.items():
+        for number, path in enumerate(paths):
+            yield f"{split}{number or ''}", path
+
+
+def count(path: Path) -> dict[str, int]:
+    """Lines, words and bytes (without \\n) of a file; UserError if it cannot be read or holds no text."""
+    lines = words = size = 0
+    for line in read_lines(path):
+        lines, words, size = lines + 1, words + len(line.split()), size + len(line.encode())
+    if not words:
+        raise UserError(f"{path}: no text in it")
+    return {"lines": lines, "words": words, "bytes": size}
+
+
+def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
+    """FOLDER/spm.model of `vocab` pieces; UserError if the text does not go with it."""
+    print(f"| training SentencePiece, {vocab:,} pieces")
+    lines = (line for line in map(str.strip, read_lines(text)) if line)
+    options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
+    path = folder / "spm.model"
+    path.write_bytes(sentencepiece_model(lines, vocab, character_coverage=1.0, **options))
+    return Segmenter("sentencepiece", {"sentencepiece_model": path})
+
+
+def complete_dictionary(seen: Counter, symbols: Iterable[str]) -> Dictionary:
+    """fairseq's, the commonest first; the symbols that the text has not got are in it too: other text may have them."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol, n=seen[symbol])
+    dictionary.finalize()
+    return dictionary
+
+
+def _encoder(kind: str, files: dict[str, Path]) -> Callable[[str], str]:
+    return Segmenter(kind, files).encode
+
+
+def _counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
+    for line in lines:
+        seen.update(line.split())
+        yield line
+
+
+def _report(dest: Path, made: dict) -> None:
+    print(f"| dictionary: {made['types']:,} types")
+    for subset, found in made["text"].items():
+        print(f"| {subset}: {found['sentences']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
+    print(f"| wrote {dest}")

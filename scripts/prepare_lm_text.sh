@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Plain text -> SentencePiece or GPT-2's byte BPE -> binarised data for language models (docs/language_models.md).
+#
+#   scripts/prepare_lm_text.sh TRAIN VALID TEST DEST [--bpe sentencepiece|gpt2] [--vocab N] [--workers N] ...
+#
+# The files are UTF-8, one sentence or paragraph a line, an empty line between documents. VALID and TEST may be several,
+# separated by commas (fairseq then calls them test, test1, ...). DEST must not exist.
+#
+#   scripts/prepare_lm_text.sh wiki.train wiki.valid wiki.test data-bin/wiki --vocab 32000
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+exec deepnet prepare-lm "$@"
