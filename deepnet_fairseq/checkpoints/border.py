@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from fairseq.logging import metrics, progress_bar
 
-from . import ranks, remembered
+from ..distributed import agreement
+from . import remembered
 
 
 @dataclass
@@ -69,5 +70,5 @@ def _log_averages(trainer, epoch: int, averages: dict) -> None:
         default_log_format="simple" if common.no_progress_bar else "tqdm",
     )  # fmt: skip
     wall = metrics.get_meter("default", "wall")
-    if ranks.is_first(trainer):
+    if agreement.is_first():
         bar.print(averages | {"wall": round(wall.elapsed_time if wall else 0)}, tag="train", step=updates)

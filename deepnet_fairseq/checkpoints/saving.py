@@ -13,8 +13,9 @@ from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
+from ..distributed import agreement
 from ..errors import UserError
-from . import atomic, background, choice, old, ranks
+from . import atomic, background, choice, old
 from .atomic import SaveError
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def take_flag(original, cfg) -> None:
 def check(trainer) -> None:
     """Waits for what is still being written; UserError on all ranks if the latest save failed."""
     background.wait()
-    failure = ranks.from_first(trainer, lambda: _failure and f"the last save failed: {_failure}; {_left(trainer.cfg)}")
+    failure = agreement.from_first(lambda: _failure and f"the last save failed: {_failure}; {_left(trainer.cfg)}")
     if failure:
         raise UserError(failure)
 

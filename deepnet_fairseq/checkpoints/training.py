@@ -15,9 +15,10 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
+from ..distributed import agreement
 from ..divergence.event import Diverged
 from ..errors import UserError
-from . import atomic, background, border, choice, old, ranks, remembered, saving, signals, whole
+from . import atomic, background, border, choice, old, remembered, saving, signals, whole
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def _load(original, cfg, trainer, **kwargs):
     trainer.over = None
     if cfg.restore_file == choice.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := ranks.from_first(trainer, lambda: str(choice.other_than_last(folder, suffix) or "")):
+        if path := agreement.from_first(lambda: str(choice.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
@@ -115,12 +116,12 @@ def _valid_step(original, trainer, *args, **kwargs):
 
 
 def _stop_if_told(trainer) -> None:
-    if signals.watching() and ranks.largest(trainer, signals.received()):
+    if signals.watching() and agreement.largest(signals.received(), trainer.device):
         raise Stopped
 
 
 def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
-    kind, cfg = ranks.largest(trainer, signals.received()), copy.deepcopy(trainer.cfg.checkpoint)
+    kind, cfg = agreement.largest(signals.received(), trainer.device), copy.deepcopy(trainer.cfg.checkpoint)
     name, updates = signal.Signals(kind).name, trainer.get_num_updates()
     cfg.no_epoch_checkpoints, cfg.no_last_checkpoints, cfg.save_interval_updates = True, False, 0
     for rule in old.RULES:
@@ -131,7 +132,7 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
             saving.check(trainer)
         except UserError as error:
             raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
-    ranks.meet(trainer)  # torchrun ends them all as soon as one does
+    agreement.meet()  # torchrun ends them all as soon as one does
     path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
     log.info(f"stopped by {name} after update {updates}: {saved}")

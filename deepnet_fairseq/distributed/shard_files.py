@@ -14,11 +14,10 @@ import zipfile
 from pathlib import Path
 
 import torch
-from torch import distributed
 
-from ..checkpoints import atomic, ranks, whole
+from ..checkpoints import atomic, whole
 from ..errors import UserError
-from . import optimiser_state, rows
+from . import agreement, optimiser_state, rows
 
 UNREADABLE = (*whole.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
 KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
@@ -27,7 +26,7 @@ FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
 
 def write(save_dir: str, trainer, found: dict) -> dict:
     """This rank's file; a call of all ranks. Returns what the small file says of all of them; SaveError on all."""
-    folder = ranks.from_first(trainer, lambda: _new_folder(Path(save_dir), trainer.get_num_updates()))
+    folder = agreement.from_first(lambda: _new_folder(Path(save_dir), trainer.get_num_updates()))
     folder = Path(save_dir) / folder
     rank, world = trainer.data_parallel_rank, trainer.data_parallel_world_size
     files = [f"{number}_of_{world}.pt" for number in range(world)]
@@ -39,8 +38,7 @@ def write(save_dir: str, trainer, found: dict) -> dict:
         failure = error.strerror
     except atomic.SaveError as error:
         failure = error.reason
-    failures = [None] * world
-    distributed.all_gather_object(failures, failure, group=trainer.data_parallel_process_group)
+    failures = agreement.gathered(failure)
     if any(failures):
         rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure)
         raise atomic.SaveError(folder / files[rank], OSError(failure))

@@ -8,10 +8,11 @@ import logging
 import math
 from pathlib import Path
 
+from ..distributed import agreement
 from ..errors import UserError
 from ..probes.record import FILE as PROBES_FILE
 from ..whole_file import whole
-from . import ranks, text
+from . import text
 from .advice import advice
 from .batch import describe
 from .event import GRADIENTS, LOSS, Stop
@@ -29,7 +30,7 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
     watch, cfg = trainer.watch, trainer.cfg
     rate = trainer.get_lr()
     mine = _on_this_rank(trainer, stop)
-    everyone = ranks.gathered(mine)
+    everyone = agreement.gathered(mine)
     seen = next((i for i, one in enumerate(everyone) if one["first"]), 0)
     broken = sorted({name for one in everyone for name in one["broken"]})
     bad_loss = not all(math.isfinite(one["loss"]) for one in everyone if one["loss"] is not None)
@@ -69,7 +70,7 @@ def _on_this_rank(trainer, stop: Stop) -> dict:
 
 def _model(trainer) -> dict:
     cfg = trainer.cfg.model
-    names = ("method", "encoder_layers", "decoder_layers", "encoder_embed_dim")
+    names = ("method", "encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
     found = {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
     return found | {"parameters": sum(p.numel() for p in trainer.get_model().parameters())}
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from fairseq import checkpoint_utils
 
 from ..checkpoints import atomic, background, choice, whole
+from ..distributed import agreement
 from ..errors import UserError
-from . import ranks, report, schedule
+from . import report, schedule
 from .event import Stop
 from .search import broken_parameters
 
@@ -60,7 +61,7 @@ class Rollbacks:
         """Before a checkpoint is loaded: if it is of this folder, the run it continues may have been set back."""
         if self.home or Path(path).resolve().parent != self.folder.resolve():
             return
-        self.home, taken = ranks.of_first(self._before(path) if ranks.first() else None)
+        self.home, taken = agreement.from_first(lambda: self._before(path))
         for rollback in taken:
             schedule.scale(self.cfg, rollback.factor)
         self.taken = list(taken)
@@ -74,7 +75,7 @@ class Rollbacks:
             return
         self.begun = True
         self.check()
-        if not self.home and ranks.first():
+        if not self.home and agreement.is_first():
             report.remove(self.folder)
 
     def back(self, trainer, epoch_itr, stop: Stop) -> dict | None:
@@ -85,15 +86,15 @@ class Rollbacks:
         if len(self.taken) >= self.limit or not self.home:
             return None
         background.wait()  # what is written there may be what to go back to, or what failed
-        name = ranks.of_first(self._good(trainer, stop) if ranks.first() else None)
-        if name is None or not all(ranks.gathered(self._make_last(trainer, name))):
+        name = agreement.from_first(lambda: self._good(trainer, stop))
+        if name is None or not all(agreement.gathered(self._make_last(trainer, name))):
             return None
         schedule.scale(self.cfg, self.factor)
         trainer._optimizer = trainer._lr_scheduler = None  # the next ones need the memory
         extra_state, fresh = checkpoint_utils.load_checkpoint(
             self._plain_resume(), trainer, disable_iterator_cache=trainer.task.has_sharded_data("train")
         )
-        if extra_state is None or any(ranks.gathered(bool(broken_parameters(trainer.get_model())))):
+        if extra_state is None or any(agreement.gathered(bool(broken_parameters(trainer.get_model())))):
             return None
         epoch_itr.__dict__ = fresh.__dict__  # one state: fairseq's loop holds the one, its cache the other
         self.taken.append(Taken(stop.update, trainer.get_num_updates(), self.factor))

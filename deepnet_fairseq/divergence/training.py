@@ -11,7 +11,8 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
-from . import ranks, report, text, watch
+from ..distributed import agreement
+from . import report, text, watch
 from .event import STATUS, WEIGHTS, Diverged, Stop
 from .rollback import Rollbacks
 from .search import broken_parameters
@@ -48,7 +49,7 @@ def _save(original, cfg, trainer, *args, **kwargs):
     if cfg.no_save:
         return original(cfg, trainer, *args, **kwargs)
     mine = broken_parameters(trainer.get_model())
-    broken = [name for names in ranks.gathered(mine) for name in names]
+    broken = [name for names in agreement.gathered(mine) for name in names]
     if broken:
         update = trainer.get_num_updates()
         reason = f"{broken[0]} is not finite; not saved"
@@ -74,20 +75,20 @@ def _set_back(trainer, epoch_itr, stop: Stop) -> bool:
     """Reports, and takes back what can be. On every rank; rank 0 writes."""
     folder = Path(trainer.cfg.checkpoint.save_dir)
     event = report.event(trainer, stop, epoch_itr.epoch)
-    events = [*report.read(folder), event] if ranks.first() else []
-    if ranks.first():
+    events = [*report.read(folder), event] if agreement.is_first() else []
+    if agreement.is_first():
         report.write(folder, events)  # before anything else can go wrong
         for line in text.short(event):
             logger.warning(line)
     done = trainer.rollbacks.back(trainer, epoch_itr, stop)
     trainer.watch = watch.Watch(least=trainer.watch.least)
-    if done and ranks.first():
+    if done and agreement.is_first():
         event["rollback"] = done
         report.write(folder, events)
         logger.warning(text.set_back(done))
-    if not done and ranks.first():
+    if not done and agreement.is_first():
         print(
             f"{Path(sys.argv[0]).name}: error: {text.headline(event)}; report: {folder / report.TEXT}", file=sys.stderr
         )
-    ranks.together()
+    agreement.meet()
     return bool(done)
