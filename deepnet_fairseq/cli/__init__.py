@@ -12,6 +12,7 @@ from ..errors import UserError
 def parser() -> argparse.ArgumentParser:
     from . import (
         bench,
+        choices,
         corpora,
         figures,
         inspection,
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         inspection,
         methods,
         models,
+        choices,
         plan,
         scale,
         stability,
