@@ -1,4 +1,4 @@
-"""deepnet_fairseq: very deep Transformers for machine translation, as a fairseq plug-in (`--user-dir`)."""
+"""deepnet_fairseq: very deep Transformers for translation and language models, as a fairseq plug-in (`--user-dir`)."""
 
 __version__ = "0.1.0"
 
@@ -6,7 +6,7 @@ from . import compat
 
 compat.apply()
 
-from . import model as _registration  # noqa: E402, F401
+from . import models as _registration  # noqa: E402, F401
 from .criterions import chunked as _criterion  # noqa: E402, F401
 from .optim import deepnet_adam as _deepnet_adam  # noqa: E402, F401
 from .optim import radam as _radam  # noqa: E402, F401

@@ -1,13 +1,19 @@
-"""Architecture names: depth x width -> the numbers they stand for."""
+"""Architecture names: model x width x depth -> the numbers they stand for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
 MODEL_NAME = "deepnet_transformer"
+LM = "deepnet_lm"
+MASKED_LM = "deepnet_masked_lm"
+STACKS = {MODEL_NAME: ("encoder", "decoder"), LM: ("decoder",), MASKED_LM: ("encoder",)}
+
 EQUAL_DEPTHS = (6, 10, 12, 18, 20, 24, 30, 36, 40, 48, 50, 60, 70, 80, 90, 100, 200, 250, 500)
 UNEQUAL_DEPTHS = ((12, 6), (18, 6), (24, 12), (36, 12), (48, 12), (60, 12), (12, 60))
-DEFAULT_DEPTH = (6, 6)
+SINGLE_DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,9 @@ class Width:
     ffn_embed_dim: int
     attention_heads: int
 
+    def fields(self, stack: str) -> dict[str, int]:
+        return {f"{stack}_{field}": value for field, value in vars(self).items()}
+
 
 WIDTHS = {
     "base": Width(512, 2048, 8),
@@ -25,24 +34,63 @@ WIDTHS = {
     "medium": Width(768, 3072, 12),
     "large": Width(1024, 4096, 16),
 }
+# what a language model's user may leave open beside depth and width; fairseq's own in transformer_lm and roberta
+CAUSAL = {"method": "deepnorm", "activation_fn": "relu", "share_decoder_input_output_embed": False}
+MASKED = {"method": "deepnorm", "activation_fn": "gelu", "encoder_learned_pos": False,
+          "layernorm_embedding": False, "no_scale_embedding": False}  # fmt: skip
+# Shleifer et al. 2021, Table 1; 2.7B is the one trained with ReLU^2
+NORMFORMER = {"method": "normformer", "activation_fn": "gelu", "share_decoder_input_output_embed": True}
+NORMFORMER_LMS = {
+    "125m": (12, Width(768, 3072, 12), {}),
+    "355m": (24, Width(1024, 4096, 16), {}),
+    "1.3b": (24, Width(2048, 8192, 32), {}),
+    "2.7b": (32, Width(2560, 10240, 32), {"activation_fn": "relu_squared"}),
+}
+ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}
+
+PRESETS: dict[str, dict] = {}  # architecture name -> config fields it sets
+MODELS: dict[str, str] = {}  # architecture name -> name of its model
+FOLLOWERS = {
+    MODEL_NAME: {f"decoder_{field}": f"encoder_{field}" for field in ("embed_dim", "ffn_embed_dim", "attention_heads")}
+}
 
 
-def _presets() -> dict[str, dict[str, int]]:
-    presets = {}
+def _add(model: str, name: str, fields: dict) -> None:
+    PRESETS[name], MODELS[name] = fields, model
+
+
+def _add_depths(model: str, default: tuple[int, ...], depths: list[tuple[int, ...]], more: dict) -> None:
+    """MODEL[_WIDTH][_DEPTH] of every width; the widths are those of the model's first stack."""
+    stacks = STACKS[model]
     for width_name, width in WIDTHS.items():
-        stem = MODEL_NAME if width_name == "base" else f"{MODEL_NAME}_{width_name}"
-        depths = {stem: DEFAULT_DEPTH}
-        for N, M in [(N, N) for N in EQUAL_DEPTHS] + list(UNEQUAL_DEPTHS):
-            depths[f"{stem}_{N}_{M}"] = (N, M)
-        for name, (N, M) in depths.items():
-            presets[name] = {"encoder_layers": N, "decoder_layers": M} | {
-                f"encoder_{field}": value for field, value in vars(width).items()
-            }
-    return presets
+        stem = model if width_name == "base" else f"{model}_{width_name}"
+        for suffix, depth in [("", default), *(("_" + "_".join(map(str, depth)), depth) for depth in depths)]:
+            layers = {f"{stack}_layers": number for stack, number in zip(stacks, depth, strict=True)}
+            _add(model, stem + suffix, layers | width.fields(stacks[0]) | more)
 
 
-PRESETS = _presets()  # architecture name -> config fields it sets
-FOLLOWERS = {f"decoder_{field}": f"encoder_{field}" for field in ("embed_dim", "ffn_embed_dim", "attention_heads")}
+_add_depths(MODEL_NAME, (6, 6), [(N, N) for N in EQUAL_DEPTHS] + list(UNEQUAL_DEPTHS), {})
+_add_depths(LM, (12,), [(M,) for M in SINGLE_DEPTHS], CAUSAL)
+_add_depths(MASKED_LM, (12,), [(N,) for N in SINGLE_DEPTHS], MASKED)
+for _size, (_layers, _width, _more) in NORMFORMER_LMS.items():
+    _add(LM, f"normformer_lm_{_size}", {"decoder_layers": _layers} | _width.fields("decoder") | NORMFORMER | _more)
+_add(
+    MASKED_LM,
+    "normformer_masked_lm_base",
+    {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | ROBERTA | {"method": "normformer"},
+)
+
+
+def model_of(cfg) -> str:
+    """Which of our models a config (Namespace, omegaconf or dataclass) is of; the translation model's if it does not
+    say. An architecture may be one that somebody else registered for it."""
+    arch = getattr(cfg, "arch", None) or getattr(cfg, "_name", None)
+    return MODELS.get(arch) or ARCH_MODEL_NAME_REGISTRY.get(arch, MODEL_NAME)
+
+
+def depths(cfg) -> tuple[int, int]:
+    """Layers N of the encoder and M of the decoder in a filled config, 0 for a stack that the model does not have."""
+    return getattr(cfg, "encoder_layers", 0), getattr(cfg, "decoder_layers", 0)
 
 
 def same_width(arch: str, other: str) -> bool:
@@ -51,7 +99,7 @@ def same_width(arch: str, other: str) -> bool:
     def widths(name):
         return {field: value for field, value in PRESETS[name].items() if not field.endswith("_layers")}
 
-    return widths(arch) == widths(other)
+    return MODELS[arch] == MODELS[other] and widths(arch) == widths(other)
 
 
 def fill(cfg) -> None:
@@ -60,12 +108,12 @@ def fill(cfg) -> None:
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
     widths follow the encoder's, as in fairseq's `transformer`.
     """
-    arch = getattr(cfg, "arch", None) or getattr(cfg, "_name", None)
-    preset = PRESETS.get(arch, PRESETS[MODEL_NAME])  # an architecture somebody else registered sets what it sets
+    arch, model = getattr(cfg, "arch", None) or getattr(cfg, "_name", None), model_of(cfg)
+    preset = PRESETS.get(arch, PRESETS[model])  # an architecture somebody else registered sets what it sets
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, value)
-    for field, source in FOLLOWERS.items():
+    for field, source in FOLLOWERS.get(model, {}).items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, getattr(cfg, source))
     if getattr(cfg, "checkpoint_every", None) is not None or getattr(cfg, "offload_activations", False):

@@ -13,15 +13,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from . import archs
-from .config import DeepTransformerConfig, namespace
+from .config import config_of, namespace
 from .errors import UserError
-from .model import DeepTransformer
+from .models import MODELS
+from .models.base import DeepModel
 
 SPECIALS = len(Dictionary())  # bos, pad, eos, unk
+EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 
 
 def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
-    """Stands for a translation task over made-up symbols; one shared dictionary unless two sizes are given."""
+    """Stands for a task over made-up symbols; one shared dictionary unless two sizes are given."""
     source = _dictionary(source_vocab)
     same = target_vocab in (None, source_vocab)
     return argparse.Namespace(source_dictionary=source, target_dictionary=source if same else _dictionary(target_vocab))
@@ -34,9 +37,9 @@ def _dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepTransformer:
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepModel:
     """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols."""
-    return DeepTransformer.build_model(namespace(arch=arch, **fields), blank_task(vocab))
+    return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
 def own_config(state: dict, path: str):
@@ -48,10 +51,11 @@ def own_config(state: dict, path: str):
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
-    fields = {field: getattr(saved, field, None) for field in [*DeepTransformerConfig.__dataclass_fields__, "arch"]}
+    kind = config_of(saved)
+    fields = {field: getattr(saved, field, None) for field in [*kind.__dataclass_fields__, "arch"]}
     given = OmegaConf.create({field: value for field, value in fields.items() if value is not None})
     try:
-        cfg = merge_with_parent(DeepTransformerConfig(), given)
+        cfg = merge_with_parent(kind(), given)
     except OmegaConfBaseException as error:
         reason = str(error.msg).split("\n")[0]
         raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error
@@ -68,8 +72,7 @@ def from_checkpoint(path: str):
     model_cfg = own_config(state, path)
     cfg, weights = state["cfg"], state["model"]
     try:
-        sizes = [weights[f"{stack}.embed_tokens.weight"].size(0) for stack in ("encoder", "decoder")]
-        model = DeepTransformer.build_model(model_cfg, blank_task(*sizes))
+        model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, blank_task(*_vocabularies(weights)))
         model.load_state_dict(weights)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
@@ -80,17 +83,33 @@ def from_checkpoint(path: str):
     return model.eval(), cfg
 
 
+def _vocabularies(weights: dict) -> tuple[int, int]:
+    """Symbols that the first stack reads, and those that the model predicts."""
+    read = next(weights[name] for name in EMBEDDINGS if name in weights)
+    predicted = next(weights[name] for name in PROJECTIONS if name in weights)
+    return read.size(0), predicted.size(0)
+
+
 @lru_cache
-def _size(arch: str, vocab: int, N: int, M: int) -> int:
+def _size(arch: str, vocab: int, *layers: int) -> int:
+    model, tied = archs.MODELS[arch], {}
+    depths = {f"{stack}_layers": number for stack, number in zip(archs.STACKS[model], layers, strict=True)}
+    if model == archs.MODEL_NAME:
+        tied = {"share_all_embeddings": True}
+    elif model == archs.LM:
+        tied = {"share_decoder_input_output_embed": True}
     with torch.device("meta"):  # shapes only
-        model = build(arch, vocab, encoder_layers=N, decoder_layers=M, share_all_embeddings=True)
+        model = build(arch, vocab, **depths, **tied)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Parameters of an architecture with one shared embedding matrix of `vocab` rows, from 1- and 2-layer stacks."""
-    preset = archs.PRESETS[arch]
+    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers."""
+    preset, stacks = archs.PRESETS[arch], archs.STACKS[archs.MODELS[arch]]
     stem = next(name for name in archs.PRESETS if archs.same_width(name, arch))
-    one = _size(stem, vocab, 1, 1)
-    encoder_layer, decoder_layer = _size(stem, vocab, 2, 1) - one, _size(stem, vocab, 1, 2) - one
-    return one + (preset["encoder_layers"] - 1) * encoder_layer + (preset["decoder_layers"] - 1) * decoder_layer
+    ones = [1] * len(stacks)
+    one = total = _size(stem, vocab, *ones)
+    for place, stack in enumerate(stacks):
+        two = _size(stem, vocab, *ones[:place], 2, *ones[place + 1 :])
+        total += (preset[f"{stack}_layers"] - 1) * (two - one)
+    return total

@@ -21,17 +21,21 @@ ROOM = 8  # steps to make room for at least, before what is no longer needed is 
 class DecoderCache:
     """Keys and values of all layers.
 
-    memory (L, 2, B, S, h, d) of the source, made once; prefix (L, 2, B, capacity, h, d) of the target, of which the
-    first `used` are filled, k a step; past (B, k, used): 0 where a beam looks back at its own prefix, -inf elsewhere.
+    memory (L, 2, B, S, h, d) of the source, made once, None in a language model; prefix (L, 2, B, capacity, h, d) of
+    the target, of which the first `used` are filled, k a step; past (B, k, used): 0 where a beam looks back at its own
+    prefix, -inf elsewhere.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], source: Memory):
-        self.beams, self.used, self.steps = source.beams, 0, 0
-        self.memory = _project(layers, source.states)
-        self.memory_mask = source.mask
-        num_layers, two, sentences, _length, *heads = self.memory.shape
-        self.prefix = self.memory.new_empty(num_layers, two, sentences, 0, *heads)
-        self.past = self.memory.new_zeros(sentences, self.beams, 0)
+    def __init__(self, layers: Sequence[nn.Module], source: Memory | None, first: Tensor):
+        """source: what cross-attention reads, if there is any; first (rows, 1, C): the first step's input."""
+        self.beams, self.used, self.steps = source.beams if source else 1, 0, 0
+        self.memory = _project(layers, source.states) if source else None
+        self.memory_mask = source.mask if source else None
+        heads = layers[0].self_attn.num_heads
+        kept = first if self.memory is None else self.memory
+        sentences = first.size(0) // self.beams
+        self.prefix = kept.new_empty(len(layers), 2, sentences, 0, heads, first.size(-1) // heads)
+        self.past = kept.new_zeros(sentences, self.beams, 0)
         self._memory = self._prefix = self._places = ()  # views of each layer's part
 
     def advance(self) -> Tensor | None:
@@ -43,7 +47,8 @@ class DecoderCache:
         filled = self.prefix[:, :, :, : self.used]
         self._prefix = _by_layer(filled)
         self._places = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
-        self._memory = self._memory or _by_layer(self.memory)
+        if self.memory is not None:
+            self._memory = self._memory or _by_layer(self.memory)
         if self.beams == 1:
             return None
         itself = torch.full((self.beams, self.beams), float("-inf")).fill_diagonal_(0).to(self.past)
@@ -73,7 +78,7 @@ class DecoderCache:
         if self.beams > 1:
             self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
         sentences = order[:: self.beams] // self.beams
-        if not torch.equal(sentences, torch.arange(self.memory.size(2))):
+        if not torch.equal(sentences, torch.arange(self.prefix.size(2))):
             self._select(sentences.to(new_order.device))
 
     def _keeps_groups(self, order: Tensor) -> bool:
@@ -84,7 +89,9 @@ class DecoderCache:
         return bool((sentences == sentences[:, :1]).all())
 
     def _select(self, sentences: Tensor) -> None:
-        self.memory, self.prefix = self.memory.index_select(2, sentences), self.prefix.index_select(2, sentences)
+        self.prefix = self.prefix.index_select(2, sentences)
+        if self.memory is not None:
+            self.memory = self.memory.index_select(2, sentences)
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask.index_select(0, sentences)
         if self.beams == 1:

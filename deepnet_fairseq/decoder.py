@@ -9,7 +9,7 @@ from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor
 
 from .cache import DecoderCache
-from .layer import DecoderLayer
+from .layer import CausalLayer, DecoderLayer
 from .linear import Linear
 from .memory import Memory
 from .methods import Method
@@ -19,17 +19,18 @@ from .step import LayerStep
 
 
 class Decoder(Stack, FairseqIncrementalDecoder):
-    """M DecoderLayers over target tokens and the projection to the vocabulary."""
+    """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention."""
 
     CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 
-    def __init__(self, cfg, method: Method, dictionary, embed_tokens):
+    def __init__(self, cfg, method: Method, dictionary, embed_tokens, tied: bool):
         FairseqIncrementalDecoder.__init__(self, dictionary)
         shape = StackShape.from_config(cfg, "decoder")
-        self.build(cfg, shape, method, embed_tokens, DecoderLayer)
-        self.need_attn = True
+        self.attends = "encoder_attn" in method.sublayers("decoder")
+        self.build(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
+        self.need_attn = self.attends
         self.output_projection = Linear(shape.dim, len(dictionary), bias=False)
-        if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
+        if tied:
             self.output_projection.weight = embed_tokens.weight
 
     def forward(self, prev_output_tokens, encoder_out=None, incremental_state=None, features_only=False, **options):
@@ -40,7 +41,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: dict,
+        encoder_out: dict | None = None,
         incremental_state: dict | None = None,
         return_all_hiddens: bool = False,
         alignment_layer: int | None = None,
@@ -48,10 +49,10 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
 
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
-        averaged over heads, or [None] where nobody asks (training, generation without alignments); and inner_states,
-        [(T, B, C) before and after every layer] if return_all_hiddens.
+        averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
+        and inner_states, [(T, B, C) before and after every layer] if return_all_hiddens.
         """
-        watched, alignment = alignment_layer, []
+        watched, alignment = alignment_layer if self.attends else None, []
         if watched is None and self.need_attn and not self.training:
             watched = len(self.layers) - 1
         more = {} if watched is None else {watched: (alignment,)}
@@ -62,8 +63,10 @@ class Decoder(Stack, FairseqIncrementalDecoder):
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
-            memory = Memory.of(encoder_out)
-            inputs = (memory.states, memory.mask, self._left_padding_mask(prev_output_tokens))
+            inputs = (self._left_padding_mask(prev_output_tokens),)
+            if self.attends:
+                memory = Memory.of(encoder_out)
+                inputs += (memory.states, memory.mask)
             asked = more or return_all_hiddens
             states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
         kept = list(states) if return_all_hiddens else deque(states, maxlen=1)
@@ -71,11 +74,14 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         return self.finish(kept[-1]), {"attn": alignment[:1] or [None], "inner_states": inner_states}
 
     @torch.no_grad()
-    def step(self, x: Tensor, incremental_state: dict, encoder_out: dict, more: dict[int, tuple]) -> list[Tensor]:
+    def step(
+        self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple]
+    ) -> list[Tensor]:
         """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C). Without gradients, for
         the cache is written in place."""
         if self.CACHE not in incremental_state:
-            cache = DecoderCache(self.layers, Memory.of(encoder_out, rows=False))
+            memory = Memory.of(encoder_out, rows=False) if self.attends else None
+            cache = DecoderCache(self.layers, memory, x)
             steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
             incremental_state[self.CACHE] = cache, steps
         cache, steps = incremental_state[self.CACHE]
@@ -99,7 +105,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
 
     def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
-        self.need_attn = need_attn
+        self.need_attn = need_attn and self.attends
 
     def _left_padding_mask(self, tokens: Tensor) -> Tensor | None:
         """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.

@@ -32,8 +32,9 @@ def weight_std(method: Method, profile: str, weight: Weight) -> float:
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
     """Draws all values of a freshly built model, from torch's global generator.
 
-    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; norms 1
-    and 0; branches by profile and method; modules in a method's slots keep the values they were constructed with.
+    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; matrices of
+    a head N(0, 1/C) too; norms 1 and 0; branches by profile and method; modules in a method's slots keep the values
+    they were constructed with.
     """
     visited: set[nn.Parameter] = set()
     base = PROFILES[profile]
@@ -42,7 +43,8 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         if weight.linear.bias is not None:
             base.draw(weight.linear.bias, base.bias_std(weight))
         visited |= set(weight.linear.parameters())
-    for stack in (model.encoder, model.decoder):
+    stacks = model.stacks()
+    for stack in stacks.values():
         visited |= {parameter for slot in stack.slots() for parameter in slot.parameters()}
     for module in model.modules():
         if isinstance(module, NORMS) and module.weight not in visited:
@@ -51,9 +53,11 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
             visited |= {module.weight, module.bias}
         elif isinstance(module, LearnedPositionalEmbedding):
             _embedding(module, 1.0, visited)
-    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+    for name, stack in stacks.items():
         _embedding(stack.embed_tokens, method.embedding_gain(name), visited)
-    _output_projection(model.decoder.output_projection, method.output_gain(), visited)
+    _projection(model.vocabulary_projection(), method.output_gain(), visited)
+    for linear in model.head_linears():
+        _projection(linear, 1.0, visited)
     unknown = [name for name, parameter in model.named_parameters() if parameter not in visited]
     if unknown:
         raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
@@ -66,7 +70,9 @@ def _embedding(module: nn.Embedding, gain: float, visited: set) -> None:
         visited.add(module.weight)
 
 
-def _output_projection(linear: nn.Linear, gain: float, visited: set) -> None:
+def _projection(linear: nn.Linear, gain: float, visited: set) -> None:
     if linear.weight not in visited:
         nn.init.normal_(linear.weight, 0.0, gain * linear.in_features**-0.5)
-        visited.add(linear.weight)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    visited |= set(linear.parameters(recurse=False))

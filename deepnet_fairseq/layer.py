@@ -1,4 +1,4 @@
-"""The one equation, in an encoder and a decoder layer:
+"""The one equation, in the layers of encoders and decoders:
 
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
@@ -18,7 +18,7 @@ from .dropout import Dropout
 from .linear import Linear
 from .methods import Method
 from .shape import StackShape
-from .site import NORM_NAMES, SUBLAYERS, Site, Weight
+from .site import NORM_NAMES, Site, Weight
 from .slots import Residual
 
 
@@ -33,11 +33,11 @@ class Slots(nn.ModuleDict):
 
 
 class Layer(nn.Module):
-    """Slots and feed-forward branch, shared by the layers of both stacks."""
+    """Slots and feed-forward branch, shared by the layers of all stacks."""
 
     def __init__(self, shape: StackShape, method: Method, index: int):
         super().__init__()
-        self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in SUBLAYERS[shape.stack]}
+        self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in method.sublayers(shape.stack)}
         self.norm_place = method.norm
         for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
             if sublayer == "ffn":
@@ -113,25 +113,35 @@ class EncoderLayer(Layer):
         return self.feed_forward(self.leave("self_attn", x, self.self_attn(packed, mask)))
 
 
-class DecoderLayer(Layer):
+class CausalLayer(Layer):
+    """Causal self-attention and feed-forward."""
+
+    def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
+        """x (B, T, C) -> same; self_mask as in DecoderLayer."""
+        return self.feed_forward(self.look_back(x, self_mask))
+
+    def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
+        packed = self.self_attn.project_own(self.enter("self_attn", x))
+        return self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
+
+
+class DecoderLayer(CausalLayer):
     """Causal self-attention, attention to the encoder's output, feed-forward."""
 
     def forward(
         self,
         x: Tensor,
+        self_mask: Tensor | None,
         memory: Tensor,
         memory_mask: Tensor | None,
-        self_mask: Tensor | None,
         alignment: list | None = None,
     ) -> Tensor:
         """x (B, T, C), memory (B, S, C') -> (B, T, C).
 
-        memory_mask (B, 1, 1, S); self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the
-        left; alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
+        self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the left; memory_mask
+        (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
         """
-        packed = self.self_attn.project_own(self.enter("self_attn", x))
-        x = self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
-
+        x = self.look_back(x, self_mask)
         packed = self.encoder_attn.project_other(self.enter("encoder_attn", x), memory)
         if alignment is not None:
             alignment.append(self.encoder_attn.alignment(packed, memory_mask))

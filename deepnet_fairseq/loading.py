@@ -26,6 +26,8 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     """UserError naming depth, method, width or vocabulary, whichever differs first."""
     for stack in ("encoder", "decoder"):
         held, built = depth(state, stack), depth(own, stack)
+        if bool(held) != bool(built):
+            raise UserError(f"holds {held} {stack} layers, this model {built}: another kind of model; give its --arch")
         if held != built:
             raise UserError(f"holds {held} {stack} layers, this model has {built}; give --{stack}-layers {held}")
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())

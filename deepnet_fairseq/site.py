@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-SUBLAYERS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
+BRANCHES = ("self_attn", "encoder_attn", "ffn")  # of a layer with cross-attention; the others lack encoder_attn
 # fairseq's own names, so that a checkpoint of its `transformer` fits
 NORM_NAMES = {"self_attn": "self_attn_layer_norm", "encoder_attn": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
 

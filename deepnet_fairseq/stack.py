@@ -22,9 +22,8 @@ class Stack(nn.Module):
 
     def build(self, cfg, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]):
         """Makes the modules under fairseq's names and the method's constants as buffers."""
-        side = "source" if shape.stack == "encoder" else "target"
         self.padding_idx = embed_tokens.padding_idx
-        self.max_tokens = getattr(cfg, f"max_{side}_positions")
+        self.max_tokens = shape.max_positions
         self.recomputation = Recomputation.from_config(cfg)
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)

@@ -24,39 +24,55 @@ class LayerStep:
 
     def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
         self.index, self.cache = index, cache
-        own, other = layer.self_attn, layer.encoder_attn
-        self.own, self.other = _Branch(layer, "self_attn", own.inner), _Branch(layer, "encoder_attn", other.inner)
-        self.ffn = _Branch(layer, "ffn", layer.inner)
+        own = layer.self_attn
+        self.own, self.ffn = _Branch(layer, "self_attn", own.inner), _Branch(layer, "ffn", layer.inner)
         self.own_in = _projection(own.q_proj, own.k_proj, own.v_proj)
-        self.own_out, self.other_in, self.other_out, self.fc1, self.fc2 = (
-            _projection(linear) for linear in (own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2)
-        )
+        self.own_out, self.fc1, self.fc2 = (_projection(linear) for linear in (own.out_proj, layer.fc1, layer.fc2))
+        self.cross = _CrossAttention(layer, index, cache) if "encoder_attn" in layer.sites else None
         between = (layer.hidden, layer.activation_dropout)
         self.hidden, self.activation_dropout = (called(module) for module in between)
         self.activation = layer.activation_fn
-        self.dropouts = [a.dropout.p if _drops(a.dropout) else 0.0 for a in (own, other)]
+        self.dropout = _probability(own)
 
     def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
         """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
         cache = self.cache
         q, keys, values = cache.append(self.index, self.own_in(self.own.enter(x)))
-        x = self.own.leave(x, self._attend(q, keys, values, mask, self.dropouts[0]), self.own_out)
-
-        q, keys, values = cache.source(self.index, self.other_in(self.other.enter(x)))
-        if alignment is not None:
-            alignment.append(attention_weights(q, keys, cache.memory_mask))
-        x = self.other.leave(x, self._attend(q, keys, values, cache.memory_mask, self.dropouts[1]), self.other_out)
-
+        x = self.own.leave(x, _attend(q, keys, values, mask, self.dropout), self.own_out)
+        if self.cross is not None:
+            x = self.cross(x, alignment)
         h = self.fc1(self.ffn.enter(x))
         for function in (self.hidden, self.activation, self.activation_dropout):
             h = h if function is None else function(h)
         return self.ffn.leave(x, h, self.fc2)
 
-    @staticmethod
-    def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
-        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
-        return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
+
+class _CrossAttention:
+    """The branch that attends to the source."""
+
+    def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
+        self.index, self.cache = index, cache
+        attention = layer.encoder_attn
+        self.branch = _Branch(layer, "encoder_attn", attention.inner)
+        self.enter, self.leave = _projection(attention.q_proj), _projection(attention.out_proj)
+        self.dropout = _probability(attention)
+
+    def __call__(self, x: Tensor, alignment: list | None) -> Tensor:
+        mask = self.cache.memory_mask
+        q, keys, values = self.cache.source(self.index, self.enter(self.branch.enter(x)))
+        if alignment is not None:
+            alignment.append(attention_weights(q, keys, mask))
+        return self.branch.leave(x, _attend(q, keys, values, mask, self.dropout), self.leave)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
+    return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
+
+
+def _probability(attention: nn.Module) -> float:
+    return attention.dropout.p if _drops(attention.dropout) else 0.0
 
 
 class _Branch:

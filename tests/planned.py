@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.config import namespace
-from deepnet_fairseq.model import DeepTransformer
+from deepnet_fairseq.models import DeepTransformer
 from deepnet_fairseq.plan.setting import Setting
 from deepnet_fairseq.plan.tape import DEVICES
 

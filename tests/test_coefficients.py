@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from deepnet_fairseq.methods.deepnorm import coefficients
+from deepnet_fairseq.methods.deepnorm import DeepNorm
 
 from .helpers import run
 
@@ -28,14 +28,14 @@ TABLE = {  # N, M: alpha_e, beta_e, alpha_d, beta_d
 
 @pytest.mark.parametrize("depths", TABLE)
 def test_published_constants(depths):
-    encoder, decoder = coefficients("encoder", *depths), coefficients("decoder", *depths)
+    encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
     found = (encoder.alpha, encoder.beta, decoder.alpha, decoder.beta)
     assert found == pytest.approx(TABLE[depths], abs=6e-7)
 
 
 @pytest.mark.parametrize("depths", [(1, 1), (7, 30), (60, 12), (500, 500)])
 def test_alpha_times_beta_does_not_depend_on_depth(depths):
-    encoder, decoder = coefficients("encoder", *depths), coefficients("decoder", *depths)
+    encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
     assert encoder.alpha * encoder.beta == pytest.approx(0.81 * 0.87)
     assert decoder.alpha * decoder.beta == pytest.approx(math.sqrt(0.5))
 

@@ -11,7 +11,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.init import weight_std
 from deepnet_fairseq.methods import get_method
 from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
-from deepnet_fairseq.site import SUBLAYERS, Site, Weight
+from deepnet_fairseq.site import Site, Weight
 
 from .helpers import SMALL, VOCAB, batch, logits, small
 
@@ -117,7 +117,7 @@ def test_r_fixup(layers):
     assert branches == 2 * layers + 3 * layers
     built = method("r_fixup", layers)
     for stack in ("encoder", "decoder"):
-        for sublayer in SUBLAYERS[stack][:-1]:
+        for sublayer in built.sublayers(stack)[:-1]:
             for role in ("q", "k", "v"):
                 assert std(built, stack, 1, sublayer, role) == pytest.approx(qkv, rel=5e-4)
             assert std(built, stack, 1, sublayer, "out") == 0

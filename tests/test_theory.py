@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from deepnet_fairseq.methods.deepnorm import coefficients
-from deepnet_fairseq.site import SUBLAYERS, Site
+from deepnet_fairseq.methods.deepnorm import DeepNorm
+from deepnet_fairseq.site import Site
 from deepnet_fairseq.theory.bounds import model_bound, stack_bound
 from deepnet_fairseq.theory.magnitudes import Branch, branches, largest_gain
 from deepnet_fairseq.theory.measured import sgd_step, zipf_batch
@@ -50,7 +50,7 @@ def equal_branches(N, M, encoder, decoder):
         Branch(Site(stack, l, sublayer, 1, 1), v, v, alpha)
         for stack, (depth, (v, alpha)) in depths.items()
         for l in range(1, depth + 1)
-        for sublayer in SUBLAYERS[stack]
+        for sublayer in DeepNorm(N, M).sublayers(stack)
     ]
 
 
@@ -62,7 +62,7 @@ def sgd_changes(found, stack):
 @pytest.mark.parametrize(("N", "M"), [(1, 1), (6, 6), (60, 12), (12, 60), (500, 500)])
 def test_deepnorm_makes_both_terms_one(N, M):
     """3M (v^2 + w^2) / alpha_d^2 = 1, and (N^4 M / 27)^(1/4) (v^2 + w^2) / alpha_e^2 up to the roundings 0.81, 0.87."""
-    numbers = [coefficients(stack, N, M) for stack in ("encoder", "decoder")]
+    numbers = [DeepNorm(N, M).numbers(stack) for stack in ("encoder", "decoder")]
     found = equal_branches(N, M, *((c.beta, c.alpha) for c in numbers))
     assert model_bound(found, sgd_changes(found, "decoder")) == pytest.approx(1)
     rounded = model_bound(found, sgd_changes(found, "encoder"))
@@ -82,7 +82,7 @@ def test_post_ln_grows_as_the_product_of_the_depths(N, M):
 
 
 def test_magnitudes_of_deepnorm():
-    expected = {stack: coefficients(stack, 6, 3) for stack in ("encoder", "decoder")}
+    expected = {stack: DeepNorm(6, 3).numbers(stack) for stack in ("encoder", "decoder")}
     found = branches(small(encoder_layers=6, decoder_layers=3, method="deepnorm", **TINY_WIDTHS))
     assert len(found) == 2 * 6 + 3 * 3
     for branch in found:

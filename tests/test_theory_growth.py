@@ -10,7 +10,7 @@ import pytest
 from deepnet_fairseq.cli import parser
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.methods.deepnorm import coefficients
+from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.theory.growth import measure
 
 from .helpers import run
@@ -102,7 +102,7 @@ def test_table():
         [method, depth] for method in ("deepnorm", "post_ln") for depth in ("2-2", "4-4", "slope")
     ]
     found = row("deepnorm", 4)
-    alphas = [coefficients(stack, 4, 4).alpha for stack in ("encoder", "decoder")]
+    alphas = [DeepNorm(4, 4).numbers(stack).alpha for stack in ("encoder", "decoder")]
     assert [float(cells[1][2]), float(cells[1][4])] == pytest.approx(alphas, rel=5e-3)
     assert [float(cells[1][9]), float(cells[1][10])] == pytest.approx([found.bound, found.update], rel=5e-3)
 

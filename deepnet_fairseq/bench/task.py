@@ -15,7 +15,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from ..building import SPECIALS, blank_task
-from ..config import _flag
+from ..config import flag
 from .lengths import from_file, log_normal
 
 NAME = "deepnet_bench"
@@ -24,10 +24,10 @@ SENTENCES = 20_000
 
 @dataclass
 class BenchTaskConfig(TranslationConfig):
-    bench_vocabulary: int = _flag(10_000, "types of the one dictionary")
-    bench_sentences: int = _flag(SENTENCES, "sentence pairs")
-    bench_lengths: Optional[str] = _flag(None, "file of lengths; like IWSLT-14's by default")
-    bench_seed: int = _flag(1, "what lengths and tokens are drawn from")
+    bench_vocabulary: int = flag(10_000, "types of the one dictionary")
+    bench_sentences: int = flag(SENTENCES, "sentence pairs")
+    bench_lengths: Optional[str] = flag(None, "file of lengths; like IWSLT-14's by default")
+    bench_seed: int = flag(1, "what lengths and tokens are drawn from")
 
 
 @register_task(NAME, dataclass=BenchTaskConfig)

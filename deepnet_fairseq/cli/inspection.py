@@ -13,24 +13,29 @@ def list_archs(args) -> None:
     from ..building import parameter_count
     from ..table import render
 
-    rows = [["architecture", "N-M", "width", "ffn", "heads", "parameters"]]
+    rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
-        depth = f"{preset['encoder_layers']}-{preset['decoder_layers']}"
-        widths = [str(preset[f"encoder_{f}"]) for f in ("embed_dim", "ffn_embed_dim", "attention_heads")]
+        stacks = archs.STACKS[archs.MODELS[name]]
+        depth = "-".join(str(preset[f"{stack}_layers"]) for stack in stacks)
+        widths = [str(preset[f"{stacks[0]}_{f}"]) for f in ("embed_dim", "ffn_embed_dim", "attention_heads")]
         rows.append([name, depth, *widths, f"{parameter_count(name, args.vocab):,}"])
     print(render(rows))
-    print(f"\nparameters with one shared embedding of {args.vocab:,} symbols (--vocab), method deepnorm")
+    print(f"\nlayers: N-M of encoder and decoder; {archs.LM} is a decoder alone, {archs.MASKED_LM} an encoder alone")
+    print(f"parameters with one shared embedding of {args.vocab:,} symbols (--vocab), the architecture's own method")
 
 
 def coefficients(args) -> None:
     """alpha and beta of each stack"""
     from ..methods import get_method
 
-    if min(args.encoder_layers, args.decoder_layers) < 1:
-        raise UserError(f"{args.encoder_layers} {args.decoder_layers}: a stack needs at least 1 layer")
+    depths = {"encoder": args.encoder_layers, "decoder": args.decoder_layers}
+    if min(depths.values()) < 0 or not any(depths.values()):
+        raise UserError(
+            f"{args.encoder_layers} {args.decoder_layers}: a stack needs at least 1 layer, 0 where it is not"
+        )
     method = get_method(args.method)
     built = method(args.encoder_layers, args.decoder_layers)
-    found = {stack: built.coefficients(stack) for stack in ("encoder", "decoder")}
+    found = {stack: built.coefficients(stack) for stack, depth in depths.items() if depth}
     if not any(found.values()):
         raise UserError(f"--method {args.method}: computes {method.equation} and has no coefficients")
     if args.json:
@@ -53,16 +58,20 @@ def report_init(args) -> None:
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
         raise UserError(f"--arch {args.arch}: no such architecture; `deepnet archs` lists them")
-    fields = depth | {"method": args.method, "init_profile": args.init_profile}
+    for name in set(depth) - {f"{stack}_layers" for stack in archs.STACKS[archs.MODELS[args.arch]]}:
+        raise UserError(f"--{name.replace('_', '-')}: {args.arch} has no such stack; drop it")
+    chosen = {"method": args.method} if args.method else {}
+    fields = depth | chosen | {"init_profile": args.init_profile}
     cfg = namespace(args.arch, **fields)
+    fields = fields | {"method": cfg.method}
     torch.manual_seed(args.seed)
-    method = get_method(args.method).from_config(cfg)
+    method = get_method(cfg.method).from_config(cfg)
     profile = args.init_profile or method.init_profiles[0]
     rows = init_report(build(args.arch, **fields), method, profile)
     if args.json:
         print(json.dumps({"arch": args.arch, "profile": profile} | fields | {"rows": [r.as_dict() for r in rows]}))
         return
-    print(f"{args.arch}, {cfg.encoder_layers}-{cfg.decoder_layers}, {args.method}, {profile}\n")
+    print(f"{args.arch}, {'-'.join(str(n) for n in archs.depths(cfg) if n)}, {cfg.method}, {profile}\n")
     print(render(as_table(rows)))
 
 
@@ -81,8 +90,8 @@ def add(command) -> None:
     sub.add_argument("--vocab", type=int, default=10_000, help="rows of the shared embedding (default 10,000)")
 
     sub = command("coefficients", coefficients)
-    sub.add_argument("encoder_layers", type=int, metavar="N")
-    sub.add_argument("decoder_layers", type=int, metavar="M")
+    sub.add_argument("encoder_layers", type=int, metavar="N", help="0 for a decoder alone (deepnet_lm)")
+    sub.add_argument("decoder_layers", type=int, metavar="M", help="0 for an encoder alone (deepnet_masked_lm)")
     sub.add_argument("--method", default="deepnorm")
     sub.add_argument("--json", action="store_true")
 
@@ -90,7 +99,7 @@ def add(command) -> None:
     sub.add_argument("--arch", default=archs.MODEL_NAME)
     sub.add_argument("--encoder-layers", type=int)
     sub.add_argument("--decoder-layers", type=int)
-    sub.add_argument("--method", default="deepnorm")
+    sub.add_argument("--method", help="the architecture's own by default")
     sub.add_argument("--init-profile")
     sub.add_argument("--seed", type=int, default=1)
     sub.add_argument("--json", action="store_true")

@@ -23,8 +23,8 @@ def profile(args) -> None:
         found.write_official(Path(args.out))
     else:
         found.write(Path(args.out))
-    ends = [found.of(stack)[-1] for stack in ("encoder", "decoder")]
-    print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: encoder {ends[0]:.4f}, decoder {ends[1]:.4f}")
+    ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
+    print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: {', '.join(ends)}")
     print(f"train with the same flags and --method admin --admin-profile {args.out}")
 
 

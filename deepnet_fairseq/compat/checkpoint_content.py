@@ -76,7 +76,7 @@ def _check_config(path: str, state: dict, weights: dict[str, Tensor]) -> None:
     if args is not None or getattr(section, "arch", getattr(section, "_name", None)) not in archs.PRESETS:
         return
     config = own_config(state, path)
-    for stack in ("encoder", "decoder"):
+    for stack in archs.STACKS[archs.model_of(config)]:
         held, said = depth(weights, stack), config[f"{stack}_layers"]
         if held != said:
             raise UserError(f"{path}: damaged (its config says {said} {stack} layers, it has {held}); take another one")

@@ -8,9 +8,11 @@ from fairseq import models
 from fairseq.dataclass import utils as dataclass_utils
 from omegaconf.errors import ConfigKeyError, ValidationError
 
-from ..config import DeepTransformerConfig
+from ..config import CONFIGS
 from ..errors import UserError
 from .command_line import unknown_arch
+
+NAMES = {kind: name for name, kind in CONFIGS.items()}
 
 
 def explain_mistakes() -> None:
@@ -23,14 +25,15 @@ def explain_mistakes() -> None:
 def _named(merge):
     @functools.wraps(merge)
     def merge_with_parent(dc, cfg, *args, **kwargs):
+        name = NAMES.get(dc) if isinstance(dc, type) else None
         try:
             return merge(dc, cfg, *args, **kwargs)
         except ConfigKeyError as error:
-            if dc is not DeepTransformerConfig:
+            if name is None:
                 raise
-            raise UserError(f"model.{error.key}: deepnet_transformer has no such setting; drop it") from error
+            raise UserError(f"model.{error.key}: {name} has no such setting; drop it") from error
         except ValidationError as error:
-            if dc is not DeepTransformerConfig:
+            if name is None:
                 raise
             raise UserError(f"model.{error.full_key}: {error.msg}") from error
 

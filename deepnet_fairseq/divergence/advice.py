@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from ..methods import METHODS, Method
-from ..site import SUBLAYERS, Site
+from ..site import Site
 from ..slots import LearnedShortcut
 from .batch import odd_one
 from .event import FLOOR
@@ -128,8 +128,9 @@ def _method(trainer) -> Method | None:
 
 
 def _sites(method: Method) -> Iterator[Site]:
-    for stack, sublayers in SUBLAYERS.items():
-        yield from (Site(stack, method.depth(stack), sublayer, 64, 2) for sublayer in sublayers)
+    for stack in ("encoder", "decoder"):
+        if method.depth(stack):
+            yield from (Site(stack, method.depth(stack), sublayer, 64, 2) for sublayer in method.sublayers(stack))
 
 
 def _plain_post_norm(method: Method) -> bool:

@@ -30,7 +30,7 @@ def fold(model: nn.Module, way: str = "upstream") -> dict:
     """
     model.double()
     changes: dict = {}
-    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+    for name, stack in model.stacks().items():
         norm_before = stack.layernorm_embedding
         for layer in stack.layers:
             for sublayer in layer.sites:

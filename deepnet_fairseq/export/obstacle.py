@@ -16,7 +16,7 @@ PLACES = {  # slot of a layer -> where its module stands
 
 def obstacle(model: nn.Module) -> str | None:
     """The first thing in `model` that a plain Transformer has no place for, in words; None if it folds."""
-    for stack in (model.encoder, model.decoder):
+    for stack in model.stacks().values():
         if stack.layers[0].norm_place == "none":
             return "it has no LayerNorm in its layers"
         if stack.mixer is not None:
@@ -33,8 +33,7 @@ def obstacle(model: nn.Module) -> str | None:
         if not hasattr(residual, "scales"):
             return f"{_kind(residual)} merges shortcut and branch"
         shortcut, _ = residual.scales()
-        layers = (model.encoder if site.stack == "encoder" else model.decoder).layers
-        if layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
+        if model.stacks()[site.stack].layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
             return "its shortcut is scaled, and no LayerNorm follows to absorb that"
     return None
 

@@ -1,7 +1,7 @@
 """Admin without profiling: y = LN(omega x + dropout(f(x))), one omega for all branches of a stack, from their number.
 
-Microsoft's package admin-torch (2022), by the authors of Admin. With n branches (2N in the encoder, 3M in the decoder)
-the output's change under a small change of the parameters is to grow as
+Microsoft's package admin-torch (2022), by the authors of Admin. With n branches (2N in the encoder, 3M in the decoder,
+2M without an encoder) the output's change under a small change of the parameters is to grow as
     log       O(log n)  omega = sqrt((n + 1) / ln(n + 1) - 1)   the default
     constant  O(1)      omega = sqrt(n)
     linear    O(n)      omega = 1, which is Post-LN
@@ -32,8 +32,7 @@ class AdminTorch(Method):
     }
 
     def omega(self, stack: str) -> float:
-        branches = 2 * self.num_encoder_layers if stack == "encoder" else 3 * self.num_decoder_layers
-        return OMEGA[self.output_change](branches)
+        return OMEGA[self.output_change](self.branches(stack))
 
     def residual(self, site):
         omega = self.omega(site.stack)

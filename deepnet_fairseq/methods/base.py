@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from ..archs import depths
 from ..errors import UserError
-from ..site import Site
+from ..site import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -31,7 +32,8 @@ class Option:
 class Method:
     """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
 
-    N, M: encoder and decoder layers; options: values of the class's `options`, which become attributes.
+    N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
+    `options`, which become attributes.
     """
 
     name: ClassVar[str]
@@ -62,7 +64,7 @@ class Method:
         for key, option in cls.options.items():
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
             values[key] = str(value) if option.choices else value  # hydra hands over members of an enumeration
-        return cls(cfg.encoder_layers, cfg.decoder_layers, **values)
+        return cls(*depths(cfg), **values)
 
     @classmethod
     def flag(cls, key: str) -> str:
@@ -78,6 +80,15 @@ class Method:
     def depth(self, stack: str) -> int:
         """Layers of `stack`."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
+
+    def sublayers(self, stack: str) -> tuple[str, ...]:
+        """The branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
+        attends = stack == "decoder" and self.num_encoder_layers
+        return BRANCHES if attends else tuple(name for name in BRANCHES if name != "encoder_attn")
+
+    def branches(self, stack: str) -> int:
+        """Residual branches of `stack` in all."""
+        return len(self.sublayers(stack)) * self.depth(stack)
 
     # the slots of a branch
 

@@ -3,6 +3,7 @@
 Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Figure 2. For N encoder and M decoder layers
     encoder  alpha = 0.81 (N^4 M)^(1/16)   beta = 0.87 (N^4 M)^(-1/16)
     decoder  alpha = (3M)^(1/4)            beta = (12M)^(-1/4)
+    alone    alpha = (2N)^(1/4)            beta = (8N)^(-1/4)   encoder-only, and decoder-only with M
 All biases start at 0; embeddings, positions and the output projection keep fairseq's init.
 torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
 default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
@@ -20,14 +21,6 @@ BETA_ROLES = ("v", "out", "fc1", "fc2")
 class Coefficients:
     alpha: float
     beta: float
-
-
-def coefficients(stack: str, N: int, M: int) -> Coefficients:
-    """alpha and beta of one stack of an N-layer encoder, M-layer decoder model, with the paper's rounded constants."""
-    if stack == "encoder":
-        depth = (N**4 * M) ** (1 / 16)
-        return Coefficients(alpha=0.81 * depth, beta=0.87 / depth)
-    return Coefficients(alpha=(3 * M) ** 0.25, beta=(12 * M) ** -0.25)
 
 
 @register("deepnorm")
@@ -50,4 +43,10 @@ class DeepNorm(Method):
         return vars(self.numbers(stack))
 
     def numbers(self, stack: str) -> Coefficients:
-        return coefficients(stack, self.num_encoder_layers, self.num_decoder_layers)
+        """With the paper's rounded constants."""
+        N, M = self.num_encoder_layers, self.num_decoder_layers
+        if stack == "encoder" and M:
+            depth = (N**4 * M) ** (1 / 16)
+            return Coefficients(alpha=0.81 * depth, beta=0.87 / depth)
+        branches = self.branches(stack)
+        return Coefficients(alpha=branches**0.25, beta=(4 * branches) ** -0.25)

@@ -6,9 +6,9 @@ of biases; learned numbers b (0 at first) and m (1 at first) take their place:
     attention  x + m D(attn(x - b)), in cross-attention b shifts the query alone
     ffn        x + m D(fc2(drop(relu(fc1(x - b1) - b2)) - b3))
     the end of the encoder  m (x - b), of the decoder  x - b
-Xavier-uniform init with L = 2N + 3M branches: q, k, v times L^(-1/6), fc1 times L^(-1/2), out_proj and fc2 zero, an
-output projection that is not tied zero.
-The authors' code builds cross-attention with L = 12 at any depth; we pass L. Their numbers are kept in float32.
+Xavier-uniform init with L = 2N + 3M branches (2N or 2M in a stack alone): q, k, v times L^(-1/6), fc1 times L^(-1/2),
+out_proj and fc2 zero, an output projection that is not tied zero. The authors' code builds cross-attention with L = 12
+at any depth; we pass L. Their numbers are kept in float32.
 """
 
 from torch import nn
@@ -46,7 +46,7 @@ class RFixup(Method):
         return self.coefficients(site.stack).get(role, 0.0)
 
     def coefficients(self, stack):
-        branches = 2 * self.num_encoder_layers + 3 * self.num_decoder_layers
+        branches = self.branches("encoder") + self.branches("decoder")
         return {role: branches**power for role, power in POWER.items()}
 
     def output_gain(self):

@@ -3,7 +3,7 @@
 Wang et al. 2022, "Foundation Transformers", Figure 2: out_proj(LN(heads)) in self-attention, fc2(LN(act(fc1))) in the
 feed-forward branch, cross-attention with the LayerNorm on its input alone; a LayerNorm at the end of each stack.
 Xavier-normal init; fc1, fc2, v, out times
-    encoder  sqrt(ln(3M) ln(2N) / 3)      decoder  sqrt(ln(3M)), cross-attention not scaled
+    encoder  sqrt(ln(3M) ln(2N) / 3)      decoder  sqrt(ln(3M)), cross-attention not scaled      alone  sqrt(ln(2N))
 and gain 1 on q, k. torchscale has the formula but scales torch's default init (biases too) instead of Xavier's, and
 switches Sub-LN off silently under deepnorm=True.
 """
@@ -31,9 +31,9 @@ class SubLN(Method):
         return self.gamma(site.stack) if role in SCALED and site.sublayer != "encoder_attn" else 1.0
 
     def gamma(self, stack: str) -> float:
-        square = math.log(3 * self.num_decoder_layers)
-        if stack == "encoder":
-            square *= math.log(2 * self.num_encoder_layers) / 3
+        square = math.log(self.branches(stack))
+        if stack == "encoder" and self.num_decoder_layers:
+            square *= math.log(self.branches("decoder")) / 3
         return math.sqrt(square)
 
     def coefficients(self, stack):

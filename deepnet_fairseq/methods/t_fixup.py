@@ -6,7 +6,9 @@ Huang et al. 2020, "Improving Transformer Optimization Through Better Initializa
 A matrix shared by both embeddings takes the encoder's factor, once; a tied output projection is scaled with it,
 positions are not. q, k keep fairseq's gain 1/sqrt2 as in the authors' code (the paper says 1). That code also
 multiplies v by sqrt2, to undo the same gain, and keeps LayerNorms it never calls, which we do not build.
-Its schedule, lr sqrt(P / (P + t)), is `--lr-scheduler t_fixup` (optim/t_fixup_schedule.py).
+A stack alone takes the encoder's factors, for a decoder without cross-attention is its like; that is our reading, paper
+and code have encoder and decoder only. The schedule, lr sqrt(P / (P + t)), is `--lr-scheduler t_fixup`
+(optim/t_fixup_schedule.py).
 """
 
 import math
@@ -30,5 +32,6 @@ class TFixup(Method):
         return (9 * self.depth(stack)) ** -0.25
 
     def coefficients(self, stack):
-        gain = 0.67 * self.depth("encoder") ** -0.25 if stack == "encoder" else self.embedding_gain("decoder")
+        attends = "encoder_attn" in self.sublayers(stack)
+        gain = self.embedding_gain(stack) if attends else 0.67 * self.depth(stack) ** -0.25
         return {"gain": gain, "embedding": self.embedding_gain(stack)}

@@ -108,8 +108,8 @@ def attach_probes(model: nn.Module, task, cfg) -> None:
     """Watches the training of `model` by `task` as a filled model config asks; without --deepnet-probe, nothing."""
     probes = get_probes(cfg.deepnet_probe)
     if probes:
-        depths = {name: getattr(cfg, name) for name in ("encoder_layers", "decoder_layers", "encoder_embed_dim")}
-        header = {"method": cfg.method} | depths
+        names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
+        header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
         TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
 
 

@@ -16,9 +16,9 @@ LARGEST = 65504.0  # of fp16
 class HalfPrecision(Probe):
     """Largest absolute values, to set beside fp16's largest number 65504.
 
-    "encoder" and "decoder": of what any module of the stack gives, the sums of shortcut and branch and the scores of
-    the vocabulary included; "gradient": of any element of the gradient of the mean loss per token. fairseq's gradients
-    in half precision are those of the summed loss times the loss scale.
+    "encoder", "decoder" and further parts of the model: of what any module in them gives, the sums of shortcut and
+    branch and the scores of the vocabulary included; "gradient": of any element of the gradient of the mean loss per
+    token. fairseq's gradients in half precision are those of the summed loss times the loss scale.
     """
 
     def __init__(self, model):
@@ -26,8 +26,8 @@ class HalfPrecision(Probe):
         self.largest: dict[str, torch.Tensor] = {}
 
     def hooks(self, masks):
-        for name in ("encoder", "decoder"):
-            for module in getattr(self.model, name).modules():
+        for name, part in self.model.named_children():
+            for module in part.modules():
                 if not any(True for _ in module.children()):
                     yield module.register_forward_hook(partial(self._visit, name))
         for site, residual in residuals(self.model):

@@ -30,8 +30,8 @@ class LNInput(TokenSums):
     """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c)."""
 
     def hooks(self, masks):
-        for name in ("encoder", "decoder"):
-            for address, norm in layer_norms(getattr(self.model, name), name):
+        for name, stack in self.model.stacks().items():
+            for address, norm in layer_norms(stack, name):
                 yield norm.register_forward_pre_hook(partial(self._visit, address, masks[name]))
 
     @torch.no_grad()

@@ -32,16 +32,17 @@ class ModelUpdate(Probe):
 
 
 def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Encoder and decoder output at the tokens of a batch (net_input of a fairseq sample), each (tokens, C), float32.
+    """Each stack's output at the tokens of a batch (net_input of a fairseq sample), (tokens, C), float32.
 
     Leaves model and random numbers as they were.
     """
-    source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
     with in_mode(model, training=False), torch.no_grad():
-        memory = model.encoder(source, net_input["src_lengths"])
-        features, _ = model.decoder(target, memory, features_only=True)
-    encoded = memory["encoder_out"][0].transpose(0, 1)
-    return {
-        "encoder": encoded[source.ne(model.encoder.padding_idx)].float(),
-        "decoder": features[target.ne(model.decoder.padding_idx)].float(),
-    }
+        features = model.features(**net_input)
+    masks = token_masks(model, net_input)
+    return {name: found[masks[name]].float() for name, found in features.items()}
+
+
+def token_masks(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
+    """Where each stack reads a token and not padding, (B, T)."""
+    stacks = model.stacks()
+    return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(**net_input).items()}

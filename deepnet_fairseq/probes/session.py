@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from .base import Held, Probe
+from .model_update import token_masks
 from .record import Values
+
+NET_INPUT = ("src_tokens", "src_lengths", "prev_output_tokens")
 
 
 class Session:
@@ -60,12 +63,8 @@ class Session:
         self._outer, self._inner, self.watching = [], [], []
 
     def _enter(self, model, inputs, kwargs) -> None:
-        names = ("src_tokens", "src_lengths", "prev_output_tokens")
-        given = dict(zip(names, inputs, strict=False)) | kwargs
-        masks = {
-            "encoder": given["src_tokens"].ne(model.encoder.padding_idx),
-            "decoder": given["prev_output_tokens"].ne(model.decoder.padding_idx),
-        }
+        given = dict(zip(NET_INPUT, inputs, strict=False)) | kwargs
+        masks = token_masks(model, {name: given[name] for name in NET_INPUT if name in given})
         if self.dummy:
             masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
         with torch.no_grad():

@@ -16,10 +16,10 @@ class SequentialOmega:
 
     def __init__(self):
         self.omegas: dict[Site, float] = {}
-        self.running = {"encoder": 1.0, "decoder": 1.0}
+        self.running: dict[str, float] = {}
 
     def __call__(self, site, residual, x, f) -> None:
-        omega = self.omegas[site] = self.running[site.stack]
+        omega = self.omegas[site] = self.running.get(site.stack, 1.0)
         residual.omega.fill_(omega)
         self.running[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
 

@@ -22,13 +22,13 @@ FORMAT = "deepnet_fairseq admin profile 1"
 class Profile:
     """What was profiled, and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
 
-    encoder_layers N, decoder_layers M; widths in features, None if unknown; seed of weights and dropout; dropout: the
-    three probabilities; data: hash and size of the batch.
+    encoder_layers N, decoder_layers M, 0 for a stack that the model does not have; widths in features, None if unknown;
+    seed of weights and dropout; dropout: the three probabilities; data: hash and size of the batch.
     """
 
-    encoder_layers: int
-    decoder_layers: int
     omega: dict[str, float]
+    encoder_layers: int = 0
+    decoder_layers: int = 0
     encoder_width: int | None = None
     encoder_ffn_width: int | None = None
     decoder_width: int | None = None
@@ -72,8 +72,8 @@ class Profile:
 
 
 def shape(model: nn.Module) -> dict[str, int]:
-    """Depth and widths of both stacks."""
-    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    """Depth and widths of the stacks that the model has."""
+    stacks = model.stacks()
     depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
     widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
     return depths | widths | {f"{name}_ffn_width": stack.layers[0].fc1.out_features for name, stack in stacks.items()}
@@ -81,7 +81,7 @@ def shape(model: nn.Module) -> dict[str, int]:
 
 def dropouts(model: nn.Module) -> dict[str, float]:
     """The three probabilities, by their config fields."""
-    layer = model.encoder.layers[0]
+    layer = next(iter(model.stacks().values())).layers[0]
     places = {"dropout": layer, "attention_dropout": layer.self_attn}
     found = {name: place.dropout.p for name, place in places.items()}
     return found | {"activation_dropout": layer.activation_dropout.p}
@@ -126,7 +126,7 @@ def _from_columns(text: str) -> Profile:
     names += [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
     if len(names) != len(rows):
         raise ValueError(f"{start} and {len(rows) - start} lines are no 2N and 3M")
-    return Profile(N, M, dict(zip(names, omegas, strict=True)))
+    return Profile(dict(zip(names, omegas, strict=True)), N, M)
 
 
 def positive(value) -> float:

@@ -16,7 +16,7 @@ from ..slots import Residual
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
     """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
-    for stack in (model.encoder, model.decoder):
+    for stack in model.stacks().values():
         for layer in stack.layers:
             for sublayer, site in layer.sites.items():
                 yield site, layer.residual[sublayer]

@@ -105,8 +105,9 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
 
 
 def _fingerprint(net_input: dict) -> dict:
-    source, target = net_input["src_tokens"], net_input["prev_output_tokens"]
-    return {"sha256": _sha256(source, target), "sentences": len(source), "source_length": source.size(1)}
+    source = net_input["src_tokens"]
+    tokens = [net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input]
+    return {"sha256": _sha256(*tokens), "sentences": len(source), "source_length": source.size(1)}
 
 
 def _sha256(*tensors: Tensor) -> str:
@@ -118,5 +119,5 @@ def _sha256(*tensors: Tensor) -> str:
 
 def _summary(profile: Profile, source: str) -> str:
     ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
-    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items())
+    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
     return f"admin profile {source}: omega of {ranges}"

@@ -55,7 +55,7 @@ def headroom(observed: list[Observed]) -> Headroom | None:
     rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
     if not rows:
         return None
-    activation = max(max(row["encoder"], row["decoder"]) for row, _ in rows)
+    activation = max(value for row, _ in rows for name, value in row.items() if name != "gradient")
     return Headroom(activation, max(row["gradient"] * tokens for row, tokens in rows))
 
 

@@ -15,7 +15,7 @@ from fairseq.modules import PositionalEmbedding
 from omegaconf import II
 from torch import nn
 
-from ...config import _flag
+from ...config import flag
 from .stand_ins import stand_ins
 
 with stand_ins():
@@ -28,20 +28,20 @@ NAME = "deepnet_bench_torchscale"
 
 @dataclass
 class TorchscaleConfig(FairseqDataclass):
-    encoder_layers: int = _flag(6, "")
-    encoder_embed_dim: int = _flag(512, "")
-    encoder_ffn_embed_dim: int = _flag(2048, "")
-    encoder_attention_heads: int = _flag(8, "")
-    decoder_layers: int = _flag(6, "")
-    decoder_embed_dim: int = _flag(512, "")
-    decoder_ffn_embed_dim: int = _flag(2048, "")
-    decoder_attention_heads: int = _flag(8, "")
-    dropout: float = _flag(0.1, "")
-    attention_dropout: float = _flag(0.0, "")
-    activation_dropout: float = _flag(0.0, "")
-    share_all_embeddings: bool = _flag(False, "always so")
-    checkpoint_activations: bool = _flag(False, "")
-    deepnorm: bool = _flag(False, "DeepNorm instead of Post-LN")
+    encoder_layers: int = flag(6, "")
+    encoder_embed_dim: int = flag(512, "")
+    encoder_ffn_embed_dim: int = flag(2048, "")
+    encoder_attention_heads: int = flag(8, "")
+    decoder_layers: int = flag(6, "")
+    decoder_embed_dim: int = flag(512, "")
+    decoder_ffn_embed_dim: int = flag(2048, "")
+    decoder_attention_heads: int = flag(8, "")
+    dropout: float = flag(0.1, "")
+    attention_dropout: float = flag(0.0, "")
+    activation_dropout: float = flag(0.0, "")
+    share_all_embeddings: bool = flag(False, "always so")
+    checkpoint_activations: bool = flag(False, "")
+    deepnorm: bool = flag(False, "DeepNorm instead of Post-LN")
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
 

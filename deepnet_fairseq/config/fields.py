@@ -1,0 +1,109 @@
+"""The flags of the three models by what they belong to; their names are those of fairseq's `transformer`.
+
+Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
+flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
+command line, preset and YAML.
+"""
+
+from dataclasses import dataclass, field
+from typing import Optional  # fairseq reads field types at run time and does not know X | None
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.utils import get_available_activation_fns
+from omegaconf import II
+
+from ..init_profiles import PROFILES
+from ..methods import METHODS
+from ..probes import PROBES
+
+ACTIVATIONS = ChoiceEnum(get_available_activation_fns())
+ACTIVATION = "activation of the feed-forward branch"
+METHOD = f"stabilisation method: {', '.join(sorted(METHODS))}"
+
+
+def flag(default, help: str):
+    """A config field with the help of its flag."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class Common(FairseqDataclass):
+    method: str = flag("deepnorm", METHOD)
+    init_profile: Optional[str] = flag(None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}")
+    activation_fn: ACTIVATIONS = flag("relu", ACTIVATION)
+    dropout: float = flag(0.1, "dropout on embeddings and on the output of each branch")
+    attention_dropout: float = flag(0.0, "dropout on attention weights")
+    activation_dropout: float = flag(0.0, "dropout after the activation of the feed-forward branch")
+    no_token_positional_embeddings: bool = flag(False, "no positional embeddings")
+    no_scale_embedding: bool = flag(False, "do not multiply token embeddings by sqrt(width)")
+    layernorm_embedding: bool = flag(False, "LayerNorm after the embeddings")
+    checkpoint_activations: bool = flag(False, "recompute each layer in the backward pass to save memory")
+    checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
+    offload_activations: bool = flag(False, "recompute, and keep what that starts from in the CPU's memory")
+    cuda_graphs: bool = flag(
+        False, "train by CUDA graphs: for many layers and few shapes of batches (--num-batch-buckets); docs/kernels.md"
+    )
+    cuda_graphs_limit: int = flag(64, "shapes of batches that --cuda-graphs captures; further ones run without")
+    compile_layers: bool = flag(
+        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/kernels.md"
+    )
+    deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
+    probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
+    probe_dir: str = II("checkpoint.save_dir")
+    rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/divergence.md")
+    rollback_lr_factor: float = flag(0.5, "times this --lr at each of --rollbacks")
+
+
+@dataclass
+class EncoderFields(FairseqDataclass):
+    encoder_layers: Optional[int] = flag(None, "N, number of encoder layers")
+    encoder_embed_dim: Optional[int] = flag(None, "width of the encoder")
+    encoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the encoder")
+    encoder_attention_heads: Optional[int] = flag(None, "attention heads of the encoder")
+    encoder_normalize_before: bool = flag(False, "accepted with methods that place the LayerNorm there (pre_ln)")
+    encoder_learned_pos: bool = flag(False, "learned positions in the encoder")
+
+
+@dataclass
+class DecoderFields(FairseqDataclass):
+    decoder_layers: Optional[int] = flag(None, "M, number of decoder layers")
+    decoder_embed_dim: Optional[int] = flag(None, "width of the decoder, by default the encoder's")
+    decoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the decoder, by default the encoder's")
+    decoder_attention_heads: Optional[int] = flag(None, "attention heads of the decoder, by default the encoder's")
+    decoder_normalize_before: bool = flag(False, "accepted with methods that place the LayerNorm there (pre_ln)")
+    decoder_learned_pos: bool = flag(False, "learned positions in the decoder")
+    share_decoder_input_output_embed: bool = flag(False, "one matrix for decoder input and output embeddings")
+
+
+@dataclass
+class TranslationFields(DecoderFields, EncoderFields, Common):
+    share_all_embeddings: bool = flag(False, "one matrix for encoder input, decoder input and output embeddings")
+    max_source_positions: int = II("task.max_source_positions")
+    max_target_positions: int = II("task.max_target_positions")
+
+
+@dataclass
+class CausalFields(DecoderFields, Common):
+    """None where the architecture has the word."""
+
+    method: Optional[str] = flag(None, METHOD)
+    activation_fn: Optional[ACTIVATIONS] = flag(None, ACTIVATION)
+    share_decoder_input_output_embed: Optional[bool] = flag(None, "one matrix for input and output embeddings")
+    tokens_per_sample: int = II("task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
+
+
+@dataclass
+class MaskedFields(EncoderFields, Common):
+    """None where the architecture has the word."""
+
+    method: Optional[str] = flag(None, METHOD)
+    activation_fn: Optional[ACTIVATIONS] = flag(None, ACTIVATION)
+    encoder_learned_pos: Optional[bool] = flag(None, "learned positions, as RoBERTa's")
+    layernorm_embedding: Optional[bool] = flag(None, "LayerNorm after the embeddings, as RoBERTa's")
+    no_scale_embedding: Optional[bool] = flag(None, "do not multiply token embeddings by sqrt(width), as RoBERTa")
+    untie_weights_roberta: bool = flag(False, "an output projection that is not the embedding")
+    pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation in classification heads")
+    pooler_dropout: float = flag(0.0, "dropout in classification heads")
+    load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
+    max_positions: Optional[int] = flag(None, "longest sample in tokens, by default the task's")

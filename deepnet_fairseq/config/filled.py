@@ -1,0 +1,36 @@
+"""Configs made whole: as fairseq's command line would make them, or from before some of our flags."""
+
+import argparse
+from contextlib import nullcontext
+
+from omegaconf import DictConfig, open_dict
+
+from .. import archs
+from .check import check
+from .models import config_of
+
+ELSEWHERE = {  # what fairseq's tasks and checkpoints say
+    "max_source_positions": 1024,
+    "max_target_positions": 1024,
+    "tokens_per_sample": 1024,
+    "max_positions": 1024,
+    "probe_dir": ".",
+}
+
+
+def namespace(arch: str, **fields) -> argparse.Namespace:
+    """A filled and checked config of architecture `arch`, as fairseq's command line would make it."""
+    known = config_of(argparse.Namespace(arch=arch)).__dataclass_fields__
+    defaults = {name: ELSEWHERE.get(name, field.default) for name, field in known.items()}
+    cfg = argparse.Namespace(**(defaults | fields | {"arch": arch}))
+    archs.fill(cfg)
+    check(cfg)
+    return cfg
+
+
+def complete(cfg) -> None:
+    """Gives a config from before some of our flags what they are by default, in place."""
+    with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
+        for name, field in config_of(cfg).__dataclass_fields__.items():
+            if not hasattr(cfg, name) and not str(field.default).startswith("${"):  # a setting that follows another
+                setattr(cfg, name, field.default)

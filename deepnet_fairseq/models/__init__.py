@@ -1,0 +1,9 @@
+"""The models that fairseq knows by name; importing this registers them and their architectures."""
+
+from .language_model import DeepLanguageModel
+from .masked_lm import DeepMaskedLanguageModel
+from .translation import DeepTransformer
+
+MODELS = {model.NAME: model for model in (DeepTransformer, DeepLanguageModel, DeepMaskedLanguageModel)}
+
+__all__ = ["MODELS", "DeepLanguageModel", "DeepMaskedLanguageModel", "DeepTransformer"]

@@ -1,0 +1,91 @@
+"""What the models have in common: how one is built, its stacks by name, what fairseq tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+from torch import Tensor, nn
+
+from .. import archs, config, graphs, loading, walk
+from ..init import initialize
+from ..methods import Method, get_method
+from ..probes.attach import attach_probes
+from ..stack import Stack
+
+
+class DeepModel(nn.Module):
+    """Mixin for fairseq's model shells: stacks of any depth under any registered method."""
+
+    NAME: str  # as fairseq knows the model
+
+    @classmethod
+    def build_model(cls, cfg, task) -> DeepModel:
+        """The model for a config (filled in place where the architecture leaves values open) and a task.
+
+        Raises UserError, naming the flag, for a config no model can be built from.
+        """
+        config.complete(cfg)
+        archs.fill(cfg)
+        config.check(cfg)
+        method = get_method(cfg.method).from_config(cfg)
+        model = cls.assemble(cfg, method, task)
+        initialize(model, method, cfg.init_profile or method.init_profiles[0])
+        method.attach(model, task)
+        attach_probes(model, task, cfg)
+        graphs.attach(model, task, cfg)
+        return model
+
+    @classmethod
+    def assemble(cls, cfg, method: Method, task) -> DeepModel:
+        """The modules of a filled and checked config, their values still to be drawn."""
+        raise NotImplementedError
+
+    def stacks(self) -> dict[str, Stack]:
+        """ "encoder" and "decoder", those that the model has, in forward order."""
+        return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
+
+    def tokens(self, **net_input) -> dict[str, Tensor]:
+        """What each stack reads, (B, T), in the net_input of a fairseq sample."""
+        raise NotImplementedError
+
+    def features(self, **net_input) -> dict[str, Tensor]:
+        """What each stack gives, (B, T, C), for the net_input of a fairseq sample."""
+        raise NotImplementedError
+
+    def vocabulary_projection(self) -> nn.Linear:
+        """The matrix that gives scores."""
+        raise NotImplementedError
+
+    def head_linears(self) -> Iterator[nn.Linear]:
+        """Further matrices outside the stacks."""
+        return iter(())
+
+    def train(self, mode: bool = True) -> DeepModel:
+        """As nn.Module.train; fairseq calls it twice an update."""
+        walk.train(self, mode)
+        return self
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's word before each update, to the parts that change with time."""
+        for stack in self.stacks().values():
+            stack.set_num_updates(num_updates)
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Copies a checkpoint of this model or of fairseq's own of its kind; UserError if it is another model's."""
+        state_dict = loading.without_foreign_keys(self.renamed(state_dict), self.state_dict())
+        if strict:
+            loading.check_fit(state_dict, self.state_dict())
+        return nn.Module.load_state_dict(self, state_dict, strict)
+
+    def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's entries under the names they have here."""
+        return state_dict
+
+
+def register_architectures(model: str) -> None:
+    """Behind register_model, which has put an empty function under the model's own name."""
+    ARCH_CONFIG_REGISTRY[model] = archs.fill
+    for arch, owner in archs.MODELS.items():
+        if owner == model and arch != model:
+            register_model_architecture(model, arch)(archs.fill)

@@ -1,0 +1,122 @@
+"""The encoder-only model that fairseq knows as `deepnet_masked_lm`, for masked_lm and sentence_prediction."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from fairseq.models import FairseqEncoderModel, register_model
+from torch import Tensor, nn
+
+from .. import archs
+from ..config import DeepMaskedLanguageModelConfig
+from ..encoder import Encoder
+from .base import DeepModel, register_architectures
+from .heads import ClassificationHead, MaskedTokenHead
+
+logger = logging.getLogger(__name__)
+HEADS = "classification_heads"
+
+
+@register_model(archs.MASKED_LM, dataclass=DeepMaskedLanguageModelConfig)
+class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
+    """A masked language model of any depth under any registered method, and heads to fine-tune it with."""
+
+    NAME = archs.MASKED_LM
+
+    @classmethod
+    def assemble(cls, cfg, method, task):
+        if cfg.max_positions is None:
+            cfg.max_positions = getattr(task.cfg, "tokens_per_sample", None) or task.max_positions()
+        dictionary = task.source_dictionary
+        embed_tokens = nn.Embedding(len(dictionary), cfg.encoder_embed_dim, padding_idx=dictionary.pad())
+        tied = None if cfg.untie_weights_roberta else embed_tokens
+        activation = str(cfg.activation_fn)
+        lm_head = MaskedTokenHead(cfg.encoder_embed_dim, len(dictionary), activation, tied)
+        return cls(cfg, Encoder(cfg, method, dictionary, embed_tokens), lm_head)
+
+    def __init__(self, cfg, encoder: Encoder, lm_head: MaskedTokenHead):
+        super().__init__(encoder)
+        self.lm_head = lm_head
+        self.classification_heads = nn.ModuleDict()
+        self.pooler = {"activation_fn": str(cfg.pooler_activation_fn), "dropout": cfg.pooler_dropout}
+        self.load_checkpoint_heads = cfg.load_checkpoint_heads
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: str | None = None,
+        masked_tokens: Tensor | None = None,
+    ):
+        """src_tokens (B, T) -> scores (B, T, V), those of masked_tokens alone (masked, V), features (B, T, C), or
+        classes (B, classes) of the named head; and {"inner_states": [(T, B, C)]} if return_all_hiddens, else None's."""
+        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        x = encoded["encoder_out"][0].transpose(0, 1)
+        if classification_head_name is not None:
+            x = self.classification_heads[classification_head_name](x)
+        elif not features_only:
+            x = self.lm_head(x, masked_tokens)
+        return x, {"inner_states": encoded["encoder_states"] if return_all_hiddens else None}
+
+    def tokens(self, src_tokens, src_lengths=None):
+        return {"encoder": src_tokens}
+
+    def features(self, src_tokens, src_lengths=None):
+        return {"encoder": self(src_tokens, src_lengths, features_only=True)[0]}
+
+    def vocabulary_projection(self):
+        return self.lm_head
+
+    def head_linears(self):
+        yield self.lm_head.dense
+
+    @property
+    def supported_targets(self) -> set[str]:
+        return {"self"}
+
+    def max_positions(self) -> int:
+        """Longest sample in tokens."""
+        return self.encoder.max_positions()
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        """Probabilities of what forward gives, in float32."""
+        logits = net_output[0].float()
+        return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
+
+    def register_classification_head(
+        self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
+    ) -> None:
+        """fairseq's sentence_prediction asks for its head by this name."""
+        dim = self.encoder.embed_tokens.embedding_dim
+        self.classification_heads[name] = ClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
+
+    def renamed(self, state_dict):
+        """Of fairseq's `roberta` too. A head that the checkpoint lacks keeps its values; one that the task has not, or
+        has in another size, is left out, or registered under --load-checkpoint-heads."""
+        state = {re.sub(r"^encoder\.(sentence_encoder\.|(?=lm_head\.))", _shell, k): v for k, v in state_dict.items()}
+        for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
+            self._take_head(name, state)
+        own = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
+        return own | state
+
+    def _take_head(self, name: str, state: dict[str, Tensor]) -> None:
+        stem = f"{HEADS}.{name}."
+        sizes = state[f"{stem}dense.weight"].size(0), state[f"{stem}out_proj.weight"].size(0)
+        if name not in self.classification_heads and self.load_checkpoint_heads:
+            self.register_classification_head(name, sizes[1], sizes[0])
+        if name in self.classification_heads and self.classification_heads[name].sizes() == sizes:
+            return
+        logger.warning(f"the checkpoint's classification head {name} ({sizes[1]} classes) is not this task's: left out")
+        for key in [key for key in state if key.startswith(stem)]:
+            del state[key]
+
+
+def _shell(match: re.Match) -> str:
+    """RoBERTa's encoder is a shell around the encoder and the head."""
+    return "encoder." if match.group(1) else ""
+
+
+register_architectures(archs.MASKED_LM)

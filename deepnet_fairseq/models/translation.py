@@ -1,0 +1,75 @@
+"""The encoder-decoder model that fairseq knows as `deepnet_transformer`."""
+
+from __future__ import annotations
+
+from fairseq.models import FairseqEncoderDecoderModel, register_model
+from torch import Tensor, nn
+
+from .. import archs
+from ..config import DeepTransformerConfig
+from ..decoder import Decoder
+from ..encoder import Encoder
+from ..errors import UserError
+from .base import DeepModel, register_architectures
+
+
+@register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
+class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
+    """A Transformer of any depth under any registered method."""
+
+    NAME = archs.MODEL_NAME
+
+    @classmethod
+    def assemble(cls, cfg, method, task):
+        source, target = embeddings(cfg, task.source_dictionary, task.target_dictionary)
+        tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
+        encoder = Encoder(cfg, method, task.source_dictionary, source)
+        return cls(encoder, Decoder(cfg, method, task.target_dictionary, target, tied))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = False,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+    ):
+        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns. Hidden states on request only:
+        fairseq's `transformer` keeps those of every layer alive in each training step."""
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        return self.decoder(
+            prev_output_tokens,
+            memory,
+            features_only=features_only,
+            return_all_hiddens=return_all_hiddens,
+            alignment_layer=alignment_layer,
+        )
+
+    def tokens(self, src_tokens, prev_output_tokens, src_lengths=None):
+        return {"encoder": src_tokens, "decoder": prev_output_tokens}
+
+    def features(self, src_tokens, prev_output_tokens, src_lengths=None):
+        memory = self.encoder(src_tokens, src_lengths)
+        decoded, _extra = self.decoder(prev_output_tokens, memory, features_only=True)
+        return {"encoder": memory["encoder_out"][0].transpose(0, 1), "decoder": decoded}
+
+    def vocabulary_projection(self):
+        return self.decoder.output_projection
+
+
+def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding, nn.Embedding]:
+    """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings."""
+
+    def embedding(dictionary, dim):
+        return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+
+    source = embedding(source_dictionary, cfg.encoder_embed_dim)
+    if not cfg.share_all_embeddings:
+        return source, embedding(target_dictionary, cfg.decoder_embed_dim)
+    if source_dictionary != target_dictionary:
+        raise UserError("--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary")
+    return source, source
+
+
+register_architectures(archs.MODEL_NAME)
