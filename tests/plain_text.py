@@ -1,0 +1,53 @@
+"""Plain text in documents, and the two files of a small GPT-2 BPE."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+from deepnet_fairseq import cli
+from deepnet_fairseq.data.corpus import make_corpus
+
+MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # Ġ: a blank
+DOCUMENT = 5  # sentences
+SIZES = {"train": 300, "valid": 20, "test": 10}
+VOCAB = 150
+
+
+def documents(sentences: int, seed: int = 1) -> list[list[str]]:
+    """Sentences of the embedded corpus, DOCUMENT of them at a time."""
+    made = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"].source
+    return [made[first : first + DOCUMENT] for first in range(0, sentences, DOCUMENT)]
+
+
+def write_documents(path, texts: list[list[str]]):
+    """A sentence a line, an empty line behind each document."""
+    path.write_text("".join("\n".join([*text, "", ""]) for text in texts), encoding="utf-8")
+    return path
+
+
+def write_gpt2(folder):
+    """encoder.json with the 256 bytes and what MERGES make of them, vocab.bpe; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = [*bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES)]
+    (folder / "encoder.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *MERGES, ""]), encoding="utf-8")
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
+@pytest.fixture(scope="module", name="texts")
+def a_texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    """Files of training, validation and test text."""
+    paths = [write_documents(folder / split, documents(size, seed)) for seed, (split, size) in enumerate(SIZES.items())]
+    with open(paths[2], "a", encoding="utf-8") as file:
+        file.write("Łódź 🙃\u2028ends\n")  # characters of which the training text has none
+    return paths
+
+
+def prepare(texts, dest, *flags):
+    """`deepnet prepare-lm` in this process; dest."""
+    cli.main(["prepare-lm", *map(str, texts), str(dest), "--workers", "1", *map(str, flags)])
+    return dest

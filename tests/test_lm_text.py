@@ -1,0 +1,143 @@
+"""deepnet prepare-lm: what the tasks read is the text, its documents apart, in pieces that fit other text too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+
+import pytest
+from fairseq import options, tasks
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+from deepnet_fairseq.data.monolingual import gpt2_files, segmenter
+from deepnet_fairseq.errors import UserError
+
+from .fetching import gets, hasty  # noqa: F401
+from .loopback import serve
+from .plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def sentencepieces(texts, tmp_path_factory):
+    return prepare(texts, tmp_path_factory.mktemp("spm") / "bin", "--vocab", VOCAB)
+
+
+@pytest.fixture(scope="module")
+def gpt2(texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2")
+    encoder, merges = write_gpt2(folder)
+    flags = ("--bpe", "gpt2", "--encoder-json", encoder, "--vocab-bpe", merges)
+    return prepare(texts, folder / "bin", *flags)
+
+
+def held(data, split):
+    """The dictionary and the lines of a split, as symbols."""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(data / split), dictionary)
+    return dictionary, [[dictionary[token] for token in line] for line in lines]
+
+
+def test_sentencepiece_gives_the_text_back(sentencepieces, texts):
+    dictionary, lines = held(sentencepieces, "train")
+    assert {line[-1] for line in lines} == {"</s>"}
+    plain = ["".join(line[:-1]).replace("▁", " ").strip() for line in lines]
+    assert plain == texts[0].read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(plain) == SIZES["train"] * (DOCUMENT + 1) / DOCUMENT
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_gpt2_gives_every_character_back(split, gpt2, texts):
+    """The dictionary holds all pieces, so no character is unknown, whatever the training text had."""
+    dictionary, lines = held(gpt2, split)
+    bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
+    plain = [bpe.decode(map(int, line[:-1])) for line in lines]
+    assert plain == texts[0 if split == "train" else 2].read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_gpt2_merges_by_rank(gpt2):
+    """256 bytes come before the merges: "the" is number 257, " un" 262 before "un" + "do" can be."""
+    encode = segmenter.read(gpt2).encode
+    number = {merge.replace(" ", ""): str(256 + rank) for rank, merge in enumerate(MERGES)}
+    assert encode("the cat") == f"{number['the']} {number['Ġcat']}"
+    assert encode("undo") == number["undo"]
+    assert encode("  ") == "" == encode("")
+
+
+@pytest.mark.parametrize("made", ["sentencepieces", "gpt2"])
+def test_dictionary(made, request):
+    """Every symbol once, the commonest first, with the counts of the training text; a multiple of 8."""
+    data = request.getfixturevalue(made)
+    dictionary, lines = held(data, "train")
+    counts = Counter(symbol for line in lines for symbol in line[:-1])
+    rows = [row.rsplit(" ", 1) for row in (data / "dict.txt").read_text(encoding="utf-8").splitlines()]
+    real = {symbol: int(count) for symbol, count in rows if not symbol.startswith("madeupword")}
+    assert real == {symbol: counts[symbol] for symbol in segmenter.read(data).symbols}
+    assert [int(count) for _, count in rows] == sorted((int(count) for _, count in rows), reverse=True)
+    assert len(dictionary) % 8 == 0 and len(dictionary) - len(rows) == 4
+    types = {"sentencepieces": VOCAB - 3, "gpt2": 256 + len(MERGES)}  # SentencePiece counts <unk>, <s> and </s>
+    assert len(real) == types[made]
+
+
+def test_facts(sentencepieces, texts):
+    facts = json.loads((sentencepieces / "text.json").read_text())["text"]
+    text = texts[0].read_text(encoding="utf-8")
+    _, lines = held(sentencepieces, "train")
+    pieces = sum(len(line) - 1 for line in lines)
+    assert facts["train"] == {
+        "lines": text.count("\n"), "words": len(text.split()), "bytes": len(text.replace("\n", "").encode()),
+        "pieces": pieces, "unknown": 0,
+    }  # fmt: skip
+    assert facts["test"]["unknown"] > 0
+
+
+def task_of(name, data, *flags):
+    parser = options.get_training_parser()
+    return tasks.setup_task(
+        options.parse_args_and_arch(parser, [str(data), "--task", name, "--arch", "transformer_lm", *flags])
+    )
+
+
+@pytest.mark.parametrize(("name", "key"), [("language_modeling", "source"), ("masked_lm", "net_input.src_tokens")])
+def test_documents_stay_apart(name, key, sentencepieces):
+    """With complete_doc a sample is a document: none is joined with another, whatever the room."""
+    task = task_of(name, sentencepieces, "--sample-break-mode", "complete_doc", "--tokens-per-sample", "100000")
+    task.load_dataset("train")
+    dataset = task.datasets["train"]
+    _, lines = held(sentencepieces, "train")
+    expected = [sum(map(len, lines[i : i + DOCUMENT])) for i in range(0, len(lines), DOCUMENT + 1)]
+    start = {"language_modeling": 0, "masked_lm": 1}[name]  # <s>
+    assert [len(dataset[i][key]) - start for i in range(len(dataset))] == expected
+    assert len(expected) == SIZES["train"] / DOCUMENT
+
+
+def test_mask_is_the_tasks(sentencepieces):
+    dictionary, _ = held(sentencepieces, "train")
+    assert "<mask>" not in dictionary
+    assert task_of("masked_lm", sentencepieces).dictionary.index("<mask>") == len(dictionary)
+
+
+def test_an_earlier_vocabulary(sentencepieces, texts, tmp_path):
+    """Other text in the pieces and numbers of a first one: --spm and --dict."""
+    flags = ("--spm", sentencepieces / "spm.model", "--dict", sentencepieces / "dict.txt")
+    data = prepare([texts[1], texts[2], texts[0]], tmp_path / "bin", *flags)
+    assert (data / "dict.txt").read_text() == (sentencepieces / "dict.txt").read_text()
+    assert (data / "train.bin").read_bytes() == (sentencepieces / "valid.bin").read_bytes()
+    assert (data / "test.bin").read_bytes() == (sentencepieces / "train.bin").read_bytes()
+
+
+def test_fetched_from_a_mirror(tmp_path, monkeypatch, hasty):  # noqa: F811
+    """By their addresses, against the mirror's own checksums, once; another file than published is refused."""
+    bodies = {path.name: path.read_bytes() for path in write_gpt2(tmp_path / "made")}
+    place = gpt2_files.PLACES[0].removeprefix("https://")
+    sums = "".join(f"{hashlib.sha256(body).hexdigest()}  {place}/{name}\n" for name, body in bodies.items())
+    with serve({f"/{place}/{name}": body for name, body in bodies.items()}) as server:
+        with pytest.raises(UserError, match=r"encoder.json: no address gives it .*sha256.*tiktoken"):
+            gpt2_files.fetch_gpt2(tmp_path / "other", server.url())
+        server.files["/SHA256SUMS"] = sums.encode()
+        monkeypatch.setenv("DEEPNET_MIRROR", server.url())
+        for _ in range(2):
+            found = gpt2_files.fetch_gpt2(tmp_path / "fetched")
+        assert {name: path.read_bytes() for name, path in found.items()} == bodies
+        assert gets(server).count(f"/{place}/vocab.bpe") == 1
