@@ -50,9 +50,11 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         return_all_hiddens: bool = False,
         classification_head_name: str | None = None,
         masked_tokens: Tensor | None = None,
+        **_rest,
     ):
         """src_tokens (B, T) -> scores (B, T, V), those of masked_tokens alone (masked, V), features (B, T, C), or
-        classes (B, classes) of the named head; and {"inner_states": [(T, B, C)]} if return_all_hiddens, else None's."""
+        classes (B, classes) of the named head; and {"inner_states": [(T, B, C)]} if return_all_hiddens, else None's.
+        The task masked_lm also gives src_id, which no model here reads."""
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         x = encoded["encoder_out"][0].transpose(0, 1)
         if classification_head_name is not None:
@@ -61,10 +63,10 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
             x = self.lm_head(x, masked_tokens)
         return x, {"inner_states": encoded["encoder_states"] if return_all_hiddens else None}
 
-    def tokens(self, src_tokens, src_lengths=None):
+    def tokens(self, src_tokens, src_lengths=None, **_rest):
         return {"encoder": src_tokens}
 
-    def features(self, src_tokens, src_lengths=None):
+    def features(self, src_tokens, src_lengths=None, **_rest):
         return {"encoder": self(src_tokens, src_lengths, features_only=True)[0]}
 
     def vocabulary_projection(self):
