@@ -147,3 +147,17 @@ def test_score_without_a_number(tmp_path):
     (folder / "score.json").write_text('{"bleu": "high"}')
     with pytest.raises(UserError, match='holds no number "bleu"'):
         FIGURES[6](runs_of(tmp_path, 6), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])
+def test_a_model_of_one_stack(stack, depth, tmp_path):
+    facts = {"method": "normformer", stack: 12}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    run = RecordedRun.read(tmp_path)
+    assert (run.encoder_layers, run.decoder_layers, run.total_layers, run.depth) == (*depth, 12, "12L")
+    with pytest.raises(UserError, match="12L; this figure compares N-N models"):
+        _ = run.layers
+    for wrong in (facts | {stack: 0}, {"method": "normformer"}):
+        (tmp_path / "run.json").write_text(json.dumps(wrong))
+        with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
+            RecordedRun.read(tmp_path)

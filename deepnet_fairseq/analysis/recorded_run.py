@@ -15,6 +15,7 @@ from ..probes.record import FILE, Record, read_record
 from .logs import RunLog, read_log
 from .validation import Validation, read_validation
 
+STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
 STUCK = 0.68  # of the loss of the first logged interval
 
@@ -23,7 +24,7 @@ STUCK = 0.68  # of the loss of the first logged interval
 class RecordedRun:
     """One folder: run.json, train.log and, as the figure needs them, probes.jsonl and score.json.
 
-    facts: run.json, with method, encoder_layers and decoder_layers at least.
+    facts: run.json, with method, and encoder_layers, decoder_layers or both, as the model has stacks, at least.
     """
 
     folder: Path
@@ -36,7 +37,7 @@ class RecordedRun:
         facts = _json(path)
         if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
             raise UserError(f"{path}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
-        for key in ("encoder_layers", "decoder_layers"):
+        for key in [key for key in STACKS if key in facts] or STACKS:
             if type(facts.get(key)) is not int or facts[key] < 1:
                 raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
         if not isinstance(facts.get("seed"), int | None):
@@ -49,20 +50,27 @@ class RecordedRun:
 
     @property
     def depth(self) -> str:
-        return f"{self.facts['encoder_layers']}L-{self.facts['decoder_layers']}L"
+        """As "18L-18L", of a language model "12L"."""
+        return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
+
+    @property
+    def encoder_layers(self) -> int:
+        """0 of a model without encoder."""
+        return self.facts.get("encoder_layers", 0)
 
     @property
     def decoder_layers(self) -> int:
-        return self.facts["decoder_layers"]
+        """0 of a model without decoder."""
+        return self.facts.get("decoder_layers", 0)
 
     @property
     def total_layers(self) -> int:
-        return self.facts["encoder_layers"] + self.facts["decoder_layers"]
+        return self.encoder_layers + self.decoder_layers
 
     @property
     def layers(self) -> int:
         """N of an N-N model; UserError if it is none."""
-        if self.facts["encoder_layers"] != self.decoder_layers:
+        if self.encoder_layers != self.decoder_layers:
             raise UserError(f"{self.folder / 'run.json'}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 

@@ -67,7 +67,7 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
     return {
         "name": entry.name,
         "method": run.method,
-        "encoder_layers": run.facts["encoder_layers"],
+        "encoder_layers": run.encoder_layers,
         "decoder_layers": run.decoder_layers,
         "seed": run.seed,
         "state": standing.state.value,

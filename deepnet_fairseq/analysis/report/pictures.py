@@ -24,7 +24,7 @@ def pictures(report: Report) -> dict[str, bytes]:
         found["Training loss"] = _drawn(lambda path: _loss_curves(curves, path))
     figure, over = report.table.figure, (State.SCORED, State.DIVERGED)
     runs = [entry.run for entry in report.entries if entry.standing.state in over]
-    square = [run for run in runs if run.decoder_layers == run.facts["encoder_layers"]]
+    square = [run for run in runs if run.decoder_layers == run.encoder_layers]
     if figure and square:
         found[f"Figure {figure}"] = _drawn(lambda path: FIGURES[figure](square, path))
     return found
