@@ -39,8 +39,8 @@ def write_gpt2(folder):
 
 @pytest.fixture(scope="module", name="texts")
 def a_texts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
     """Files of training, validation and test text."""
+    folder = tmp_path_factory.mktemp("text")
     paths = [write_documents(folder / split, documents(size, seed)) for seed, (split, size) in enumerate(SIZES.items())]
     with open(paths[2], "a", encoding="utf-8") as file:
         file.write("Łódź 🙃\u2028ends\n")  # characters of which the training text has none
