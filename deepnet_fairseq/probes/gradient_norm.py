@@ -1,4 +1,4 @@
-"""Gradient norms by layer and by weight."""
+"""Gradient norms by layer and by weight, L2 and L1."""
 
 from __future__ import annotations
 
@@ -45,6 +45,37 @@ class GradientNorm(Probe):
             key = f"{words[0]}.{words[-1]}" if len(words) == 4 else address
             squares[key] = squares.get(key, 0.0) + norm * norm
         return {key: math.sqrt(square) for key, square in squares.items()}
+
+
+@register_probe("gradient_l1")
+class GradientL1(Probe):
+    """L1 norm / elements of the gradient of the mean loss per token (natural log), before clipping.
+
+    The mean absolute element, that is. Addresses: "decoder.18.ffn.fc2" one weight matrix. In the log: the mean over layers, as "decoder.fc2".
+    """
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.found: dict[str, float] = {}
+
+    def gradients(self, scale):
+        weights = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
+        if weights:  # not all frozen
+            grads = [weight.linear.weight.grad for weight in weights]
+            sums = torch.stack(torch._foreach_norm(grads, 1, dtype=torch.float32)) * scale
+            for weight, norm in zip(weights, sums.tolist(), strict=True):
+                self.found[f"{weight.site}.{weight.role}"] = norm / weight.linear.weight.numel()
+
+    def values(self):
+        return self.found
+
+    @staticmethod
+    def summary(values):
+        roles: dict[str, list[float]] = {}
+        for address, value in values.items():
+            stack, _layer, _sublayer, role = address.split(".")
+            roles.setdefault(f"{stack}.{role}", []).append(value)
+        return {key: sum(found) / len(found) for key, found in roles.items()}
 
 
 def _owner(name: str) -> str:

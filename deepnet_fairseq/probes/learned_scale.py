@@ -1,0 +1,75 @@
+"""What the factors that a method learns have become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .base import Probe, kind, register_probe
+
+STATISTICS = {"median": 0.5, "min": 0.0, "max": 1.0}  # as quantiles
+ADDED = {"bias", "shift"}  # parameters that are no factors
+
+
+@register_probe("learned_scale")
+class LearnedScale(Probe):
+    """Median, minimum and maximum of every vector or number that a method's slots multiply by.
+
+    LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median", slots as
+    methods/base.py calls them ("decoder.3.self_attn.outer.0.c.min" where one holds several), "decoder.ending.max" for a
+    stack's; a matrix row by row without its zeros, for they are DLCL's weights of layers still to come. A method that
+    learns no factors gives none. In the log: medians, their mean over layers, as "decoder.ffn.inner".
+    """
+
+    def values(self):
+        found = dict(scales(self.model))
+        if not found:
+            return {}
+        levels = next(iter(found.values())).new_tensor(list(STATISTICS.values()))
+        numbers = torch.stack([scale.quantile(levels.to(scale.device)) for scale in found.values()])
+        return {
+            f"{address}.{statistic}": value
+            for address, row in zip(found, numbers.tolist(), strict=True)
+            for statistic, value in zip(STATISTICS, row, strict=True)
+        }
+
+    @staticmethod
+    def summary(values):
+        medians: dict[str, list[float]] = {}
+        for address, value in values.items():
+            place, _, statistic = address.rpartition(".")
+            if statistic == "median":
+                medians.setdefault(kind(place), []).append(value)
+        return {name: sum(found) / len(found) for name, found in medians.items()}
+
+
+def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Address and values, float32 and flat, of all learned factors in the slots."""
+    for place, slot in slots(model):
+        factors = {name: p for name, p in slot.named_parameters() if name.rpartition(".")[2] not in ADDED}
+        for name, parameter in factors.items():
+            words = name.split(".") if len(factors) > 1 else []
+            address = ".".join([place, *(words[:-1] if words[-1:] == ["weight"] else words)])
+            values = parameter.detach().float()
+            if values.dim() < 2:
+                yield address, values.flatten()
+            else:
+                yield from ((f"{address}.{index}", row[row != 0]) for index, row in enumerate(values) if row.any())
+
+
+def slots(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module that came from the method, as "decoder.3.ffn.inner" or "decoder.mixer"."""
+    for name, stack in model.stacks().items():
+        for layer in stack.layers:
+            for sublayer, site in layer.sites.items():
+                before, outer, residual, _norm = layer.around(sublayer)
+                branch = layer if sublayer == "ffn" else getattr(layer, sublayer)
+                hidden = layer.hidden if sublayer == "ffn" else None
+                filled = {
+                    "before": before, "hidden": hidden, "inner": branch.inner, "outer": outer, "residual": residual,
+                }  # fmt: skip
+                yield from ((f"{site}.{slot}", module) for slot, module in filled.items() if module is not None)
+        ends = {"mixer": stack.mixer, "ending": stack.ending}
+        yield from ((f"{name}.{slot}", module) for slot, module in ends.items() if module is not None)
