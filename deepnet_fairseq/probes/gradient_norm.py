@@ -51,7 +51,8 @@ class GradientNorm(Probe):
 class GradientL1(Probe):
     """L1 norm / elements of the gradient of the mean loss per token (natural log), before clipping.
 
-    The mean absolute element, that is. Addresses: "decoder.18.ffn.fc2" one weight matrix. In the log: the mean over layers, as "decoder.fc2".
+    The mean absolute element, that is. Addresses: "decoder.18.ffn.fc2" one weight matrix. In the log: the mean over
+    layers, as "decoder.fc2".
     """
 
     def __init__(self, model):

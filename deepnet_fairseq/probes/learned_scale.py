@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -17,9 +18,10 @@ ADDED = {"bias", "shift"}  # parameters that are no factors
 class LearnedScale(Probe):
     """Median, minimum and maximum of every vector or number that a method's slots multiply by.
 
-    LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median", slots as
-    methods/base.py calls them ("decoder.3.self_attn.outer.0.c.min" where one holds several), "decoder.ending.max" for a
-    stack's; a matrix row by row without its zeros, for they are DLCL's weights of layers still to come. A method that
+    LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median" the gain
+    of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its method calls
+    c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by its name. A
+    matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come. A method that
     learns no factors gives none. In the log: medians, their mean over layers, as "decoder.ffn.inner".
     """
 
@@ -49,9 +51,11 @@ def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Address and values, float32 and flat, of all learned factors in the slots."""
     for place, slot in slots(model):
         factors = {name: p for name, p in slot.named_parameters() if name.rpartition(".")[2] not in ADDED}
+        last = Counter(name.rpartition(".")[2] for name in factors)
         for name, parameter in factors.items():
-            words = name.split(".") if len(factors) > 1 else []
-            address = ".".join([place, *(words[:-1] if words[-1:] == ["weight"] else words)])
+            words = name.split(".")
+            words = words[-1:] if last[words[-1]] == 1 else words
+            address = ".".join([place, *(words[:-1] if words[-1] == "weight" else words)])
             values = parameter.detach().float()
             if values.dim() < 2:
                 yield address, values.flatten()
