@@ -115,12 +115,9 @@ class Bag(torch.nn.Module):
     def max_positions(self):
         return self.positions
 
-    def extract_features(self, tokens, encoder_out=None):
+    def forward(self, tokens):
         assert tokens.size(1) <= self.positions
-        return torch.nn.functional.one_hot(tokens, len(self.table)).float().cumsum(1), None
-
-    def output_layer(self, features):
-        return features @ self.table
+        return torch.nn.functional.one_hot(tokens, len(self.table)).float().cumsum(1) @ self.table, None
 
     def get_normalized_probs(self, output, log_probs):
         return output[0].log_softmax(-1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data import data_utils
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from tqdm import tqdm
@@ -22,9 +22,9 @@ BROKEN = (RuntimeError, KeyError, TypeError, AttributeError, ValueError, Asserti
 
 
 class LanguageModel:
-    """model: has extract_features and output_layer; start: the symbol that every text follows.
+    """model: of fairseq's task language_modeling; start: the symbol that every text follows.
 
-    positions: the longest text that it takes, with `start` and without the last piece, of which it asks only.
+    positions: the longest text that it reads, `start` included; of the last piece it only is asked.
     """
 
     def __init__(self, model, dictionary, start: int, device: torch.device):
@@ -64,13 +64,11 @@ class LanguageModel:
         pad = self.dictionary.pad()
         inputs, targets = (data_utils.collate_tokens(rows, pad).to(self.device) for rows in (inputs, targets))
         asked = targets.ne(pad)
-        # only where it is asked for: the vocabulary is large
-        features = self.model.extract_features(inputs, encoder_out=None)[0][asked]
-        logits = self.model.output_layer(features.unsqueeze(0))
-        log_p = self.model.get_normalized_probs((logits, None), log_probs=True)[0]
-        scores = torch.zeros(targets.shape, dtype=torch.float64, device=self.device)
-        scores[asked] = log_p.gather(1, targets[asked].unsqueeze(1)).squeeze(1).double()
-        return scores.sum(1).tolist()
+        scores = self.model(inputs)[0][asked].unsqueeze(0)  # normalised only where it is asked for
+        log_p = self.model.get_normalized_probs((scores, None), log_probs=True)[0]
+        found = torch.zeros(targets.shape, dtype=torch.float64, device=self.device)
+        found[asked] = log_p.gather(1, targets[asked].unsqueeze(1)).squeeze(1).double()
+        return found.sum(1).tolist()
 
     def _row(self, one: Continuation) -> tuple[Tensor, Tensor]:
         """What the model reads, and what it is asked for behind each symbol of it: padding within the context."""
@@ -91,32 +89,31 @@ def load(path: str, data: str | None, cpu: bool) -> tuple[LanguageModel, Path]:
         raise UserError(f"--path {path}: no such file; give a checkpoint of fairseq-train")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     cfg = state["cfg"]
-    _check_task(path, cfg)
-    folder = Path(data or utils.split_paths(cfg.task.get("data") or "")[0])
+    section = _task_section(path, cfg)
+    folder = Path(data or utils.split_paths(section.get("data") or "")[0])
     if not (folder / "dict.txt").is_file():
         raise UserError(f"--data {folder}: holds no dict.txt; give the data that {path} was trained on")
     cfg.task.data = str(folder)
     try:
         task = tasks.setup_task(cfg.task, from_checkpoint=True)
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
-        model.extract_features(torch.tensor([[task.dictionary.eos()]]), encoder_out=None)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except NotImplementedError as error:
-        raise UserError(f"{path}: {cfg.model.get('_name')} gives no features; give a Transformer") from error
     except BROKEN as error:
         reason = " ".join(str(error).split("\n\t")[-1].split())[:150]
         raise UserError(f"{path}: does not go with the data in {folder} ({reason}); give --data of its run") from error
-    start = task.dictionary.bos() if cfg.task.get("add_bos_token") else task.dictionary.eos()
+    start = task.dictionary.bos() if section.get("add_bos_token") else task.dictionary.eos()
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     return LanguageModel(model, task.dictionary, start, device), folder
 
 
-def _check_task(path: str, cfg) -> None:
+def _task_section(path: str, cfg) -> Mapping:
+    """The config of a task that predicts each token from those before it; else UserError."""
     section = cfg.get("task")
-    if not isinstance(section, DictConfig) or not isinstance(section.get("data") or "", str):
+    section = vars(section) if isinstance(section, argparse.Namespace) else section  # of tasks without a dataclass
+    if not isinstance(section, Mapping) or not isinstance(section.get("data") or "", str):
         raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
-    name = section.get("_name")
+    name = section.get("_name") or section.get("task")
     if not issubclass(tasks.TASK_REGISTRY.get(name, object), LanguageModelingTask):
         raise UserError(
             f"{path}: of --task {name}, which gives no likelihood of a text from left to right; give a checkpoint of "
@@ -126,3 +123,4 @@ def _check_task(path: str, cfg) -> None:
         raise UserError(f"{path}: trained with --self-target or --past-target; give one that predicts the next token")
     if section.get("output_dictionary_size", -1) >= 0:
         raise UserError(f"{path}: trained with --output-dictionary-size; give one that predicts all symbols")
+    return section
