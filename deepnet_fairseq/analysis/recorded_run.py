@@ -167,12 +167,18 @@ class RecordedRun:
         return float(value)
 
 
-def folder_of(figure: int) -> str:
-    """Name of the folder of a figure's runs: its experiment's where a table shares them, else figureN."""
-    return {6: "iwslt14", 8: "opus100"}.get(figure, f"figure{figure}")
+def name_of(figure: int | str) -> str:
+    """Name of a figure's files: "figure4" of DeepNet's Figure 4, the figure's own of another paper's."""
+    return figure if isinstance(figure, str) else f"figure{figure}"
 
 
-def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
+def folder_of(figure: int | str) -> str:
+    """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
+    shared = {6: "iwslt14", 8: "opus100", "normformer3": "normformer_clm", "normformer4": "normformer_clm"}
+    return shared.get(figure, name_of(figure))
+
+
+def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     """The figure's finished runs below folder, by name; UserError if there is none."""
     finished = [path for path in _recorded(folder, figure) if (path / "trained").exists()]
     if not finished:
@@ -180,7 +186,7 @@ def runs_of(folder: Path, figure: int) -> list[RecordedRun]:
     return [RecordedRun.read(path) for path in finished]
 
 
-def unfinished(folder: Path, figure: int) -> list[str]:
+def unfinished(folder: Path, figure: int | str) -> list[str]:
     """Names of the figure's runs below folder that were begun and are not over."""
     return [path.name for path in _recorded(folder, figure) if not (path / "trained").exists()]
 
@@ -190,7 +196,7 @@ def recorded_below(folder: Path) -> list[RecordedRun]:
     return [RecordedRun.read(path) for path in _folders(folder)]
 
 
-def _recorded(folder: Path, figure: int) -> list[Path]:
+def _recorded(folder: Path, figure: int | str) -> list[Path]:
     return _folders(folder / folder_of(figure))
 
 

@@ -6,36 +6,40 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..whole_file import whole
-from .figures import FIGURES
-from .recorded_run import folder_of, runs_of, unfinished
+from .figures import FIGURES, OTHERS
+from .recorded_run import folder_of, name_of, runs_of, unfinished
+
+EVERY = FIGURES | OTHERS
+Figure = int | str  # a number of the DeepNet paper, or a name
 
 
-def chosen(runs: Path, only: str | None) -> list[int]:
-    """The figures asked for by "4,5", or all that have a folder below `runs`."""
+def chosen(runs: Path, only: str | None) -> list[Figure]:
+    """The figures asked for by "4,5,normformer4", or all that have a folder below `runs`."""
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
-        return [_number(word.strip()) for word in only.split(",")]
-    found = [number for number in sorted(FIGURES) if (runs / folder_of(number)).is_dir()]
+        return [_figure(word.strip()) for word in only.split(",")]
+    found = [figure for figure in EVERY if (runs / folder_of(figure)).is_dir()]
     if not found:
-        names = ", ".join(map(folder_of, sorted(FIGURES)))
+        names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
         raise UserError(f"{runs}: holds none of {names}; record runs first")
     return found
 
 
-def _number(word: str) -> int:
-    if not word.isdecimal() or int(word) not in FIGURES:
-        raise UserError(f"--only {word}: no such figure; choose some of {','.join(map(str, sorted(FIGURES)))}")
-    return int(word)
+def _figure(word: str) -> Figure:
+    figure = int(word) if word.isdecimal() else word
+    if figure not in EVERY:
+        raise UserError(f"--only {word}: no such figure; choose some of {','.join(map(str, EVERY))}")
+    return figure
 
 
-def redraw(runs: Path, number: int, out: Path) -> str:
-    """Writes out/figureN.png and, with the summary it returns, out/figureN.txt."""
-    recorded, left_out = runs_of(runs, number), unfinished(runs, number)
+def redraw(runs: Path, figure: Figure, out: Path) -> str:
+    """Writes the figure's PNG in `out` and, with the summary it returns, the text of the same name."""
+    recorded, left_out, name = runs_of(runs, figure), unfinished(runs, figure), name_of(figure)
     out.mkdir(parents=True, exist_ok=True)
-    text = FIGURES[number](recorded, out / f"figure{number}.png")
+    text = EVERY[figure](recorded, out / f"{name}.png")
     if left_out:
         text += f"\nnot finished, left out: {', '.join(left_out)}\n"
-    with whole(out / f"figure{number}.txt") as part:
+    with whole(out / f"{name}.txt") as part:
         part.write_text(text, encoding="utf-8")
     return text

@@ -1,10 +1,15 @@
-"""One file a figure of the DeepNet paper: every module figureN here offers draw(runs, path) -> summary."""
+"""One file a figure of a paper; a figure's file offers draw(runs, path) -> summary.
+
+figureN is Figure N of the DeepNet paper and goes by its number, the others go by their name.
+"""
 
 import importlib
 import pkgutil
 
-FIGURES = {
-    int(module.name.removeprefix("figure")): importlib.import_module(f"{__name__}.{module.name}").draw
-    for module in pkgutil.iter_modules(__path__)
-    if module.name.startswith("figure")
+_DRAW = {
+    name: module.draw
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
+    if hasattr(module := importlib.import_module(f"{__name__}.{name}"), "draw")
 }
+FIGURES = {int(name.removeprefix("figure")): draw for name, draw in _DRAW.items() if name.startswith("figure")}
+OTHERS = {name: draw for name, draw in _DRAW.items() if not name.startswith("figure")}

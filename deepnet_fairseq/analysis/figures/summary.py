@@ -25,12 +25,18 @@ def read_off(value: float | None) -> str:
 
 
 def summary(figure: int, title: str, tables: Iterable[list[list[str]]], missing: Iterable[str] = ()) -> str:
-    """Title, tables, what is not there, and where the paper's numbers come from."""
-    parts = [f"Figure {figure}: {title}", *(render(rows) for rows in tables if len(rows) > 1)]
+    """Title, tables, what is not there, and where the numbers of DeepNet's Figure `figure` come from."""
+    source = f"paper: {paper.SETTING[figure]}; read off its figure, {paper.ERROR[figure]}"
+    return page(f"Figure {figure}: {title}", tables, missing, source)
+
+
+def page(heading: str, tables: Iterable[list[list[str]]], missing: Iterable[str], source: str) -> str:
+    """The same for any paper's figure."""
+    parts = [heading, *(render(rows) for rows in tables if len(rows) > 1)]
     gaps = list(missing)
     if gaps:
         parts.append(f"no run of: {'; '.join(gaps)}")
-    parts.append(f"paper: {paper.SETTING[figure]}; read off its figure, {paper.ERROR[figure]}")
+    parts.append(source)
     return "\n\n".join(parts) + "\n"
 
 
