@@ -45,7 +45,7 @@ def export(args) -> None:
     print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
     if args.to == "transformer":
         write_transformer(folded, Path(args.out), args.fp16)
-        print(f"wrote {args.out}; fairseq-generate reads it without --user-dir")
+        print(f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir")
         return
     data = args.data or folded.sections["task"]["data"]
     check = write_ctranslate2(folded, Path(args.out), data, args.quantization)

@@ -18,6 +18,7 @@ from ..site import NORM_NAMES
 from ..slots import Scale
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
+SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
 LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
 
 
@@ -25,7 +26,8 @@ LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
 def fold(model: nn.Module, way: str = "upstream") -> dict:
     """Folds `model` in place, in float64; afterwards its slots can be left out.
 
-    Returns the config fields that change: none, but where the embedding takes up a factor it can no longer be shared.
+    Returns the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
+    no longer be shared.
     ValueError for a vector that way "downstream" cannot fold. `obstacle` has said None.
     """
     model.double()
@@ -88,7 +90,7 @@ def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
     if stack.embed_positions is not None:
         stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
     positions = {f"{name}_learned_pos": True} if stack.embed_positions is not None else {}
-    return positions | {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
+    return positions | dict.fromkeys(SHARING, False) | {"untie_weights_roberta": True}
 
 
 def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:

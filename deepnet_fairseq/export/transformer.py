@@ -1,30 +1,22 @@
-"""A trained model as a checkpoint of fairseq's `transformer`, for programs that have never heard of this package."""
+"""A trained model as a checkpoint of fairseq's own, for programs that have never heard of this package."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ..building import SPECIALS, blank_task, from_checkpoint
+from ..building import SPECIALS, from_checkpoint
 from ..errors import UserError
+from ..models.base import DeepModel
 from ..whole_file import save
 from .fold import fold
 from .obstacle import obstacle
+from .stock import BY_NAME, STOCK, Stock, stock_model
 
-# what fairseq's `transformer` shares with this package, by name
-FIELDS = (
-    "activation_fn", "dropout", "attention_dropout", "activation_dropout", "share_all_embeddings",
-    "share_decoder_input_output_embed", "no_token_positional_embeddings", "no_scale_embedding", "layernorm_embedding",
-    "max_source_positions", "max_target_positions",
-    *(f"{stack}_{name}" for stack in ("encoder", "decoder")
-      for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")),
-)  # fmt: skip
 TOLERANCE = 1e-3  # on log-probabilities; in practice 1e-5
 NO_TRAINING = {  # fairseq reads these of every checkpoint
     "optimizer_history": [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}],
@@ -35,13 +27,17 @@ NO_TRAINING = {  # fairseq reads these of every checkpoint
 
 @dataclass
 class Folded:
-    """model: config fields of a `transformer`; state: its parameters; sections: the run's other config, plain data;
+    """model: config fields of fairseq's model; state: its parameters; sections: the run's other config, plain data;
     difference: largest difference of log-probabilities from the original on a made-up batch."""
 
     model: dict
     state: dict[str, Tensor]
     difference: float
     sections: dict = field(default_factory=dict)
+
+    @property
+    def stock(self) -> Stock:
+        return BY_NAME[self.model["_name"]]
 
 
 def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
@@ -59,38 +55,29 @@ def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
     return folded
 
 
-def fold_model(model: nn.Module, cfg, way: str = "upstream") -> Folded:
-    """`model`, built from the filled model config `cfg`, as a plain Transformer; `model` itself is used up.
+def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
+    """`model`, built from the filled model config `cfg`, as fairseq's own of its kind; `model` itself is used up.
 
     Both score a made-up batch in float32, and UserError is raised if they differ, or if the model does not fold.
     """
     reason = obstacle(model)
     if reason:
         raise UserError(f"--method {cfg.method} has no plain Transformer: {reason}")
-    norm_first = model.encoder.layers[0].norm_place == "pre"
-    fields = {name: getattr(cfg, name) for name in FIELDS} | {"_name": "transformer", "arch": "transformer"}
-    fields |= {"encoder_normalize_before": norm_first, "decoder_normalize_before": norm_first}
-    fields["activation_fn"] = str(fields["activation_fn"])
-    before = _scores(model)
+    stock = STOCK[model.NAME]
+    norms_first = {name: stack.layers[0].norm_place == "pre" for name, stack in model.stacks().items()}
+    fields = stock.config(cfg, norms_first)
+    net_input = _made_up(model)
+    before = _scores(model, net_input)
     try:
-        fields |= fold(model, way)
+        changes = fold(model, way)
     except ValueError as error:
         raise UserError(f"--fold {way}: {error}; leave the flag out") from error
-    state = _stock_state(model.float())
-    difference = (before - _scores(stock_model(fields, state))).abs().max().item()
+    fields |= {name: value for name, value in changes.items() if name in fields}
+    state = _stock_state(model.float(), stock)
+    difference = (before - _scores(stock_model(fields, state), net_input)).abs().max().item()
     if not difference <= TOLERANCE:
         raise UserError(f"the folded model's scores differ by {difference:.1e}; nothing was written")
     return Folded(fields, state, difference)
-
-
-def stock_model(fields: dict, state: dict[str, Tensor]) -> TransformerModel:
-    """fairseq's own model with these weights; it raises if one is missing or left over."""
-    cfg = argparse.Namespace(**fields)
-    base_architecture(cfg)
-    sizes = (state[f"{stack}.embed_tokens.weight"].size(0) for stack in ("encoder", "decoder"))
-    model = TransformerModel.build_model(cfg, blank_task(*sizes))
-    model.load_state_dict(dict(state))
-    return model.eval()
 
 
 def write_transformer(folded: Folded, out: Path, half: bool = False) -> None:
@@ -100,24 +87,30 @@ def write_transformer(folded: Folded, out: Path, half: bool = False) -> None:
     save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, out)
 
 
-def _stock_state(model: nn.Module) -> dict[str, Tensor]:
+def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
     """The parameters that a plain Transformer has, under its names; tied ones share memory."""
-    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    stacks = model.stacks()
     of_methods = {id(p) for s in stacks.values() for m in s.slots() for p in (*m.parameters(), *m.buffers())}
     of_methods |= {id(buffer) for stack in stacks.values() for buffer in stack.buffers(recurse=False)}
     values = model.state_dict(keep_vars=True)
     state = {name: value.detach() for name, value in values.items() if id(value) not in of_methods}
-    return state | {f"{name}.version": torch.tensor([3.0]) for name in stacks}
+    state |= {f"{name}.version": torch.tensor([3.0]) for name in stacks}
+    return {stock.weight_name(name): value for name, value in state.items()}
+
+
+def _made_up(model: DeepModel) -> dict[str, Tensor]:
+    """net_input of a batch; a sentence of what an encoder reads is padded."""
+    stacks, generator = model.stacks(), torch.Generator().manual_seed(0)
+    longest = min(12, *(stack.max_positions() for stack in stacks.values()))
+    sizes = [max(stack.embed_tokens.num_embeddings, SPECIALS + 1) for stack in stacks.values()]
+    drawn = [torch.randint(SPECIALS, size, (4, longest), generator=generator) for size in sizes]
+    if "encoder" in stacks:
+        drawn[0][0, : longest // 3] = model.encoder.padding_idx
+    lengths = drawn[0].ne(next(iter(stacks.values())).padding_idx).sum(1)
+    return {"src_lengths": lengths} | dict(zip(("src_tokens", "prev_output_tokens"), drawn, strict=False))
 
 
 @torch.no_grad()
-def _scores(model: nn.Module) -> Tensor:
-    """Log-probabilities (B, T, V) of a made-up batch with a padded source."""
-    model.eval()
-    generator = torch.Generator().manual_seed(0)
-    sizes = [stack.embed_tokens.num_embeddings for stack in (model.encoder, model.decoder)]
-    longest = min(12, model.encoder.max_positions(), model.decoder.max_positions())
-    src, prev = (torch.randint(SPECIALS, max(size, SPECIALS + 1), (4, longest), generator=generator) for size in sizes)
-    src[0, : longest // 3] = model.encoder.padding_idx
-    lengths = src.ne(model.encoder.padding_idx).sum(1)
-    return model(src, lengths, prev)[0].float().log_softmax(-1)
+def _scores(model: nn.Module, net_input: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities (B, T, V)."""
+    return model.eval()(**net_input)[0].float().log_softmax(-1)
