@@ -20,10 +20,12 @@ def apply() -> None:
         checkpoints,
         command_line,
         copies,
+        language_data,
         launch,
         literals,
         moving_average,
         optimisers,
+        pairing,
         saving,
         tasks,
         yaml_config,
@@ -42,11 +44,13 @@ def apply() -> None:
     distributed.install()
     divergence.install()
     surviving.install()
+    language_data.explain_mistakes()
     launch.start_and_watch()
     literals.read_without_running()
     moving_average.average_all_at_once()
     optimisers.bring_their_own_half_precision()
     saving.keep_views()
     tasks.accept_yaml()
+    pairing.refuse_misfits()
     yaml_config.explain_mistakes()
     checkpoints.explain_unreadable_files()  # around what the rooms do to a checkpoint

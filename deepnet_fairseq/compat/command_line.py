@@ -14,13 +14,16 @@ from pathlib import Path
 import torch
 from fairseq import options
 from fairseq.file_io import PathManager
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models import MODEL_REGISTRY
 
 from .. import archs, config
 from ..distributed.training import check_sharding
 from ..errors import UserError, user_error_line
 from ..methods import get_method
 from ..optim import deepnet_adam
+from . import language_data, pairing
+
+PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASKED_LM: "roberta"}  # fairseq's
 
 
 def explain_mistakes() -> None:
@@ -42,14 +45,18 @@ def _print_one_line(kind, error, traceback) -> None:
 
 def _careful(parse):
     @functools.wraps(parse)
-    def parse_args_and_arch(parser, *args, **kwargs):
-        parser.error = functools.partial(_error, parser)
+    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
+        parser.error = functools.partial(_error, parser, sys.argv[1:] if input_args is None else input_args)
         try:
-            result = parse(parser, *args, **kwargs)
+            result = parse(parser, input_args, *args, **kwargs)
         except RuntimeError as error:
             if str(error):
                 raise
             parser.error("--arch: name an architecture; `deepnet archs` lists them")
+        except KeyError as error:
+            if error.args != (None,):
+                raise
+            parser.error("--task: name the one that the checkpoint was trained with")  # where none is usual
         namespace = result[0] if isinstance(result, tuple) else result
         try:
             _undo_tpu(namespace)
@@ -69,10 +76,13 @@ def _undo_tpu(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
+    task = getattr(args, "task", None)
+    pairing.check(getattr(args, "arch", None), task, getattr(args, "criterion", None))
+    language_data.check_settings(task, functools.partial(_get, args))
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
-        if getattr(args, "task", None) == "translation" and not any(Path(folder).glob("dict.*.txt")):
-            raise UserError(f"the data folder {folder}: holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
+        if folder:
+            language_data.check_folder(task, folder, getattr(args, "regression_target", False))
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
@@ -114,13 +124,17 @@ def _check_exists(flag: str, path: str | None) -> None:
         raise UserError(f"{flag} {path}: no such file or folder")
 
 
-def _error(parser: argparse.ArgumentParser, message: str) -> None:
+def _get(args: argparse.Namespace, name: str, default: object = None) -> object:
+    return getattr(args, name, default)
+
+
+def _error(parser: argparse.ArgumentParser, given: list[str], message: str) -> None:
     """In place of argparse's: without the usage of three hundred flags, with the way out where one is known."""
     program = Path(sys.argv[0]).name
     if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
         message = unknown_arch(f"--arch {match.group(1)}")
     elif match := re.match(r"unrecognized arguments: (.*)", message):
-        message = _unknown_flags(match.group(1).split())
+        message = _unknown_flags(match.group(1).split(), _model(given))
     parser.exit(2, f"{program}: error: {message}\n")
 
 
@@ -134,19 +148,29 @@ def unknown_arch(setting: str) -> str:
     )
 
 
-def _unknown_flags(words: list[str]) -> str:
+def _model(words: list[str]) -> str:
+    """Which of our models a command line is about."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--arch", "-a")
+    return archs.MODELS.get(parser.parse_known_args(words)[0].arch, archs.MODEL_NAME)
+
+
+def _unknown_flags(words: list[str], model: str) -> str:
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
-    known = transformer_flags()
-    unsupported = [flag for flag in flags if flag in known]
-    if unsupported:
-        return f"{', '.join(unsupported)}: fairseq's `transformer` has it, deepnet_transformer does not; drop it"
+    owners = {f"fairseq's `{PEERS[model]}`": peer_flags(model)}
+    owners |= {name: _flags_of(config.CONFIGS[name]) for name in config.CONFIGS if name != model}
+    for owner, known in owners.items():
+        if unsupported := [flag for flag in flags if flag in known]:
+            return f"{', '.join(unsupported)}: {owner} has it, {model} does not; drop it"
     return f"unknown: {' '.join(words)}; --help lists the flags"
 
 
-def transformer_flags() -> set[str]:
-    """Every flag of fairseq's `transformer`."""
-    from fairseq.dataclass.utils import gen_parser_from_dataclass
-
+def peer_flags(model: str) -> set[str]:
+    """Every flag of fairseq's model that `model` stands beside."""
     parser = argparse.ArgumentParser(add_help=False)
-    gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+    MODEL_REGISTRY[PEERS[model]].add_args(parser)
     return {flag for action in parser._actions for flag in action.option_strings}
+
+
+def _flags_of(kind: type) -> set[str]:
+    return {f"--{name.replace('_', '-')}" for name in kind.__dataclass_fields__}

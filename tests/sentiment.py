@@ -1,0 +1,64 @@
+"""Binarised sentences of two classes that a bag of words decides: to pretrain on, and with their labels."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+WORDS = {"0": [f"bad{number}" for number in range(6)], "1": [f"good{number}" for number in range(6)]}
+SIZES = {"train": 240, "valid": 40}
+
+
+def draw(count: int, seed: int) -> list[tuple[list[str], str]]:
+    """(words, class): three words in four are of the sentence's class."""
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        kind = chance.choice("01")
+        kinds = chance.choices((kind, "01"[kind == "0"]), (3, 1), k=chance.randint(5, 9))
+        words = [chance.choice(WORDS[word]) for word in kinds]
+        typical = sum(word in WORDS[kind] for word in words)
+        if 2 * typical > len(words):
+            rows.append((words, kind))
+    return rows
+
+
+def dictionary() -> Dictionary:
+    """Of the words."""
+    made = Dictionary()
+    for word in sorted(word for words in WORDS.values() for word in words):
+        made.add_symbol(word)
+    return made
+
+
+def write(prefix: Path, lines: list[list[str]], symbols: Dictionary) -> None:
+    """PREFIX.bin, PREFIX.idx and dict.txt beside them."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for words in lines:
+        builder.add_item(torch.IntTensor([*map(symbols.index, words), symbols.eos()]))
+    builder.finalize(f"{prefix}.idx")
+    symbols.save(str(prefix.parent / "dict.txt"))
+
+
+def make(folder: Path) -> Path:
+    """FOLDER/text for language_modeling and masked_lm, FOLDER/classes for sentence_prediction; the same sentences.
+
+    FOLDER/classes/label also holds a number for each sentence, the share of its good words (--regression-target).
+    """
+    labels = Dictionary()
+    for name in WORDS:
+        labels.add_symbol(name)
+    for seed, (split, size) in enumerate(SIZES.items()):
+        sentences, classes = zip(*draw(size, seed), strict=True)
+        for place in (folder / "text" / split, folder / "classes" / "input0" / split):
+            write(place, sentences, dictionary())
+        write(folder / "classes" / "label" / split, [[name] for name in classes], labels)
+        shares = [sum(word in WORDS["1"] for word in words) / len(words) for words in sentences]
+        (folder / "classes" / "label" / f"{split}.label").write_text("".join(f"{share}\n" for share in shares))
+    return folder
