@@ -38,7 +38,7 @@ def summary(scored: list[Scored], normalise: str) -> dict:
 
 
 def as_text(found: dict) -> str:
-    lines = [f"{found['items']:,} items; log-likelihood, normalised: {found['normalise']}"]
+    lines = [f"{found['items']:,} item{'s' * (found['items'] != 1)}; log-likelihood, normalised: {found['normalise']}"]
     if found["answered"]:
         low, high = found["interval"]
         lines.append(
