@@ -1,0 +1,191 @@
+"""Probes of NormFormer's figures, learned_scale and gradient_l1, against the parameters themselves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from deepnet_fairseq import archs
+from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.probes import PROBES
+from deepnet_fairseq.probes.record import read_record
+
+from . import helpers, observing
+from .probed_updates import train
+from .single_stacks import KINDS, awake, small, stack_of
+from .test_methods import every_slot  # noqa: F401
+
+PROBE = PROBES["learned_scale"]
+LM = archs.LM
+
+
+def three(values) -> dict[str, float]:
+    """The statistics by numpy."""
+    values = np.asarray(values.detach().double() if torch.is_tensor(values) else values)
+    return {"median": np.median(values), "min": values.min(), "max": values.max()}
+
+
+def by_place(values: dict[str, float]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for address, value in values.items():
+        place, _, statistic = address.rpartition(".")
+        found.setdefault(place, {})[statistic] = value
+    return found
+
+
+def check(model, expected: dict):
+    """The probe has these places, no others, with the statistics of these tensors."""
+    found = by_place(PROBE(model).values())
+    assert found.keys() == expected.keys()
+    for place, values in expected.items():
+        assert found[place] == pytest.approx(three(values), rel=1e-6), place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_normformer(kind):
+    """Its four additions in every layer; not their biases, and not the LayerNorms that Pre-LN has too."""
+    model, stack = awake(kind, 3, method="normformer", normformer_scale_residual=True), stack_of(kind)
+    expected = {}
+    for index, layer in enumerate(model.stacks()[stack].layers, 1):
+        expected[f"{stack}.{index}.self_attn.inner.c"] = layer.self_attn.inner.c
+        expected[f"{stack}.{index}.self_attn.outer"] = layer.outer["self_attn"][0].weight
+        expected[f"{stack}.{index}.ffn.inner"] = layer.inner.weight
+        expected[f"{stack}.{index}.ffn.residual.omega"] = layer.residual["ffn"].omega
+    check(model, expected)
+
+
+def test_two_modules_in_one_slot():
+    """fairseq's factors on heads stand in front of the LayerNorm behind attention, or alone there."""
+    model = awake(LM, 1, method="normformer", normformer_head_scale="fairseq", normformer_no_ffn_norm=True)
+    scale, norm = model.decoder.layers[0].outer["self_attn"]
+    check(model, {"decoder.1.self_attn.outer.c": scale.c, "decoder.1.self_attn.outer": norm.weight})
+    model = awake(LM, 1, method="normformer", normformer_head_scale="fairseq", normformer_no_attention_norm=True)
+    assert by_place(PROBE(model).values()).keys() == {"decoder.1.self_attn.outer.c", "decoder.1.ffn.inner"}
+
+
+def test_an_even_number_has_its_median_between():
+    model = small(LM, 1, method="normformer")
+    with torch.no_grad():
+        model.decoder.layers[0].self_attn.inner.c.copy_(torch.tensor([0.5, 2.0]))
+    found = PROBE(model).values()
+    assert [found[f"decoder.1.self_attn.inner.c.{name}"] for name in ("median", "min", "max")] == [1.25, 0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    "method, place, of_layer",
+    [
+        ("admin", "ffn.residual.omega", lambda layer: layer.residual["ffn"].omega),
+        ("rezero", "encoder_attn.residual.a", lambda layer: layer.residual["encoder_attn"].a.view(1)),
+        ("sub_ln", "self_attn.inner", lambda layer: layer.self_attn.inner.weight),
+        ("r_fixup", "encoder_attn.outer.scale", lambda layer: layer.outer["encoder_attn"].scale.view(1)),
+    ],
+)
+def test_other_methods(method, place, of_layer):
+    model = helpers.small(2, method=method)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.uniform_(number, number + 1)
+    found = by_place(PROBE(model).values())
+    for index, layer in enumerate(model.decoder.layers, 1):
+        assert found[f"decoder.{index}.{place}"] == pytest.approx(three(of_layer(layer)), rel=1e-6)
+
+
+def test_weights_of_earlier_layers():
+    """DLCL's W by row, what the layer behind it reads, over the layers there are; the LayerNorm of each output."""
+    model = awake(LM, 2, method="dlcl")
+    with torch.no_grad():
+        model.decoder.mixer.weights.weight.copy_(torch.tensor([[2.0, 0, 0], [-3, 5, 0], [7, 1, 4]]))
+    rows = {f"decoder.mixer.weights.{i}": row for i, row in enumerate(([2.0], [-3.0, 5.0], [7.0, 1.0, 4.0]))}
+    check(model, rows | {f"decoder.mixer.norms.{i}": model.decoder.mixer.norms[i].weight for i in (1, 2)})
+    with torch.no_grad():
+        model.decoder.mixer.weights.weight[0] = 0.0
+    assert "decoder.mixer.weights.0" not in by_place(PROBE(model).values())  # nothing is in use
+
+
+@pytest.mark.parametrize("method", [*sorted(METHODS), "every_slot"])
+def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
+    """All factors of slots at 7 show, and nothing else of the model does."""
+    model = helpers.small(2, method=method)
+    inside = {p: name for stack in model.stacks().values() for slot in stack.slots() for name, p in
+              slot.named_parameters()}  # fmt: skip
+    factors = [p for p, name in inside.items() if name.split(".")[-1] not in ("bias", "shift")]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+        for parameter in factors:
+            parameter.fill_(7.0)
+    found = PROBE(model).values()
+    assert set(found.values()) == ({7.0} if factors else set())
+    learning = {"admin", "dlcl", "normformer", "r_fixup", "rezero", "sub_ln", "every_slot"}
+    assert bool(factors) == (method in learning)
+
+
+def test_numbers_that_ended_show():
+    model = small(LM, 1, method="normformer")
+    with torch.no_grad():
+        model.decoder.layers[0].inner.weight[3] = math.nan
+    found = PROBE(model).values()
+    assert math.isnan(found["decoder.1.ffn.inner.max"]) and found["decoder.1.self_attn.outer.max"] == 1
+
+
+def test_half_precision():
+    """Of a model in fp16 the same, as far as it has digits."""
+    model = awake(LM, 1, method="normformer")
+    whole, half = PROBE(model).values(), PROBE(model.half()).values()
+    assert half == pytest.approx(whole, rel=1e-3)
+
+
+def test_the_log_has_medians():
+    values = {f"decoder.{l}.ffn.inner.{name}": l * x for l in (1, 2) for name, x in three([1, 2, 6]).items()}
+    values |= {"decoder.1.self_attn.inner.c.median": 5.0, "decoder.mixer.weights.2.median": 0.5}
+    means = {"decoder.ffn.inner": 3.0, "decoder.self_attn.inner.c": 5.0, "decoder.mixer.weights": 0.5}
+    assert PROBE.summary(values) == means
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training(kind, tmp_path):
+    """Row u has the scales before update u, and the gradients of the mean loss whatever its scale is."""
+    seen = train(tmp_path, kind, "learned_scale,gradient_l1", 4, method="normformer")
+    record, stack = read_record(tmp_path / "probes.jsonl"), stack_of(kind)
+    assert record.updates() == [0, 1, 2, 3]
+    medians = []
+    for update, parameters in enumerate(seen):
+        row = record.rows[update]
+        gain, _ = parameters[f"{stack}.layers.1.inner.weight"]
+        found = by_place(row["learned_scale"])
+        assert found[f"{stack}.2.ffn.inner"] == pytest.approx(three(gain), rel=1e-4)
+        medians.append(found[f"{stack}.2.ffn.inner"]["max"])
+        for layer in (1, 2):
+            _, gradient = parameters[f"{stack}.layers.{layer - 1}.fc2.weight"]
+            mean = gradient.abs().mean().item()
+            assert row["gradient_l1"][f"{stack}.{layer}.ffn.fc2"] == pytest.approx(mean, rel=1e-4)
+        assert len(row["gradient_l1"]) == 2 * 6
+    assert medians[0] == 1 and len(set(medians)) == 4  # it learns
+
+
+def test_l1_beside_l2():
+    """L1 / n is at most L2 / sqrt(n), and near it for what is no outlier."""
+    found = observing.observe(helpers.small(2), [observing.net_input()], "gradient_l1,gradient_norm")
+    l1, l2 = found["gradient_l1"], found["gradient_norm"]
+    assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
+    for address, mean in l1.items():
+        elements = 512 if "fc" in address else 256
+        assert 0.2 * l2[address] < mean * math.sqrt(elements) <= l2[address] * (1 + 1e-5), address
+
+
+def test_frozen_branches():
+    model = helpers.small(2)
+    for parameter in model.decoder.layers.parameters():
+        parameter.requires_grad_(False)
+    found = observing.observe(model, [observing.net_input()], "gradient_l1")["gradient_l1"]
+    assert len(found) == 2 * 6 and all(address.startswith("encoder.") for address in found)
+    for parameter in model.encoder.layers.parameters():
+        parameter.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    assert observing.observe(model, [observing.net_input()], "gradient_l1")["gradient_l1"] == {}
+
+
+def test_the_log_has_roles():
+    values = {"decoder.1.ffn.fc2": 1.0, "decoder.2.ffn.fc2": 3.0, "encoder.1.self_attn.q": 5.0}
+    assert PROBES["gradient_l1"].summary(values) == {"decoder.fc2": 2.0, "encoder.q": 5.0}
