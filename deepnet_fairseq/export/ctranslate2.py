@@ -1,20 +1,26 @@
-"""On to CTranslate2: its own converter, from a plain `transformer`; then both models score the same sentences."""
+"""On to CTranslate2: its own converter, from fairseq's plain model; then both models score the same sentences."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from fairseq import tasks
+from torch import Tensor
 
 from ..errors import UserError
 from ..whole_file import whole
-from .transformer import Folded, stock_model
+from .stock import stock_model
+from .transformer import Folded
 
 LONGEST = 1024  # CTranslate2 cuts what it reads there
+TOKENS = 4096  # scored at most, and the sentence that passes it
 LARGEST = {None: 1e-2, "float32": 1e-2}  # on the log-probability of a token; quantised models are only reported
 
 
@@ -33,6 +39,10 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
     data: folder of the binarised data (dictionaries and sentences); quantization: as CTranslate2 names it ("int8",
     "float16", ...), None for float32. UserError if CTranslate2 is missing, cannot take the model, or disagrees.
     """
+    if folded.stock.name not in SCORERS:
+        raise UserError(
+            f"--to ctranslate2: CTranslate2 reads no {folded.stock.name} of fairseq's; give --to transformer"
+        )
     try:
         import ctranslate2
     except ImportError as error:
@@ -40,7 +50,7 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
     task = _task(folded, data)
     with whole(out) as part:
         _convert(ctranslate2, folded, task, part, quantization)
-        check = _compare(folded, ctranslate2.Translator(str(part)), task, sentences)
+        check = _compare(folded, SCORERS[folded.stock.name](ctranslate2, part, task), task, sentences)
         if quantization in LARGEST and not check.largest <= LARGEST[quantization]:
             raise UserError(f"--to ctranslate2: its scores differ by {check.largest:.1e}; nothing was written")
     return check
@@ -48,57 +58,100 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
 
 def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
     """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
-    args = argparse.Namespace(**(vars(task.cfg) | folded.model | {"task": folded.sections["task"]["_name"]}))
+    args = argparse.Namespace(**(vars(_settings(task)) | folded.model | {"task": folded.sections["task"]["_name"]}))
     with tempfile.TemporaryDirectory() as folder:
-        legacy = Path(folder) / "transformer.pt"
+        legacy = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
-        converter = ctranslate2.converters.FairseqConverter(str(legacy), args.data, args.source_lang, args.target_lang)
+        converter = ctranslate2.converters.FairseqConverter(str(legacy), args.data)
         try:
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
             raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
 
 
+def _settings(task):
+    """A task's config; fairseq's older tasks have it under another name."""
+    return task.cfg or task.args
+
+
 def _task(folded: Folded, data: str):
-    """The run's translation task on the data in `data`; UserError if they are not the model's."""
+    """The run's task on the data in `data`; UserError if they are not the model's."""
     section = folded.sections["task"]
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
     try:
         task = tasks.setup_task(settings)
     except (FileNotFoundError, AssertionError) as error:
         raise UserError(f"--data {data}: {error}") from error
-    for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
-        rows = folded.state[f"{side}.embed_tokens.weight"].size(0)
+    for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
+        stack, rows = weight.split(".")[0], folded.state[weight].size(0)
         if rows != len(dictionary):
-            raise UserError(f"--data {data}: {len(dictionary)} symbols, the {side} has {rows}; give the run's own data")
+            raise UserError(
+                f"--data {data}: {len(dictionary)} symbols, the {stack} has {rows}; give the run's own data"
+            )
     return task
 
 
-def _compare(folded: Folded, translator, task, count: int) -> Check:
+class TranslationScorer:
+    """A translation model in CTranslate2."""
+
+    def __init__(self, ctranslate2, folder: Path, task):
+        self.translator, self.task = ctranslate2.Translator(str(folder)), task
+
+    def __call__(self, sample: dict) -> Tensor:
+        """Log-probabilities of one sentence's targets (T,)."""
+        source = _words(self.task.source_dictionary, sample["net_input"]["src_tokens"][0])
+        target = _words(self.task.target_dictionary, sample["target"][0])
+        return torch.tensor(self.translator.score_batch([source], [target])[0].log_probs)
+
+
+class LanguageModelScorer:
+    """A language model in CTranslate2."""
+
+    def __init__(self, ctranslate2, folder: Path, task):
+        self.generator = ctranslate2.Generator(str(folder))
+
+    def __call__(self, sample: dict) -> Tensor:
+        """Log-probabilities of one sample's targets (T,)."""
+        scores = self.generator.forward_batch(sample["net_input"]["src_tokens"].tolist(), return_log_probs=True)
+        return torch.from_numpy(np.array(scores))[0].gather(-1, sample["target"][0].unsqueeze(-1)).squeeze(-1)
+
+
+SCORERS = {"transformer": TranslationScorer, "transformer_lm": LanguageModelScorer}
+
+
+def _words(dictionary, tokens: Tensor) -> list[str]:
+    return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
+
+
+def _compare(folded: Folded, scorer, task, count: int) -> Check:
+    folder = _settings(task).data
     split = next((s for s in ("valid", "test", "train") if _has(task, s)), None)
     if split is None:
-        raise UserError(f"--data {task.cfg.data}: no valid, test or train sentences to check the model with")
-    dataset = task.dataset(split)
+        raise UserError(f"--data {folder}: no valid, test or train sentences to check the model with")
     model = stock_model(folded.model, folded.state)
-    differences = []
-    longest = min(model.encoder.max_positions(), model.decoder.max_positions(), LONGEST)
-    short = [i for i in range(len(dataset)) if max(dataset.src_sizes[i], dataset.tgt_sizes[i]) < longest]
-    for index in short[:count]:
-        sample = dataset.collater([dataset[index]])
-        net_input, target = sample["net_input"], sample["target"]
+    differences, tokens = [], 0
+    for sample in islice(_fitting(task.dataset(split), model), count):
         with torch.no_grad():
-            scores = model(net_input["src_tokens"], net_input["src_lengths"], net_input["prev_output_tokens"])[0]
-        ours = scores.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).flatten()
-        words = [
-            [d[i] for i in tokens.tolist() if i not in (d.eos(), d.pad())]
-            for d, tokens in ((task.source_dictionary, net_input["src_tokens"][0]), (task.target_dictionary, target[0]))
-        ]
-        theirs = torch.tensor(translator.score_batch([words[0]], [words[1]])[0].log_probs)
-        differences.append((ours - theirs).abs())
+            scores = model(**sample["net_input"])[0]
+        ours = scores.float().log_softmax(-1).gather(-1, sample["target"].unsqueeze(-1)).flatten()
+        differences.append((ours - scorer(sample)).abs())
+        tokens += len(ours)
+        if tokens > TOKENS:
+            break
     if not differences:
-        raise UserError(f"--data {task.cfg.data}: no sentence of its {split} split is short enough for the model")
+        raise UserError(f"--data {folder}: no sentence of its {split} split is short enough for the model")
     pooled = torch.cat(differences)
     return Check(len(differences), pooled.max().item(), pooled.mean().item())
+
+
+def _fitting(dataset, model) -> Iterator[dict]:
+    """Samples of one sentence each that neither model has to cut."""
+    longest = min(*np.atleast_1d(model.max_positions()), LONGEST)
+    for index in range(len(dataset)):
+        if np.max(dataset.size(index)) <= longest:
+            sample = dataset.collater([dataset[index]])
+            if sample["net_input"]["src_tokens"].size(1) <= longest:  # a bos is not counted in its size
+                yield sample
 
 
 def _has(task, split: str) -> bool:
