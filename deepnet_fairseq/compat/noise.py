@@ -17,6 +17,7 @@ MESSAGES = (
     r"'pin_memory' argument is set as true but no accelerator is found",
     r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated",
     r"`torch\.jit\.script(_method)?` is deprecated",
+    r"Support for mismatched key_padding_mask and attn_mask is deprecated",  # of fairseq's own transformer_lm
 )
 
 
