@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq.building import build
+from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.profiling.recorder import residuals
 
