@@ -62,7 +62,14 @@ class Profile:
         _write(path, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
     def write_official(self, path: Path) -> None:
-        """One line "index omega" a branch, counted from 1 in each stack, encoder first."""
+        """One line "index omega" a branch, counted from 1 in each stack, encoder first.
+
+        UserError for a stack alone: the authors' file says which stack a line is of by its place, so it needs both.
+        """
+        if not (self.encoder_layers and self.decoder_layers):
+            raise UserError(
+                "--official: the authors' columns are of two stacks, this model has one stack; drop the flag"
+            )
         columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
         _write(path, "".join(f"{index} {omega!r}\n" for index, omega in columns))
 
@@ -118,7 +125,9 @@ def _from_json(text: str) -> Profile:
 def _from_columns(text: str) -> Profile:
     rows = [line.split() for line in text.splitlines() if line.strip()]
     indices, omegas = [int(index) for index, _ in rows], [positive(omega) for _, omega in rows]
-    start = indices.index(1, 1)  # the decoder counts from 1 again
+    if indices.count(1) != 2:
+        raise ValueError("its lines do not begin twice at 1, for an encoder and a decoder")
+    start = indices.index(1, 1)
     if indices != [*range(1, start + 1), *range(1, len(rows) - start + 1)]:
         raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
     N, M = start // 2, (len(rows) - start) // 3
