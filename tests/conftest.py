@@ -8,7 +8,7 @@ import torch
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
 
-from .helpers import USER_DIR, run
+from .helpers import USER_DIR, run_cold
 
 SPLITS = ("train", "valid", "test")
 TRAIN_FLAGS = (
@@ -38,7 +38,7 @@ def trained(data, tmp_path_factory):
     """A folder with checkpoint_last.pt of a 100L-100L model after 4 updates through fairseq-train."""
     folder = tmp_path_factory.mktemp("trained")
     arch = ("--arch", "deepnet_transformer_tiny_100_100")
-    run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
+    run_cold("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .helpers import USER_DIR, run, run_cold
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {
@@ -54,7 +54,7 @@ def test_flags(mistake, data, tmp_path):
 
 
 def test_missing_architecture(data, tmp_path):
-    done = run("fairseq-train", data, *TRAIN_FLAGS, "--save-dir", tmp_path / "save", check=False)
+    done = run_cold("fairseq-train", data, *TRAIN_FLAGS, "--save-dir", tmp_path / "save", check=False)
     assert_one_line(done, "--arch", "deepnet archs")
 
 
@@ -159,6 +159,6 @@ def open_checkpoint(program, data, path, tmp_path):
 
 
 def test_deepnet_command():
-    assert_one_line(run("deepnet", "coefficients", "0", "6", check=False), "at least 1 layer")
+    assert_one_line(run_cold("deepnet", "coefficients", "0", "6", check=False), "at least 1 layer")
     assert_one_line(run("deepnet", "coefficients", "6", "6", "--method", "pre_ln", check=False), "--method pre_ln")
     assert_one_line(run("deepnet", "init-report", "--arch", "nonsense", check=False), "--arch nonsense")

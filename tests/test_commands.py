@@ -1,4 +1,7 @@
-"""fairseq's own programs on our model: train, generate, interactive, validate, resume, all as a user types them."""
+"""fairseq's own programs on our model: train, generate, interactive, validate, resume, all as a user types them.
+
+Each is started cold here at least once; elsewhere they are forks of a warm process.
+"""
 
 import json
 import re
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .helpers import USER_DIR, run, run_cold
 
 TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 
@@ -20,7 +23,7 @@ def losses(log: str) -> dict[int, float]:
 def test_a_100_layer_model_translates(data, trained):
     path = trained / "checkpoint_last.pt"
     flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--max-len-b", "5", "--max-len-a", "0")
-    printed = run("fairseq-generate", data, *flags, "--beam", "2", "--max-sentences", "20").stdout
+    printed = run_cold("fairseq-generate", data, *flags, "--beam", "2", "--max-sentences", "20").stdout
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 20
     assert "Translated 20 sentences" in printed
 
@@ -31,14 +34,14 @@ def test_interactive(data, trained, tmp_path):
     flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--beam", "1")
     flags += ("--max-len-a", "0", "--max-len-b", "3", "--bpe", "sentencepiece", "--sentencepiece-model")
     flags += (data / "spm.model", "--source-lang", "qaa", "--target-lang", "qab", "--print-alignment", "hard")
-    printed = run("fairseq-interactive", data, *flags, "--input", tmp_path / "input").stdout
+    printed = run_cold("fairseq-interactive", data, *flags, "--input", tmp_path / "input").stdout
     assert len(re.findall(r"^D-[01]\t", printed, re.MULTILINE)) == 2
     assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)
 
 
 def test_validate(data, trained):
     flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--task", "translation")
-    printed = run("fairseq-validate", data, *flags, "--max-tokens", "2000").stdout
+    printed = run_cold("fairseq-validate", data, *flags, "--max-tokens", "2000").stdout
     assert re.search(r"valid on 'valid' subset \| loss \d", printed)
 
 
@@ -117,7 +120,7 @@ def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
 def hydra_train(data, tmp_path, config, *overrides):
     common = (f"common.user_dir={USER_DIR}", f"task.data={data}", "optimization.max_update=1", "common.cpu=true")
     flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", config, f"hydra.run.dir={tmp_path}/hydra")
-    return run("fairseq-hydra-train", *flags, *common, *overrides)
+    return run_cold("fairseq-hydra-train", *flags, *common, *overrides)
 
 
 def test_iwslt_config_runs_under_hydra(data, tmp_path):
@@ -137,8 +140,8 @@ def test_a_normal_run_prints_no_warning(data, trained):
     flags = (*TRAIN_FLAGS, *TINY, "--max-update", "1", "--no-save")
     generate = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--max-len-b", "2")
     for printed in (
-        run("fairseq-train", data, *flags).stdout,
-        run("fairseq-generate", data, *generate, "--max-len-a", "0").stdout,
+        run_cold("fairseq-train", data, *flags).stdout,
+        run_cold("fairseq-generate", data, *generate, "--max-len-a", "0").stdout,
     ):
         assert "Warning" not in printed
         assert "DEBUG" not in printed

@@ -7,7 +7,7 @@ import pytest
 
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import ROOT, call, extended_package, run
+from .helpers import ROOT, call, extended_package, run, run_cold
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 
@@ -44,7 +44,7 @@ def test_listing():
 
 
 def test_commands_named_in_the_documentation_exist():
-    known = set(re.findall(r"^    ([a-z-]+)", run("deepnet", "--help").stdout, re.MULTILINE))
+    known = set(re.findall(r"^    ([a-z-]+)", run_cold("deepnet", "--help").stdout, re.MULTILINE))
     for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
         named = set(re.findall(r"`?deepnet ([a-z][a-z-]+)", page.read_text()))
         assert named <= known, page

@@ -9,7 +9,7 @@ from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling.start import take_profile
 
 from .conftest import TRAIN_FLAGS
-from .helpers import PAD, VOCAB, batch, logits, run, small
+from .helpers import PAD, VOCAB, batch, logits, run_cold, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -52,7 +52,7 @@ def test_probed_gradients_are_unscaled(data, tmp_path, precision):
         train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
         arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16-init-scale", "64")
         probes = ("--deepnet-probe", "all", "--probe-interval", "1", "--max-update", "1", "--no-save")
-        run("fairseq-train", data, *train, *arch, *probes, *flags, "--save-dir", tmp_path / name)
+        run_cold("fairseq-train", data, *train, *arch, *probes, *flags, "--save-dir", tmp_path / name)
         found[name] = read_record(tmp_path / name / "probes.jsonl").rows[0]["gradient_norm"]
     for address in ("encoder.1", "decoder.6", "decoder.3.ffn.fc1", "encoder.embed_tokens"):
         assert found["half"][address] == pytest.approx(found["full"][address], rel=0.05)

@@ -10,7 +10,7 @@ from deepnet_fairseq.graphs import compile_layers, use_graphs
 from deepnet_fairseq.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
-from .helpers import batch, run, small
+from .helpers import batch, run_cold, small
 from .training_twins import SHAPES, assert_same_training, loss_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -96,7 +96,9 @@ def losses_of(data, folder, *flags) -> list[float]:
     """Of a training through fairseq-train on the GPUs there are, by update."""
     train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
     arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0.1", "--num-batch-buckets", "4")
-    done = run("fairseq-train", data, *train, *arch, "--max-update", "30", "--no-save", "--save-dir", folder, *flags)
+    done = run_cold(
+        "fairseq-train", data, *train, *arch, "--max-update", "30", "--no-save", "--save-dir", folder, *flags
+    )
     return [float(json.loads(row)["loss"]) for row in re.findall(r"train_inner \| (\{.*\})", done.stdout)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import run
+from .helpers import run_cold
 
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24",
@@ -33,7 +33,7 @@ def expected(data, tmp_path_factory):
 def test_started_by_fairseq_train(expected, data, tmp_path):
     """On a CPU too, where fairseq starts none and exits 0."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
-    assert losses(run("fairseq-train", data, *words).stdout) == expected
+    assert losses(run_cold("fairseq-train", data, *words).stdout) == expected
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 
@@ -41,7 +41,7 @@ def test_started_by_fairseq_train(expected, data, tmp_path):
 def test_started_by_torchrun(expected, data, tmp_path):
     """Without a world size, which fairseq takes for two trainings that write the same files."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path)
-    done = run("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train", data, *words)
+    done = run_cold("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train", data, *words)
     assert losses(done.stdout) == expected
 
 

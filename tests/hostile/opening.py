@@ -1,4 +1,4 @@
-"""Programs that open one file as fairseq's do, without the second that its command line takes to be read."""
+"""`python -m tests.hostile.opening WHAT PATH`: opens a file as fairseq does, without its second of command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 
 from fairseq import checkpoint_utils, utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from deepnet_fairseq.compat.command_line import explain_mistakes
 
 from ..helpers import USER_DIR
 
@@ -36,3 +38,10 @@ def profile() -> None:
     from deepnet_fairseq.profiling.profile import read_profile
 
     read_profile(sys.argv[1])
+
+
+if __name__ == "__main__":
+    what = sys.argv.pop(1)
+    sys.argv[0] = f"fairseq-{what}"
+    explain_mistakes()  # as it does in programs of fairseq's, by their names
+    {"checkpoint": checkpoint, "data": data, "profile": profile}[what]()

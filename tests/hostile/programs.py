@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..helpers import ROOT
+from ..warm import client
 
 LONGEST = 600  # characters of a line that explains; paths of tests are long
+SECONDS, MEMORY = 60, 2 << 30  # of a program; a file that claims to hold more than there is must not be believed
+OPENING = {f"fairseq-{what}": ("-m", "tests.hostile.opening", what) for what in ("checkpoint", "data", "profile")}
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,15 @@ class Outcome:
 
 
 class Programs:
-    """Runs fairseq's programs and `deepnet`, one after another, in forks of a warm process."""
+    """Runs fairseq's programs and `deepnet`, one after another, in `folder`: nothing is taken from where tests run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.server"], cwd=ROOT, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
 
     def run(self, *words) -> Outcome:
-        """In a folder of its own, so that nothing is taken from where the tests run."""
-        out = self.folder / "printed"
-        out.write_bytes(b"")
-        request = {"words": [str(word) for word in words], "folder": str(self.folder), "out": str(out)}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        status = json.loads(self.process.stdout.readline())
-        return Outcome(status, out.read_text(encoding="utf-8", errors="replace"))
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+        words = [str(word) for word in words]
+        done = client.run([*OPENING.get(words[0], words[:1]), *words[1:]], self.folder, SECONDS, MEMORY)
+        return Outcome(done.returncode, done.stdout + done.stderr)
 
 
 def contents(*places: Path) -> dict[str, str]:

@@ -21,9 +21,7 @@ GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tok
 
 @pytest.fixture(name="programs", scope="session")
 def the_programs(tmp_path_factory):
-    found = Programs(tmp_path_factory.mktemp("programs"))
-    yield found
-    found.close()
+    return Programs(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture(name="sound", scope="session")
