@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import UserError
 
@@ -15,6 +15,30 @@ FOREIGN_KEY = re.compile(
     r"(encoder|decoder)\.version$|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$"
     r"|(encoder|decoder)\.embed_positions\._float_tensor$"
 )
+OLD_PROJECTIONS = re.compile(r"(.*_attn\.)in_proj_(weight|bias)$")  # queries, keys and values in one, until 2019
+BEFORE_FIRST = 2  # rows of a table of learned positions up to the padding symbol's
+# what an entry that is there or not says of the flags of its run
+FLAGS = {
+    r"(encoder|decoder)\.embed_positions\.weight$": r"--\1-learned-pos",
+    r"(encoder|decoder)\.layernorm_embedding\.": "--layernorm-embedding",
+}
+TIES = {  # the second of two names of one matrix, and how a model has two
+    "lm_head.weight": "give --untie-weights-roberta",
+    "decoder.output_projection.weight": "drop --share-decoder-input-output-embed and --share-all-embeddings",
+    "decoder.embed_tokens.weight": "drop --share-all-embeddings",
+}
+
+
+def with_split_projections(state: StateDict) -> StateDict:
+    """`state` with three entries in place of each that fairseq wrote for queries, keys and values together."""
+    split = {}
+    for key, value in state.items():
+        if match := OLD_PROJECTIONS.fullmatch(key):
+            parts = zip("qkv", value.chunk(3), strict=True)
+            split |= {f"{match[1]}{name}_proj.{match[2]}": part for name, part in parts}
+        else:
+            split[key] = value
+    return split
 
 
 def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
@@ -35,12 +59,21 @@ def check_fit(state: StateDict, own: StateDict) -> None:
         raise UserError(
             "was trained with another --method or other embedding flags: "
             f"{_some('it lacks', missing)}{' and ' if missing and extra else ''}{_some('it also has', extra)}; "
-            "train with the flags of its own run"
+            f"{_flags(missing, extra) or 'train with the flags of its own run'}"
         )
     for key, value in own.items():
         if state[key].shape != value.shape:
-            raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape)))
+            raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
     _check_constants(state, own)
+
+
+def check_ties(state: StateDict, model: nn.Module) -> None:
+    """UserError for two matrices that are one in the model: whichever is copied last would be in both places."""
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(parameter, name)
+        if name in TIES and other != name and not state[name].equal(state[other]):
+            raise UserError(f"{other} and {name} differ, this model has one matrix for both; {TIES[name]}")
 
 
 def depth(state: StateDict, stack: str) -> int:
@@ -49,7 +82,7 @@ def depth(state: StateDict, stack: str) -> int:
     return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
 
 
-def _other_shape(key: str, held: tuple, built: tuple) -> str:
+def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
     stack, name = key.split(".", 1)
     if name == "embed_tokens.weight":
         if held[0] != built[0]:
@@ -57,9 +90,29 @@ def _other_shape(key: str, held: tuple, built: tuple) -> str:
                 f"holds {held[0]} {stack} embeddings, these data have {built[0]} symbols; give the data of its own run"
             )
         return f"is {held[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {held[1]}"
+    if name == "embed_positions.weight":
+        held, built = held[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
+        return f"has {held} learned positions, this model {built}; give {_length_flag(stack, own)} {held}"
     if name.endswith("fc1.weight"):
         return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
     return f"{key} has shape {held}, this model's {built}; give the flags and data of its own run"
+
+
+def _length_flag(stack: str, own: StateDict) -> str:
+    if stack == "decoder":
+        return "--max-target-positions"
+    return "--max-source-positions" if depth(own, "decoder") else "--max-positions"
+
+
+def _flags(missing: list[str], extra: list[str]) -> str:
+    """The flags that would make the difference, as far as names tell."""
+    advice = []
+    for verb, keys in (("give", extra), ("drop", missing)):
+        flags = {
+            m.expand(flag): None for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key))
+        }
+        advice += [f"{verb} {' '.join(flags)}"] if flags else []
+    return " and ".join(advice)
 
 
 def _check_constants(state: StateDict, own: StateDict) -> None:

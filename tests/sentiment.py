@@ -6,12 +6,29 @@ import random
 from pathlib import Path
 
 import numpy
+import pytest
 import torch
+from fairseq import options, tasks
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from .helpers import USER_DIR
 
 WORDS = {"0": [f"bad{number}" for number in range(6)], "1": [f"good{number}" for number in range(6)]}
-SIZES = {"train": 240, "valid": 40}
+TEXTS = {"train": 240, "valid": 40}
+SIZES = (
+    "--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads",
+    "2",
+)  # fmt: skip
+RUN = (
+    "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_masked_lm", *SIZES, "--optimizer", "adam", "--lr", "5e-3",
+    "--lr-scheduler", "fixed", "--max-tokens", "256", "--num-workers", "0", "--no-epoch-checkpoints", "--log-format",
+    "json", "--log-interval", "1",
+)  # fmt: skip
+HEAD = "sentence_classification_head"  # fairseq's name of it, unless told
+CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--init-token", "0",
+           "--separator-token", "2", "--max-positions", "32")  # fmt: skip
 
 
 def draw(count: int, seed: int) -> list[tuple[list[str], str]]:
@@ -54,7 +71,7 @@ def make(folder: Path) -> Path:
     labels = Dictionary()
     for name in WORDS:
         labels.add_symbol(name)
-    for seed, (split, size) in enumerate(SIZES.items()):
+    for seed, (split, size) in enumerate(TEXTS.items()):
         sentences, classes = zip(*draw(size, seed), strict=True)
         for place in (folder / "text" / split, folder / "classes" / "input0" / split):
             write(place, sentences, dictionary())
@@ -62,3 +79,23 @@ def make(folder: Path) -> Path:
         shares = [sum(word in WORDS["1"] for word in words) / len(words) for words in sentences]
         (folder / "classes" / "label" / f"{split}.label").write_text("".join(f"{share}\n" for share in shares))
     return folder
+
+
+@pytest.fixture(scope="module", name="data")
+def some_data(tmp_path_factory):
+    """The folder that `make` fills."""
+    return make(tmp_path_factory.mktemp("sentiment"))
+
+
+def configured(data: Path, *flags):
+    """Task and cfg of a fine-tuning by fairseq-train's flags."""
+    words = [data / "classes", "--arch", "deepnet_masked_lm", *SIZES, *CLASSES, "--num-classes", "2", *flags]
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words])
+    cfg = convert_namespace_to_omegaconf(args)
+    return tasks.setup_task(cfg.task), cfg
+
+
+def batches(task, split: str):
+    """Batches of a split, in its order."""
+    task.load_dataset(split)
+    return task.get_batch_iterator(task.dataset(split), max_tokens=256).next_epoch_itr(shuffle=False)

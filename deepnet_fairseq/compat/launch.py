@@ -175,7 +175,9 @@ def _again(cfg) -> str:
 
 
 def _on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
-    """DistributedDataParallel, which takes no device ids for a model on a CPU."""
+    """DistributedDataParallel, which takes no device ids for a model on a CPU, and waits for every gradient."""
+    if getattr(module, "has_idle_parameters", False):
+        kwargs["find_unused_parameters"] = True
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     if "broadcast_buffers" in kwargs and "forward_sync_buffers" in inspect.signature(original).parameters:

@@ -73,9 +73,11 @@ class DeepModel(nn.Module):
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Copies a checkpoint of this model or of fairseq's own of its kind; UserError if it is another model's."""
-        state_dict = loading.without_foreign_keys(self.renamed(state_dict), self.state_dict())
+        state_dict = loading.with_split_projections(self.renamed(state_dict))
+        state_dict = loading.without_foreign_keys(state_dict, self.state_dict())
         if strict:
             loading.check_fit(state_dict, self.state_dict())
+            loading.check_ties(state_dict, self)
         return nn.Module.load_state_dict(self, state_dict, strict)
 
     def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

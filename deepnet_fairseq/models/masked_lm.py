@@ -16,6 +16,8 @@ from .heads import ClassificationHead, MaskedTokenHead
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
+ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
+OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 
 @register_model(archs.MASKED_LM, dataclass=DeepMaskedLanguageModelConfig)
@@ -83,6 +85,11 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         """Longest sample in tokens."""
         return self.encoder.max_positions()
 
+    @property
+    def has_idle_parameters(self) -> bool:
+        """Fine-tuning a head leaves lm_head out, which processes that wait for each gradient must know of."""
+        return len(self.classification_heads) > 0
+
     def get_normalized_probs(self, net_output, log_probs, sample=None):
         """Probabilities of what forward gives, in float32."""
         logits = net_output[0].float()
@@ -96,9 +103,12 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         self.classification_heads[name] = ClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
 
     def renamed(self, state_dict):
-        """Of fairseq's `roberta` too. A head that the checkpoint lacks keeps its values; one that the task has not, or
-        has in another size, is left out, or registered under --load-checkpoint-heads."""
-        state = {re.sub(r"^encoder\.(sentence_encoder\.|(?=lm_head\.))", _shell, k): v for k, v in state_dict.items()}
+        """Of fairseq's `roberta` too, with the names of its first releases. A head that the checkpoint lacks keeps its
+        values; one that the task has not, or has in another size, is left out, or registered under
+        --load-checkpoint-heads."""
+        state = {ROBERTA.sub(_shell, key).replace(*OLD_NORM): value for key, value in state_dict.items()}
+        if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
+            logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
         for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
             self._take_head(name, state)
         own = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
