@@ -104,7 +104,7 @@ def test_profile_of_another_size_is_refused(kind, name, value):
 def test_two_columns_need_two_stacks(kind, tmp_path):
     """The authors' file tells the stacks by their order alone: none is written of one stack, and none is read."""
     profile, path = take_profile(small(kind, method="admin"), net_input(), 1), tmp_path / "profile.ratio.init"
-    with pytest.raises(UserError, match="--official: .* this model has one stack; drop the flag"):
+    with pytest.raises(UserError, match="--official: .* this model has one; drop the flag"):
         profile.write_official(path)
     assert not list(tmp_path.iterdir())
     path.write_text("".join(f"{i} {omega}\n" for i, omega in enumerate(profile.omega.values(), 1)))

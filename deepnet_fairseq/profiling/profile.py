@@ -67,9 +67,7 @@ class Profile:
         UserError for a stack alone: the authors' file says which stack a line is of by its place, so it needs both.
         """
         if not (self.encoder_layers and self.decoder_layers):
-            raise UserError(
-                "--official: the authors' columns are of two stacks, this model has one stack; drop the flag"
-            )
+            raise UserError("--official: the authors' columns are of two stacks, this model has one; drop the flag")
         columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
         _write(path, "".join(f"{index} {omega!r}\n" for index, omega in columns))
 
