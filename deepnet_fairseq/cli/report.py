@@ -30,7 +30,8 @@ def report(args) -> None:
 def add(command) -> None:
     sub = command("report", report)
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
-    sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14")
+    sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
+                     "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
     sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, tex, json, or several")
     sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
     sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")

@@ -17,7 +17,7 @@ def compare(args) -> None:
 
 
 def score(args) -> None:
-    """BLEU, chrF, length and speed of what fairseq-generate printed, as JSON
+    """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities, as JSON
 
     With --data, against the raw references of a prepared corpus; without, against those in the output (lines T-n), as
     they are. "bleu" is the number to put beside the paper's; "sacrebleu" and "chrf" come with the 95% interval of 1000
@@ -60,7 +60,10 @@ def add(command) -> None:
 
     sub = command("score", score)
     sub.add_argument(
-        "generated", metavar="GENERATED", help="what fairseq-generate printed, or a folder of [SUBSET/]SRC-TGT.txt"
+        "generated",
+        metavar="GENERATED",
+        help="what fairseq-generate printed, or a folder of [SUBSET/]SRC-TGT.txt; for --paper perplexity what "
+        "fairseq-eval-lm or fairseq-validate --log-format json logged, or a folder of SUBSET.txt",
     )
     _add_data(sub)
     sub.add_argument(
@@ -72,7 +75,8 @@ def add(command) -> None:
     sub.add_argument(
         "--paper",
         metavar="KIND[,SET=KIND]",
-        help="what `bleu` shall be, as in the paper: tokenised, sacrebleu or spbleu; others by test set",
+        help="what `bleu` shall be, as in the paper: tokenised, sacrebleu or spbleu; others by test set. "
+        "perplexity: of a language model's logs",
     )
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
     sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")

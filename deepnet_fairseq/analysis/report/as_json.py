@@ -46,6 +46,7 @@ def _result(result: Result) -> dict:
         "published_parameters": result.row.parameters or None,
         "cells": {key: _cell(cell) for key, cell in result.cells.items()},
         "runs": [entry.name for entry in result.entries],
+        "best": [entry.name for entry in result.best],
     }
 
 

@@ -15,7 +15,8 @@ def caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
         yield f"trained from a modified working tree, so the commit does not tell all: {', '.join(modified)}"
     twins: dict[tuple, list[str]] = {}
     for entry in entries:
-        twins.setdefault((*key_of(table, entry.run), entry.run.seed), []).append(entry.name)
+        searched = entry.run.facts.get(table.tuned)
+        twins.setdefault((*key_of(table, entry.run), searched, entry.run.seed), []).append(entry.name)
     for names in twins.values():
         if len(names) > 1:
             yield f"same row and same seed, yet counted as several: {', '.join(names)}"

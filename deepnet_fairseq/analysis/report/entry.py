@@ -69,7 +69,7 @@ def beside(score: dict, metric: str, key: str = "score") -> float | None:
 
 def key_of(table: Table, run: RecordedRun) -> tuple:
     """What run.json says under the table's keys; UserError if one is not there."""
-    for key in table.keys:
+    for key in (*table.keys, *[table.tuned] * bool(table.tuned)):
         if not isinstance(run.facts.get(key), (str, int)):
             raise UserError(
                 f"{run.folder / 'run.json'}: {key} is missing; table {table.name} tells its rows apart by it"

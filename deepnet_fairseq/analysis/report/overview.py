@@ -63,7 +63,7 @@ def beside_paper(report: Report) -> Grid:
         header += [] if report.miniature else ["difference"]
     rows = []
     for result in chosen:
-        row = [*names(result), parameters(result), Text(whole_number(len(result.entries)), "number")]
+        row = [*names(result), parameters(result), Text(whole_number(len(result.best)), "number")]
         for cell in result.cells.values():
             row += _measured_published_difference(report, result, cell)
         rows.append(row + [_further(report, result.beside(key)) for key in metrics.values()])
@@ -90,7 +90,7 @@ def further_metrics(report: Report) -> dict[str, str]:
 
 
 def name_header(table: Table) -> list[str]:
-    return ["model", *table.others, *["layers"] * (DEPTH[1] in table.keys)]
+    return ["model", *table.others, *["layers"] * (DEPTH[1] in table.keys), *[table.tuned] * bool(table.tuned)]
 
 
 def names(result: Result) -> list[Text]:
@@ -98,7 +98,8 @@ def names(result: Result) -> list[Text]:
     table, facts = result.table, result.row.facts
     depth = f"{facts[DEPTH[1]]}L-{facts[DEPTH[2]]}L" if table.grid else whole_number(result.layers)
     layers = [Text(depth, "number")] * (DEPTH[1] in table.keys)
-    return [Text(result.label), *(Text(value or DASH) for value in result.others), *layers]
+    tuned = [Text(result.tuned or DASH, "number")] * bool(result.table.tuned)
+    return [Text(result.label), *(Text(value or DASH) for value in result.others), *layers, *tuned]
 
 
 def parameters(result: Result) -> Text:

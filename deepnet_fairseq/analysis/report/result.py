@@ -10,7 +10,7 @@ from ...methods import METHODS
 from ..style import style_of
 from .cell import Cell
 from .entry import Entry, beside, key_of
-from .table import DEPTH, Row, Table
+from .table import DEPTH, Column, Row, Table
 
 
 @dataclass
@@ -56,11 +56,31 @@ class Result:
         return sum(found) if found else self.row.layers
 
     @cached_property
+    def best(self) -> list[Entry]:
+        """The runs that its numbers are of: all, in a tuned table those of the best value; all while none has one."""
+        if not self.table.tuned:
+            return self.entries
+        groups: dict[object, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.run.facts[self.table.tuned], []).append(entry)
+        column, sign = self.table.columns[0], 1 if self.table.metric.higher_is_better else -1
+        means = {value: _cell(column, entries).mean for value, entries in groups.items()}
+        found = {value: sign * mean for value, mean in means.items() if mean is not None}
+        return groups[max(found, key=found.get)] if found else self.entries
+
+    @property
+    def tuned(self) -> str:
+        """The value of what was searched over; "" while there is none."""
+        values = {str(entry.run.facts[self.table.tuned]) for entry in self.best} if self.table.tuned else ()
+        return next(iter(values)) if len(values) == 1 else ""
+
+    @cached_property
     def cells(self) -> dict[str, Cell]:
         """Key of a column -> its numbers."""
         return {
-            column.key: Cell(
-                tuple((entry.standing, column.read(entry.score)) for entry in self.entries),
+            column.key: _cell(
+                column,
+                self.best,
                 self.row.published.get(column.key),
                 comparable=not self.miniature,
             )
@@ -69,7 +89,7 @@ class Result:
 
     def beside(self, metric: str) -> Cell:
         """Another metric of score.json, as sacrebleu or chrf."""
-        return Cell(tuple((entry.standing, beside(entry.score, metric)) for entry in self.entries))
+        return Cell(tuple((entry.standing, beside(entry.score, metric)) for entry in self.best))
 
     @property
     def parameters(self) -> int | None:
@@ -79,6 +99,10 @@ class Result:
     def letters(self) -> list[str]:
         """Of the environments of its runs."""
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
+
+
+def _cell(column: Column, entries: Iterable[Entry], *published, **options) -> Cell:
+    return Cell(tuple((entry.standing, column.read(entry.score)) for entry in entries), *published, **options)
 
 
 def results_of(table: Table, entries: Sequence[Entry], miniature: bool) -> list[Result]:

@@ -10,6 +10,7 @@ from .numbers import DASH, MISSING, hours, interval, number, whole_number
 from .overview import further_metrics
 from .papers import paper_of
 from .result import Result
+from .table import DEPTH
 
 
 def run_list(report: Report, logs: dict[str, str]) -> Grid:
@@ -19,7 +20,9 @@ def run_list(report: Report, logs: dict[str, str]) -> Grid:
     """
     metrics = further_metrics(report)
     tested = any(entry.p is not None for entry in report.entries)
-    header = ["run", "method", "layers", "seed", "state", *(column.name for column in report.table.columns)]
+    tuned = [report.table.tuned] * bool(report.table.tuned)
+    header = ["run", "method", "layers" if DEPTH[1] in report.table.keys else "row", *tuned, "seed", "state"]
+    header += [column.name for column in report.table.columns]
     header += [f"{name} [95%]" for name in metrics] + [f"p against {report.baseline}"] * tested
     header += ["updates", "cost", "trained with", "log"]
     rows = []
@@ -37,6 +40,7 @@ def _run(report: Report, result: Result, entry: Entry, metrics: dict[str, str]) 
         Text(entry.name),
         Text(result.label),
         Text(result.depth, "number"),
+        *[Text(str(entry.run.facts.get(report.table.tuned)), "number")] * bool(report.table.tuned),
         Text(seed, "number"),
         Text(str(entry.standing), entry.standing.state.value),
         *(Text(number(column.read(entry.score), digits), "number") for column in report.table.columns),

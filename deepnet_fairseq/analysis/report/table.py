@@ -65,7 +65,8 @@ class Table:
 
     keys: of run.json, by which its rows differ; runs that differ in others alone, as in the seed, share a row.
     grid: print it as methods by depths, for tables of one column. baseline: the method whose run at the same depth the
-    others are compared with. figure: of the DeepNet paper, drawn from the same runs.
+    others are compared with. figure: of the DeepNet paper, drawn from the same runs. tuned: a key of run.json that was
+    searched over: the row's numbers are of the value whose runs have the best mean in the first column.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Table:
     grid: bool = False
     baseline: str = ""
     figure: int | None = None
+    tuned: str = ""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -91,6 +93,12 @@ class Table:
 
 BLEU = (Column("bleu", "BLEU", ("bleu",)),)
 DEEPNET = Paper("Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers", "https://arxiv.org/abs/2203.00555")
+
+NORMFORMER = Paper(
+    "Shleifer et al. 2021, NormFormer: Improved Transformer Pretraining with Extra Normalization",
+    "https://arxiv.org/abs/2110.09456",
+)
+PERPLEXITIES = tuple(Column(subset, subset, ("sets", subset, "perplexity")) for subset in ("valid", "test"))
 
 
 def model(method: str, encoder_layers: int, decoder_layers: int, **facts) -> dict:

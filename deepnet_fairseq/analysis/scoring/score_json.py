@@ -13,6 +13,8 @@ from .kinds import PaperKinds
 from .metrics import entry, resample
 from .multilingual import check_complete, summarise
 from .outputs import find_outputs, is_multilingual
+from .perplexity import KIND as PERPLEXITY
+from .perplexity import perplexity
 from .prepared import Prepared, prepare
 from .tokenizers import SPBLEU, bleu_metric, tokenizer_for
 
@@ -24,12 +26,16 @@ def score(
     paper: str | None = None,
     partial: bool = False,
 ) -> dict:
-    """The content of score.json: scores in 0..100, seconds, tokens a second.
+    """The content of score.json: scores in 0..100, seconds, tokens a second; or perplexities, if `paper` asks for them.
 
-    path: see find_outputs; data: see read_corpus; tokenize: sacreBLEU's tokenizer, for flores101 and flores200 that of
-    spBLEU, instead of the corpus's; paper: what "bleu" is, see PaperKinds. UserError if directions are missing, unless
-    `partial`.
+    path: see find_outputs and perplexity; data: see read_corpus; tokenize: sacreBLEU's tokenizer, for flores101 and
+    flores200 that of spBLEU, instead of the corpus's; paper: what "bleu" is, see PaperKinds. UserError if directions
+    are missing, unless `partial`.
     """
+    if paper == PERPLEXITY:
+        if data is not None or tokenize is not None or partial:
+            raise UserError("--paper perplexity: is of logs; drop --data, --tokenize and --partial")
+        return perplexity(path)
     outputs, corpus = find_outputs(path), read_corpus(data)
     kinds = PaperKinds(paper, tokenize)
     if not is_multilingual(outputs):
