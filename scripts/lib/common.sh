@@ -26,6 +26,8 @@ source scripts/lib/settings.sh
 source scripts/lib/training.sh
 # shellcheck source=scripts/lib/translation.sh
 source scripts/lib/translation.sh
+# shellcheck source=scripts/lib/language_model.sh
+source scripts/lib/language_model.sh
 # shellcheck source=scripts/lib/queue.sh
 source scripts/lib/queue.sh
 
@@ -123,7 +125,7 @@ rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each ch
         for depth in $1; do
             while read -r -u 3 _ method more; do
                 if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-                    submit "$method" "$depth"
+                    submit "$method-$depth" METHODS="$method" DEPTHS="$depth"
                 else
                     # shellcheck disable=SC2086
                     queue "$2" "$method" "$depth" --method "$method" $more

@@ -45,8 +45,8 @@ stop_queued() {  # ends what still runs, by process group, in earnest where a po
     [ -n "$dry_run" ] || rm -f "$failed"
 }
 
-submit() {  # submit METHOD DEPTH: one row as a job, this very script narrowed to it, which resumes when it is requeued
-    local name="$experiment-$1-$2-seed$seed" job
+submit() {  # submit NAME SETTINGS...: a row as a job, this very script narrowed to it, which resumes when it is requeued
+    local name="$experiment-$1-seed$seed" job
     job="$(job_script "$@")"
     if [ -n "$dry_run" ]; then
         echo "sbatch <<'JOB'"
@@ -57,11 +57,11 @@ submit() {  # submit METHOD DEPTH: one row as a job, this very script narrowed t
     fi
 }
 
-job_script() {  # job_script METHOD DEPTH: the text of a job
+job_script() {  # job_script NAME SETTINGS...: the text of a job
     local setting
     cat <<JOB
 #!/usr/bin/env bash
-#SBATCH --job-name=$experiment-$1-$2-seed$seed
+#SBATCH --job-name=$experiment-$1-seed$seed
 #SBATCH --nodes=$nodes
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=$gpus
@@ -70,7 +70,7 @@ job_script() {  # job_script METHOD DEPTH: the text of a job
 #SBATCH --signal=B:USR1@180
 cd $(printf %q "$PWD")
 JOB
-    for setting in METHODS="$1" DEPTHS="$2" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
+    for setting in "${@:2}" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
         PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"}; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done

@@ -6,6 +6,8 @@ no_norm_setting=() no_norm=""  # of methods without LayerNorm
 full_precision=rezero  # unstable in fp16 even when shallow, says the paper, which trained it in fp32 everywhere
 average=1              # checkpoints to average
 layer_size=1           # memory of a layer, in layers of width 512
+half=""                # memory-efficient- for weights without a copy in fp32
+arch=deepnet_transformer criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.1)
 beam=(--beam 5)
 
 settle() {  # settle WARMUP FLAGS...: setting, of the width, the batch, and FLAGS; the schedule is the same in all papers
@@ -72,7 +74,7 @@ miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, 
 of_method() {  # of_method METHOD: sets method_setting and mixed, what the paper trains that method with
     method_setting=() mixed=()
     case " $no_norm " in *" $1 "*) method_setting=("${no_norm_setting[@]}") ;; esac
-    case "$precision $full_precision " in fp32* | *" $1 "*) ;; *) mixed=("--$precision") ;; esac
+    case "$precision $full_precision " in fp32* | *" $1 "*) ;; *) mixed=("--$half$precision") ;; esac
 }
 
 save_every() {  # save_every UPDATES: what a resume needs, and the last epochs' checkpoints to average

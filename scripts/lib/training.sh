@@ -27,8 +27,7 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     local run="$out/$experiment/$1" facts="$2" number words
     shift 2
     of_method "$method"
-    words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch deepnet_transformer
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
         --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
         --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
         "${extra[@]}")
@@ -56,7 +55,7 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
 }
 
 same() {  # same COMMAND: without what only says where it is trained, for the batch is the same on any number of GPUs
-    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|fp16|bf16)\b//g' <<<"$1"
+    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed
