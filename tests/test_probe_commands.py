@@ -29,7 +29,7 @@ def close(found, expected, tolerance):
     assert found.keys() == expected.keys()
     for probe in found.keys() - {"half_precision"}:
         assert found[probe].keys() == expected[probe].keys()
-        scale = max(abs(value) for value in expected[probe].values())
+        scale = max(map(abs, expected[probe].values()), default=0.0)  # a method may have learned no factors
         for address, value in expected[probe].items():
             assert found[probe][address] == pytest.approx(value, rel=tolerance, abs=tolerance * scale * 0.1), address
 
