@@ -140,11 +140,14 @@ def _error(parser: argparse.ArgumentParser, given: list[str], message: str) -> N
 
 def unknown_arch(setting: str) -> str:
     """What to say of `setting`, a flag or key and the name that no architecture has."""
-    near = difflib.get_close_matches(setting.split()[-1], archs.PRESETS, n=1)
+    name = setting.split()[-1]
+    near = difflib.get_close_matches(name, archs.PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
+    model = archs.MODELS[near[0]] if near else archs.MODEL_NAME
+    layers = " and ".join(archs.STACKS[model])
     return (
         f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is "
-        "deepnet_transformer with its own encoder and decoder layers"
+        f"{model} with its own {layers} layers"
     )
 
 

@@ -35,7 +35,7 @@ def _named(merge):
         except ValidationError as error:
             if name is None:
                 raise
-            raise UserError(f"model.{error.full_key}: {error.msg}") from error
+            raise UserError(f"model.{error.full_key}: {str(error.msg).splitlines()[0]}") from error
 
     return merge_with_parent
 

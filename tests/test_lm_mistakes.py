@@ -1,0 +1,212 @@
+"""A user's mistake with a language model ends in one line that names the flag or the file."""
+
+import shutil
+
+import pytest
+from fairseq import options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra import compose, initialize_config_dir
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.models import MODELS
+
+from .sentiment import some_data, write  # noqa: F401  a fixture
+
+LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
+MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
+CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
+OF_TEXT = {
+    "translation model": ((*LM, "--arch", "deepnet_transformer"), "--task language_modeling", "--task translation"),
+    "masked model": ((*LM, "--arch", "deepnet_masked_lm"), "deepnet_masked_lm", "masked_lm or sentence_prediction"),
+    "no task": (("--arch", "normformer_lm_125m"), "--task translation", "--task language_modeling"),
+    "causal model": ((*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
+    "another loss": ((*LM, "--criterion", "masked_lm"), "--criterion masked_lm", "--criterion cross_entropy"),
+    "adaptive loss": ((*LM, "--criterion", "adaptive_loss"), "--criterion adaptive_loss", "cross_entropy"),
+    "alignments": ((*LM, "--criterion", "label_smoothed_cross_entropy_with_alignment"), "--criterion label"),
+    "loss of classes": ((*MASKED, "--criterion", "sentence_prediction"), "masked_lm is trained by"),
+    "adaptive softmax": ((*LM, "--adaptive-softmax-cutoff", "9"), "--adaptive-softmax-cutoff: fairseq's"),
+    "character model": ((*LM, "--character-embeddings"), "fairseq's `transformer_lm` has it, deepnet_lm does not"),
+    "layer drop": ((*MASKED, "--encoder-layerdrop", "0.1"), "fairseq's `roberta` has it, deepnet_masked_lm does not"),
+    "spectral norm": ((*MASKED, "--spectral-norm-classification-head"), "fairseq's `roberta` has it"),
+    "no encoder": ((*LM, "--encoder-layers", "3"), "--encoder-layers: deepnet_transformer has it"),
+    "no decoder": ((*MASKED, "--decoder-layers", "3"), "--decoder-layers", "deepnet_masked_lm does not"),
+    "typo": ((*LM, "--decoder-leyers", "3"), "unknown: --decoder-leyers 3"),
+    "no such arch": (
+        (*LM, "--arch", "deepnet_lm_13"),
+        "--arch deepnet_lm_13",
+        "did you mean deepnet_lm_",
+        "deepnet_lm with its own decoder layers",
+    ),
+    "method": ((*LM, "--method", "deepnrom"), "--method deepnrom: unknown"),
+    "method's option": ((*LM, "--normformer-scale-residual"), "--normformer-scale-residual"),
+    "not profiled": ((*MASKED, "--method", "admin"), "--admin-profile auto"),
+    "depth": ((*LM, "--decoder-layers", "0"), "--decoder-layers 0"),
+    "heads": ((*MASKED, "--encoder-attention-heads", "7"), "--encoder-attention-heads 7"),
+    "norm place": ((*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
+    "dropout of the pooler": ((*MASKED, "--pooler-dropout", "1.5"), "--pooler-dropout 1.5"),
+    "all masked": ((*MASKED, "--mask-prob", "1"), "--mask-prob 1"),
+    "none masked": ((*MASKED, "--mask-prob", "0"), "--mask-prob 0"),
+    "negative share": ((*MASKED, "--random-token-prob", "-0.1"), "--random-token-prob -0.1"),
+    "shares": ((*MASKED, "--random-token-prob", "0.5", "--leave-unmasked-prob", "0.6"), "--leave-unmasked-prob and"),
+    "no length": ((*LM, "--tokens-per-sample", "0"), "--tokens-per-sample 0"),
+    "classes of text": ((*CLASSES, "--num-classes", "2"), "holds no input0/dict.txt", "docs/language_models.md"),
+}
+OF_CLASSES = {
+    "number of classes": (CLASSES, "--num-classes"),
+    "loss": ((*CLASSES[:2], *CLASSES[4:], "--num-classes", "2"), "--criterion cross_entropy", "sentence_prediction"),
+    "model": ((*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "deepnet_lm", "--task language_modeling"),
+    "text of classes": (MASKED, "holds no dict.txt", "deepnet prepare-lm"),
+}
+
+
+def line_of(capsys, folder, *flags, parser=options.get_training_parser) -> str:
+    """What fairseq-train says as it ends; nothing but the command line has been looked at."""
+    with pytest.raises(SystemExit) as ended:
+        options.parse_args_and_arch(parser(), [str(folder), *flags])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0 and len(said) < 400
+    return said
+
+
+@pytest.mark.parametrize("mistake", OF_TEXT)
+def test_flags(mistake, data, capsys):
+    flags, *named = OF_TEXT[mistake]
+    said = line_of(capsys, data / "text", *flags)
+    assert all(word in said for word in named), said
+
+
+@pytest.mark.parametrize("mistake", OF_CLASSES)
+def test_flags_of_a_fine_tuning(mistake, data, capsys):
+    flags, *named = OF_CLASSES[mistake]
+    said = line_of(capsys, data / "classes", *flags)
+    assert all(word in said for word in named), said
+
+
+def test_flags_of_a_validation(data, capsys):
+    said = line_of(capsys, data / "classes", parser=options.get_validation_parser)
+    assert "--task" in said and "checkpoint" in said
+    words = ("--task", "sentence_prediction", "--num-classes", "2")
+    said = line_of(capsys, data / "classes", *words, parser=options.get_validation_parser)
+    assert "--criterion sentence_prediction" in said
+
+
+def test_what_fits_is_not_refused(data):
+    fitting = [(*LM, "--criterion", loss) for loss in ("cross_entropy", "label_smoothed_cross_entropy")]
+    fitting += [MASKED, (*MASKED, "--criterion", "cross_entropy")]
+    for flags in fitting:
+        options.parse_args_and_arch(options.get_training_parser(), [str(data / "text"), *flags])
+    words = [str(data / "classes"), *CLASSES, "--num-classes", "1", "--regression-target"]
+    options.parse_args_and_arch(options.get_training_parser(), words)
+
+
+def task_of(folder, *flags):
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(folder), *flags])
+    cfg = convert_namespace_to_omegaconf(args)
+    return tasks.setup_task(cfg.task), cfg
+
+
+def refused(do, *named):
+    with pytest.raises(UserError) as error:
+        do()
+    assert "\n" not in str(error.value)
+    assert all(str(word) in str(error.value) for word in named), str(error.value)
+
+
+@pytest.mark.parametrize("flags", [LM, MASKED, (*CLASSES, "--num-classes", "2")], ids=["LM", "masked LM", "classes"])
+def test_a_part_that_is_not_there(flags, data):
+    folder = data / ("classes" if "sentence_prediction" in flags else "text")
+    task, _cfg = task_of(folder, *flags)
+    refused(lambda: task.load_dataset("test"), folder, "test")
+
+
+@pytest.mark.parametrize("flags", [LM, MASKED, (*CLASSES, "--num-classes", "2")], ids=["LM", "masked LM", "classes"])
+def test_a_sentence_that_is_too_long(flags, data):
+    """The way out is one: with it the same data go through."""
+    classes = "sentence_prediction" in flags
+    folder, name = (data / "classes", "--max-positions") if classes else (data / "text", "--tokens-per-sample")
+    flags = flags if classes else (*flags, "--sample-break-mode", "eos")
+
+    def batches(length):
+        task, cfg = task_of(folder, *flags, name, str(length))
+        model = task.build_model(cfg.model)
+        task.load_dataset("valid")
+        return task.get_batch_iterator(task.dataset("valid"), max_tokens=64, max_positions=model.max_positions())
+
+    refused(lambda: batches(8), "is invalid", "max_positions=8", name)
+    assert len(batches(16)) > 0
+
+
+LABELS = {
+    "a third class": ([["0"], ["1"], ["2"]], "--num-classes 2"),
+    "none for one": ([["0"], ["1"]], "2 labels for 3 sentences"),
+    "two for one": ([["0", "1"], ["1"], ["0"]], "4 labels for 3 sentences"),
+    "no label's name": ([["0"], ["1"], ["good"]], "<unk>"),
+}
+
+
+@pytest.mark.parametrize("mistake", LABELS)
+def test_labels(mistake, data, tmp_path):
+    lines, *named = LABELS[mistake]
+    shutil.copytree(data / "classes" / "input0", tmp_path / "input0")
+    names = Dictionary()
+    for name in "012":
+        names.add_symbol(name)
+    symbols = Dictionary.load(str(tmp_path / "input0" / "dict.txt"))
+    write(tmp_path / "input0" / "odd", [["good1"], ["bad1"], ["bad2"]], symbols)
+    write(tmp_path / "label" / "odd", lines, names)
+    task, _cfg = task_of(tmp_path, *CLASSES, "--num-classes", "2")
+    refused(lambda: task.load_dataset("odd"), tmp_path / "label" / "odd", *named)
+
+
+def test_targets_that_are_too_few(data):
+    task, _cfg = task_of(data / "classes", *CLASSES, "--num-classes", "3", "--regression-target")
+    refused(lambda: task.load_dataset("valid"), data / "classes", "num_classes=3")
+
+
+YAML = """# @package _group_
+task: {_name: language_modeling, data: "???", tokens_per_sample: 32}
+criterion: {_name: cross_entropy}
+checkpoint: {save_dir: checkpoints}
+model: {_name: deepnet_lm_tiny_6, method: normformer}
+"""
+
+
+def of_yaml(folder, data, *settings):
+    """Task and model as fairseq-hydra-train makes them of YAML."""
+    (folder / "lm.yaml").write_text(YAML)
+    hydra_init()
+    with initialize_config_dir(str(folder), version_base="1.1"):
+        cfg = compose("lm", overrides=[f"task.data={data / 'text'}", *settings])
+    add_defaults(cfg)
+    task = tasks.setup_task(cfg.task)
+    return task.build_model(cfg.model)
+
+
+def test_yaml(data, tmp_path):
+    model = of_yaml(tmp_path, data)
+    assert isinstance(model, MODELS["deepnet_lm"])
+    assert model.max_positions() == 32 and len(model.decoder.layers) == 6
+    assert "decoder.layers.0.self_attn.inner.c" in model.state_dict()  # NormFormer's head scales
+    other = of_yaml(tmp_path, data, "+model.decoder_layers=2", "+model.share_decoder_input_output_embed=true")
+    assert len(other.decoder.layers) == 2
+    assert other.decoder.output_projection.weight is other.decoder.embed_tokens.weight
+
+
+YAML_MISTAKES = {
+    "+model.encoder_layers=3": ("model.encoder_layers: deepnet_lm has no such setting",),
+    "+model.decoder_layers=many": ("model.decoder_layers: ",),
+    "model._name=deepnet_lm_13": ("model._name deepnet_lm_13: no such architecture",),
+    "model._name=deepnet_masked_lm_6": ("--task language_modeling", "masked_lm or sentence_prediction"),
+    "model._name=deepnet_transformer_6_6": ("--task language_modeling", "--task translation"),
+    "criterion._name=masked_lm": ("--criterion masked_lm", "cross_entropy"),
+    "task.tokens_per_sample=0": ("--tokens-per-sample 0",),
+    "model.method=deepnrom": ("--method deepnrom: unknown",),
+}
+
+
+@pytest.mark.parametrize("setting", YAML_MISTAKES)
+def test_a_mistake_in_yaml(setting, data, tmp_path):
+    refused(lambda: of_yaml(tmp_path, data, setting), *YAML_MISTAKES[setting])
