@@ -71,6 +71,8 @@ def from_checkpoint(path: str):
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
     cfg, weights = state["cfg"], state["model"]
+    if hasattr(model_cfg, "load_checkpoint_heads"):
+        model_cfg.load_checkpoint_heads = True  # there is no task to ask for those it was fine-tuned with
     try:
         model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, blank_task(*_vocabularies(weights)))
         model.load_state_dict(weights)
