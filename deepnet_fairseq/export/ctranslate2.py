@@ -40,9 +40,7 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
     "float16", ...), None for float32. UserError if CTranslate2 is missing, cannot take the model, or disagrees.
     """
     if folded.stock.name not in SCORERS:
-        raise UserError(
-            f"--to ctranslate2: CTranslate2 reads no {folded.stock.name} of fairseq's; give --to transformer"
-        )
+        raise UserError(f"--to ctranslate2: CTranslate2 reads no fairseq {folded.stock.name}; give --to transformer")
     try:
         import ctranslate2
     except ImportError as error:
@@ -80,7 +78,7 @@ def _task(folded: Folded, data: str):
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
     try:
         task = tasks.setup_task(settings)
-    except (FileNotFoundError, AssertionError) as error:
+    except (FileNotFoundError, AssertionError, UserError) as error:
         raise UserError(f"--data {data}: {error}") from error
     for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
         stack, rows = weight.split(".")[0], folded.state[weight].size(0)

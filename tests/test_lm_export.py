@@ -1,0 +1,209 @@
+"""`deepnet export` and `deepnet average` of language models, as a user runs them; fairseq without our package."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import ctranslate2
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.sequence_generator import SequenceGenerator
+
+from deepnet_fairseq import cli
+from deepnet_fairseq.building import from_checkpoint
+
+from .chains import LONGEST, chains
+from .exported_models import a_checkpoint, a_data, a_masked, a_ran, variant  # noqa: F401
+from .helpers import EOS, PAD, USER_DIR, VOCAB, run
+from .single_stacks import batch, scores
+
+EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "complete", "--tokens-per-sample", str(LONGEST))
+CHECKPOINTS = ("1_4", "last")
+
+
+def export(*words) -> None:
+    cli.main(["export", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint):
+    out = checkpoint.with_name("plain.pt")
+    export(checkpoint, "--to", "transformer", "--out", out)
+    return out
+
+
+def loaded(path):
+    """As every program of fairseq loads it."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return model.eval(), task
+
+
+def largest_difference(path, model):
+    """Of a checkpoint's scores and a model's, at the symbols of sentences."""
+    ours, tokens = from_checkpoint(str(path))[0], chains(20, seed=5)
+    return (scores(ours, tokens) - scores(model, tokens))[tokens.ne(PAD)].abs().max()
+
+
+def test_stock_fairseq_finds_the_same_perplexity(data, checkpoint, exported):
+    """Plain fairseq-eval-lm, no --user-dir."""
+    said = [
+        run("fairseq-eval-lm", data, *EVAL, "--path", path, *flags).stdout
+        for path, flags in ((checkpoint, ("--user-dir", USER_DIR)), (exported, ()))
+    ]
+    found = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in said]
+    assert found[0] == found[1]
+    assert 1 < float(found[0][1]) < VOCAB / 10  # it has learnt something
+
+
+@pytest.mark.smoke
+def test_stock_fairseq_generates_alike(data, checkpoint, exported):
+    flags = ("--task", "language_modeling", "--cpu", "--beam", "3", "--gen-subset", "test", "--max-len-b", "30")
+    flags += ("--tokens-per-sample", LONGEST, "--sample-break-mode", "complete", "--prefix-size", "3")
+    ours = run("fairseq-generate", data, *flags, "--path", checkpoint, "--user-dir", USER_DIR).stdout
+    theirs = run("fairseq-generate", data, *flags, "--path", exported).stdout
+    ours, theirs = (dict(re.findall(r"^H-(\d+)\t[^\t]+\t(.*)$", text, re.MULTILINE)) for text in (ours, theirs))
+    assert len(ours) > len(theirs) > 20  # fairseq drops a last batch of no multiple of 8
+    assert theirs.items() <= ours.items()
+
+
+def test_a_post_ln_model_is_loaded_as_one(checkpoint, exported):
+    """The architectures of transformer_lm would make it Pre-LN."""
+    model, _ = loaded(exported)
+    assert type(model).__name__ == "TransformerLanguageModel"
+    assert model.decoder.layer_norm is None and not model.decoder.layers[0].normalize_before
+    assert largest_difference(checkpoint, model) <= 1e-4
+
+
+def test_pre_ln_keeps_its_last_norm(ran, tmp_path):
+    path = variant(ran, tmp_path / "pre.pt", method="pre_ln")
+    export(path, "--to", "transformer", "--out", tmp_path / "plain.pt")
+    model, _ = loaded(tmp_path / "plain.pt")
+    assert model.decoder.layer_norm is not None and model.decoder.layers[0].normalize_before
+    assert largest_difference(path, model) <= 1e-4
+    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks itself
+
+
+def test_the_file_is_plain_data(checkpoint, exported):
+    state = torch.load(exported, weights_only=True)
+    assert state["args"] is None and isinstance(state["cfg"]["model"], dict)
+    assert exported.stat().st_size < 0.6 * checkpoint.stat().st_size  # no optimiser
+    out = checkpoint.with_name("half.pt")
+    export(checkpoint, "--to", "transformer", "--fp16", "--out", out)
+    half = torch.load(out, weights_only=True)["model"]
+    assert {value.dtype for value in half.values()} == {torch.float16}
+    assert all(torch.equal(half[name], value.half()) for name, value in state["model"].items())
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoint):
+    out = checkpoint.with_name("ct2")
+    export(checkpoint, "--to", "ctranslate2", "--out", out)
+    return out
+
+
+def test_ctranslate2_continues_alike(checkpoint, converted):
+    """Greedily behind 60 prompts, symbol by symbol."""
+    model, task = loaded(checkpoint)
+    prompts = chains(300, seed=99)
+    prompts = prompts[prompts[:, 4].ne(PAD)][:60, :4]
+    search = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=LONGEST)
+    sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((60,), 4)}}
+    found = search.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=EOS)
+    ours = [[task.dictionary[i] for i in f[0]["tokens"].tolist() if i != EOS] for f in found]
+    generator = ctranslate2.Generator(str(converted), intra_threads=1)
+    words = [[task.dictionary[i] for i in row.tolist()] for row in prompts]
+    assert words[0][0] == "</s>"
+    theirs = generator.generate_batch(words, beam_size=1, max_length=LONGEST, include_prompt_in_result=True)
+    theirs = [result.sequences[0] for result in theirs]  # without the eos they begin with
+    ended = [i for i in range(60) if len(ours[i]) < LONGEST - 2]  # fairseq forces an end, CTranslate2 just stops
+    assert [theirs[i] for i in ended] == [ours[i] for i in ended]
+    assert len(ended) >= 50 and len({tuple(ours[i]) for i in ended}) > 30
+
+
+def test_ctranslate2_is_checked_on_the_data(checkpoint, data, tmp_path, capsys):
+    export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
+    said = capsys.readouterr().out
+    assert float(re.search(r"at most (\S+),", said).group(1)) < 1e-4
+    export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", tmp_path / "int8")
+    said = capsys.readouterr().out
+    assert 1e-4 < float(re.search(r", (\S+) on average", said).group(1)) < 0.5  # 8 bits cost something
+
+
+def test_a_beginning_of_its_own(ran, tmp_path, capsys):
+    """--add-bos-token: CTranslate2 is told of it."""
+    task = {"add_bos_token": True, "sample_break_mode": "eos"}
+    export(variant(ran, tmp_path / "bos.pt", task), "--to", "ctranslate2", "--out", tmp_path / "ct2")
+    assert "on 50 sentences" in capsys.readouterr().out
+    assert json.loads((tmp_path / "ct2" / "config.json").read_text())["bos_token"] == "<s>"
+
+
+def test_fewer_symbols_to_predict(ran, tmp_path):
+    """--output-dictionary-size in stock fairseq."""
+    path = variant(ran, tmp_path / "few.pt", {"output_dictionary_size": VOCAB - 20}, predicted=VOCAB - 20)
+    export(path, "--to", "transformer", "--out", tmp_path / "plain.pt")
+    model, _ = loaded(tmp_path / "plain.pt")
+    assert scores(model, chains(1)).size(-1) == VOCAB - 20
+    assert largest_difference(path, model) <= 1e-4
+
+
+def test_masked_models_become_roberta(masked, tmp_path):
+    export(masked, "--to", "transformer", "--out", tmp_path / "plain.pt")
+    model, task = loaded(tmp_path / "plain.pt")
+    assert type(model).__name__ == "RobertaModel" and len(task.dictionary) == VOCAB + 1  # <mask>
+    ours, tokens = from_checkpoint(str(masked))[0], batch()
+    assert (scores(ours, tokens) - scores(model, tokens)).abs().max() <= 1e-4
+
+
+def test_heads_are_exported(masked, tmp_path):
+    """What fine-tuning has put beside the encoder comes out of the checkpoint and into the other."""
+    state, (model, _) = torch.load(masked), from_checkpoint(str(masked))
+    model.register_classification_head("colours", 3, 8)
+    path = tmp_path / "finetuned.pt"
+    torch.save(state | {"model": model.state_dict()}, path)
+    export(path, "--to", "transformer", "--out", tmp_path / "plain.pt")
+    asked = {"classification_head_name": "colours", "features_only": True}
+    with torch.no_grad():
+        ours, theirs = model(batch(), **asked)[0], loaded(tmp_path / "plain.pt")[0](batch(), **asked)[0]
+    assert ours.shape == (3, 3) and (ours - theirs).abs().max() <= 1e-5
+
+
+def test_the_mean_of_checkpoints(ran, tmp_path):
+    """deepnet average, and the mean is exported like any."""
+    out = tmp_path / "mean.pt"
+    names = [str(ran.with_name(f"checkpoint_{place}.pt")) for place in CHECKPOINTS]
+    cli.main(["average", *names, "--out", str(out)])
+    parts = [torch.load(name)["model"] for name in names]
+    for name, value in torch.load(out)["model"].items():
+        mean = sum(part[name].double() for part in parts) / len(parts)
+        assert torch.allclose(value.double(), mean, atol=1e-7), name
+    export(out, "--to", "transformer", "--out", tmp_path / "plain.pt")
+    assert largest_difference(out, loaded(tmp_path / "plain.pt")[0]) <= 1e-4
+
+
+REFUSED = {
+    "roberta": ("masked", {}, "ctranslate2", (), "CTranslate2 reads no fairseq roberta; give --to transformer"),
+    "no data": ("checkpoint", {}, "ctranslate2", ("--data", "nowhere"), "--data nowhere"),
+    "other data": ("few", {}, "ctranslate2", (), "60 symbols, the decoder has 40; give the run's own data"),
+    "unknown type": ("checkpoint", {}, "ctranslate2", ("--quantization", "int3"), "int3"),
+    "stock model": ("exported", {}, "transformer", (), "holds a transformer_lm"),
+    "normformer": ("ran", {"method": "normformer"}, "transformer", (), "normformer has no plain Transformer"),
+    "no positions": ("ran", {"no_token_positional_embeddings": True}, "ctranslate2", (), "not supported"),
+}
+
+
+@pytest.fixture
+def few(ran, tmp_path):
+    """A model that predicts fewer symbols than its data have."""
+    return variant(ran, tmp_path / "few.pt", predicted=VOCAB - 20)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case, request, tmp_path):
+    given, fields, kind, flags, message = REFUSED[case]
+    path = request.getfixturevalue(given)
+    path = variant(path, tmp_path / "variant.pt", **fields) if fields else path
+    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
+        export(path, "--to", kind, *flags, "--out", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
