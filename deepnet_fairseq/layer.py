@@ -109,8 +109,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, C) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
-        packed = self.self_attn.project_own(self.enter("self_attn", x))
-        return self.feed_forward(self.leave("self_attn", x, self.self_attn(packed, mask)))
+        f = self.self_attn(self.self_attn.project_own(self.enter("self_attn", x)), mask)
+        return self.feed_forward(self.leave("self_attn", x, f))
 
 
 class CausalLayer(Layer):
@@ -146,4 +146,5 @@ class DecoderLayer(CausalLayer):
         if alignment is not None:
             alignment.append(self.encoder_attn.alignment(packed, memory_mask))
         x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
+        del packed  # what autograd keeps is a copy
         return self.feed_forward(x)
