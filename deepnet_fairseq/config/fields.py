@@ -16,7 +16,8 @@ from ..init_profiles import PROFILES
 from ..methods import METHODS
 from ..probes import PROBES
 
-ACTIVATIONS = ChoiceEnum(get_available_activation_fns())
+# relu_squared: fairseq has it and leaves it out of its list
+ACTIVATIONS = ChoiceEnum([*dict.fromkeys([*get_available_activation_fns(), "relu_squared"])])
 ACTIVATION = "activation of the feed-forward branch"
 METHOD = f"stabilisation method: {', '.join(sorted(METHODS))}"
 
