@@ -1,0 +1,127 @@
+"""Language models through fairseq's programs: 100 layers trained, evaluated, continued; perplexity computed by hand."""
+
+import math
+import re
+
+import pytest
+import torch
+from fairseq.data import Dictionary, data_utils
+
+from deepnet_fairseq import archs
+from deepnet_fairseq.building import from_checkpoint
+
+from .helpers import USER_DIR, run
+from .plain_text import VOCAB, documents, prepare
+from .test_commands import losses
+
+TRAIN = (
+    "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "inverse_sqrt",
+    "--warmup-updates", "4", "--warmup-init-lr", "1e-7", "--max-tokens", "600", "--tokens-per-sample", "256",
+    "--num-workers", "0", "--log-format", "json", "--log-interval", "1", "--no-epoch-checkpoints", "--max-update", "4",
+    "--disable-validation", "--fixed-validation-seed", "1",
+)  # fmt: skip
+SENTENCES = {"train": 300, "valid": 20, "test": 5}
+CAUSAL = ("--task", "language_modeling", "--sample-break-mode", "eos")
+READ = ("--user-dir", USER_DIR, "--cpu", "--task", "language_modeling")
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory):
+    """Sentences in one document: behind an empty line, a prefix that ends at once, fairseq's generator gives up."""
+    folder = tmp_path_factory.mktemp("pieces")
+    paths = [folder / split for split in SENTENCES]
+    for seed, path in enumerate(paths):
+        sentences = [line for text in documents(SENTENCES[path.name], seed) for line in text]
+        path.write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    return prepare(paths, folder / "bin", "--vocab", VOCAB)
+
+
+@pytest.fixture(scope="module")
+def causal(bin_folder, tmp_path_factory):
+    """A checkpoint of 100 layers after 4 updates, and the losses on the way."""
+    folder = tmp_path_factory.mktemp("causal")
+    train = ("fairseq-train", bin_folder, *TRAIN, *CAUSAL, "--arch", "deepnet_lm_tiny_100", "--save-dir", folder)
+    return folder / "checkpoint_last.pt", losses(run(*train).stdout)
+
+
+def lines_of(data, split):
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    return dictionary, list(data_utils.load_indexed_dataset(str(data / split), dictionary))
+
+
+def assert_trained(found, symbols):
+    """Scores of unit variance at first: their softmax costs ln V + 1/2 nats, log2 V + 0.72 bits; then no explosion."""
+    assert sorted(found) == [1, 2, 3, 4]
+    assert found[1] == pytest.approx(math.log2(symbols) + 0.72, abs=0.3)
+    assert max(found.values()) < found[1] + 0.5
+
+
+def test_causal_training(causal, bin_folder):
+    path, found = causal
+    assert_trained(found, len(lines_of(bin_folder, "train")[0]))
+    model, cfg = from_checkpoint(str(path))
+    assert (model.NAME, len(model.decoder.layers), cfg.model.method) == (archs.LM, 100, "deepnorm")
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_perplexity(causal, bin_folder):
+    """2 to the mean of -log2 p over all pieces and ends of sentences, each sentence behind an </s>."""
+    given = ("--path", causal[0], "--gen-subset", "valid", "--sample-break-mode", "eos", "--max-tokens", "500")
+    said = run("fairseq-eval-lm", bin_folder, *READ, *given).stdout
+    ((bits, perplexity),) = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", said)
+    dictionary, lines = lines_of(bin_folder, "valid")
+    model, _cfg = from_checkpoint(str(causal[0]))
+    total = 0.0
+    with torch.no_grad():
+        for line in lines:
+            read = torch.cat([line.new_tensor([dictionary.eos()]), line[:-1]])[None]
+            total += torch.nn.functional.cross_entropy(model(read)[0][0], line.long(), reduction="sum").item()
+    mean = total / sum(map(len, lines))
+    assert float(bits) == pytest.approx(mean / math.log(2), abs=6e-5)
+    assert float(perplexity) == pytest.approx(math.exp(mean), abs=0.006)
+
+
+def test_generation(causal, bin_folder):
+    """Continuations begin with the three pieces that they were given, and are scored."""
+    given = ("--path", causal[0], "--gen-subset", "test", "--prefix-size", "3", "--beam", "2", "--max-len-b", "6")
+    given += ("--max-len-a", "0", "--sample-break-mode", "eos", "--batch-size", "4")
+    said = run("fairseq-generate", bin_folder, *READ, *given).stdout
+    found = {int(number): words.split() for number, words in re.findall(r"^H-(\d+)\t-[\d.e-]+\t(.*)$", said, re.M)}
+    dictionary, lines = lines_of(bin_folder, "test")
+    assert len(found) == len(lines)
+    for number, line in enumerate(lines):
+        assert found[number][:3] == [dictionary[piece] for piece in line[:3]]
+
+
+@pytest.mark.smoke
+def test_interactive(causal, bin_folder, tmp_path):
+    dictionary, lines = lines_of(bin_folder, "test")
+    text = tmp_path / "prompts"
+    prompts = [" ".join(dictionary[piece] for piece in line[:4]) for line in lines[:2]]
+    text.write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    flags = ("--path", causal[0], "--beam", "2", "--max-len-a", "0", "--max-len-b", "8", "--input", text)
+    said = run("fairseq-interactive", bin_folder, *READ, *flags).stdout
+    found = re.findall(r"^H-\d+\t-[\d.e-]+\t(.*)$", said, re.M)
+    assert len(found) == 2 and all(row.startswith(prompt) for row, prompt in zip(found, prompts, strict=True))
+
+
+def test_masked_training_and_its_validation(bin_folder, tmp_path):
+    train = (
+        "fairseq-train",
+        bin_folder,
+        *TRAIN,
+        "--task",
+        "masked_lm",
+        "--criterion",
+        "masked_lm",
+        "--save-dir",
+        tmp_path,
+    )
+    found = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
+    assert_trained(found, len(lines_of(bin_folder, "train")[0]) + 1)  # <mask>
+    model, _cfg = from_checkpoint(str(tmp_path / "checkpoint_last.pt"))
+    assert (model.NAME, len(model.encoder.layers)) == (archs.MASKED_LM, 100)
+    read = ("--user-dir", USER_DIR, "--cpu", "--task", "masked_lm", "--path", tmp_path / "checkpoint_last.pt")
+    said = run("fairseq-validate", bin_folder, *read, "--criterion", "masked_lm", "--max-tokens", "600").stdout
+    (bits, perplexity) = re.findall(r"\| loss ([\d.]+) \| ppl ([\d.]+)", said)[-1]
+    assert abs(float(bits) - found[4]) < 0.7 and float(perplexity) == pytest.approx(2 ** float(bits), rel=1e-3)
