@@ -9,13 +9,13 @@ import torch
 from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
 from torch import nn
 
-from ..layer import DecoderLayer, EncoderLayer, Layer
+from ..layer import CausalLayer, DecoderLayer, EncoderLayer, Layer
 from ..linear import Linear
-from ..methods import get_method
+from ..methods import Method, get_method
+from ..models.heads import MaskedTokenHead
 from ..shape import StackShape
 from .setting import Setting
 
-LAYERS = {"encoder": EncoderLayer, "decoder": DecoderLayer}
 PADDING = 1  # index of fairseq's padding symbol; positions are counted behind it
 
 
@@ -23,7 +23,7 @@ PADDING = 1  # index of fairseq's padding symbol; positions are counted behind i
 class Blueprint:
     """layers: the first and one that stands for all others; tokens: the embedding matrix, empty if it is the other
     stack's; tied: is it the output projection too?; embedding: positions and their LayerNorm; end: modules on the
-    stack's output; output: the projection to the vocabulary, empty if it is an embedding."""
+    stack's output; output: of the last stack, what makes scores of features, empty if that is an embedding."""
 
     name: str
     shape: StackShape
@@ -68,23 +68,43 @@ def blueprint(setting: Setting, stack: str) -> Blueprint:
     """`stack` ("encoder" or "decoder") of the setting's model, in its precision."""
     cfg, shape = setting.cfg, StackShape.from_config(setting.cfg, stack)
     method = get_method(cfg.method).from_config(cfg)
-    vocab = setting.source_vocab if stack == "encoder" else setting.target_vocab
-    projected = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
-    tied = projected if stack == "decoder" else cfg.share_all_embeddings
+    first, last = stack == setting.stacks[0], stack == setting.stacks[-1]
+    shared, vocab = getattr(cfg, "share_all_embeddings", False), setting.vocabularies[0 if first else 1]
+    tied = shared or (last and _tied(cfg))
     with torch.device("meta"):
-        owned = stack == "encoder" or not cfg.share_all_embeddings
-        tokens, embedding = [nn.Embedding(vocab, shape.dim)] if owned else [], []
+        tokens = [nn.Embedding(vocab, shape.dim)] if first or not shared else []
+        embedding = []
         if getattr(cfg, f"{stack}_learned_pos") and not cfg.no_token_positional_embeddings:
-            side = "source" if stack == "encoder" else "target"
-            rows = getattr(cfg, f"max_{side}_positions") + PADDING + 1
-            embedding.append(LearnedPositionalEmbedding(rows, shape.dim, PADDING))
+            embedding.append(LearnedPositionalEmbedding(shape.max_positions + PADDING + 1, shape.dim, PADDING))
         if cfg.layernorm_embedding:
             embedding.append(LayerNorm(shape.dim))
-        layers = [LAYERS[stack](shape, method, index) for index in range(1, min(shape.num_layers, 2) + 1)]
+        kind = _layer_class(stack, method)
+        layers = [kind(shape, method, index) for index in range(1, min(shape.num_layers, 2) + 1)]
         end = [LayerNorm(shape.dim)] if method.norm == "pre" else []
         mixer, ending = method.mixer(stack, shape.dim), method.ending(stack, shape.dim)
         end += [] if ending is None else [ending]
-        output = [] if stack == "encoder" or projected else [Linear(shape.dim, vocab, bias=False)]
+        output = _output(setting, shape, tokens, tied) if last else []
     for module in (*tokens, *embedding, *layers, *end, *output, *([] if mixer is None else [mixer])):
         module.to(setting.precision.dtype)
     return Blueprint(stack, shape, layers, tokens, tied, embedding, cfg.layernorm_embedding, mixer, end, output)
+
+
+def _layer_class(stack: str, method: Method) -> type[Layer]:
+    if stack == "encoder":
+        return EncoderLayer
+    return DecoderLayer if "encoder_attn" in method.sublayers(stack) else CausalLayer
+
+
+def _tied(cfg) -> bool:
+    """Are scores products with the embedding of the stack that gives them?"""
+    if hasattr(cfg, "untie_weights_roberta"):
+        return not cfg.untie_weights_roberta
+    return cfg.share_decoder_input_output_embed
+
+
+def _output(setting: Setting, shape: StackShape, tokens: list[nn.Module], tied: bool) -> list[nn.Module]:
+    """What makes scores of features, without a projection that is an embedding and nothing else."""
+    vocab = setting.target_vocab
+    if setting.objective.masks:
+        return [MaskedTokenHead(shape.dim, vocab, shape.activation_fn, tokens[0] if tied else None)]
+    return [] if tied else [Linear(shape.dim, vocab, bias=False)]

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..criterions.chunked import NAME as CHUNKED
 from ..errors import UserError
 from .flops import flops
 from .memory import Memory, best_group, memory
-from .setting import SHARDED, SHARDING_FLAGS, WHOLE, Setting
+from .setting import SHARDED, SHARDING_FLAGS, Setting
 
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
 SHARDINGS = {  # what they spread, and what else changes: a sharded matrix gives no logits in chunks
     "os": ("optimiser", {}),
-    "fully_sharded": ("all", {"criterion": WHOLE, "chunk": 0}),
+    "fully_sharded": ("all", {"criterion": None, "chunk": 0}),
 }
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: a step that saves less is no step
@@ -66,8 +65,9 @@ def recommend(setting: Setting) -> list[Option]:
 
 
 def _chunked(given: Setting, last: Setting) -> Ways:
-    if last.criterion != CHUNKED and last.sharding != "fully_sharded":
-        yield "loss in chunks", replace(last, criterion=CHUNKED)
+    chunked = last.objective.chunked
+    if chunked and not last.chunked and last.sharding != "fully_sharded":
+        yield "loss in chunks", replace(last, criterion=chunked)
 
 
 def _in_smaller_batches(given: Setting, last: Setting) -> Ways:

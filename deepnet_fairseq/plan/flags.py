@@ -12,8 +12,9 @@ from .. import archs, config
 from ..compat.command_line import unknown_arch
 from ..errors import UserError
 from ..recomputation import Recomputation
+from .objective import MASK_PROB, OBJECTIVES, Objective
 from .precision import OPTIMIZERS, PRECISIONS, Precision
-from .setting import CRITERIA, GIB, SHARDING_FLAGS, WHOLE, Setting
+from .setting import GIB, SHARDING_FLAGS, Setting
 from .tape import DEVICES
 
 
@@ -24,7 +25,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(flags: list[str]) -> Setting:
     """A setting of the command line's flags; UserError, naming the flag, for one that is unknown or contradicts."""
-    parser = _parser()
+    arch = _arch(flags)
+    parser = _parser(arch)
     args, rest = parser.parse_known_args(flags)
     if rest:
         words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
@@ -33,10 +35,9 @@ def parse(flags: list[str]) -> Setting:
             f"unknown: {' '.join(rest)}; "
             + (f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it")
         )
-    if args.arch not in archs.PRESETS:
-        raise UserError(unknown_arch(f"--arch {args.arch}"))
-    known = config.DeepTransformerConfig.__dataclass_fields__.keys() | {"max_source_positions", "max_target_positions"}
-    cfg = config.namespace(args.arch, **{name: value for name, value in vars(args).items() if name in known})
+    known = _config_class(arch).__dataclass_fields__
+    given = {name: value for name, value in vars(args).items() if name in known}
+    cfg = config.namespace(arch, **(_positions(arch, args.length) | given))
     source, target = _vocabularies(args.vocab)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
@@ -51,6 +52,7 @@ def parse(flags: list[str]) -> Setting:
         optimizer=OPTIMIZERS[args.optimizer],
         criterion=args.criterion,
         chunk=args.loss_chunk_tokens,
+        mask_prob=args.mask_prob,
         checkpoint_every=checkpoint_every(cfg),
         sharding=_sharding(args),
         gpus=args.gpus,
@@ -65,26 +67,55 @@ def checkpoint_every(cfg) -> int:
     return 0 if recomputation is None else recomputation.every
 
 
-def _parser() -> argparse.ArgumentParser:
+def _arch(flags: list[str]) -> str:
+    """What --arch says; the other flags are those of its model."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    arch = parser.parse_known_args(flags)[0].arch
+    if arch not in archs.PRESETS:
+        raise UserError(unknown_arch(f"--arch {arch}"))
+    return arch
+
+
+def _config_class(arch: str) -> type:
+    return config.CONFIGS[archs.MODELS[arch]]
+
+
+def _positions(arch: str, length: int) -> dict[str, int]:
+    """Longest samples as fairseq's tasks set them: a language model's are all of one length."""
+    fields = _config_class(arch).__dataclass_fields__
+    if "max_source_positions" in fields:
+        return {}
+    return {name: length for name in ("tokens_per_sample", "max_target_positions", "max_positions") if name in fields}
+
+
+def _parser(arch: str) -> argparse.ArgumentParser:
     parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
-    gen_parser_from_dataclass(parser, config.DeepTransformerConfig(), delete_default=True)
-    for name in ("source", "target"):
-        parser.add_argument(f"--max-{name}-positions", type=int, default=1024)
+    kind = _config_class(arch)
+    gen_parser_from_dataclass(parser, kind(), delete_default=True)
+    for name in ("max_source_positions", "max_target_positions"):  # the task's
+        if name in kind.__dataclass_fields__:
+            parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    _add_training(parser, OBJECTIVES[archs.MODELS[arch]])
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser, objective: Objective) -> None:
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--update-freq", type=int, default=1)
-    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument(*objective.length_flags, type=int, default=objective.length)
+    parser.add_argument("--mask-prob", type=float, default=MASK_PROB)
     for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
         parser.add_argument(f"--{flag}", action="store_true", default=False)
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam")
-    parser.add_argument("--criterion", choices=CRITERIA, default=WHOLE)
+    parser.add_argument("--criterion", default=objective.criterion)
     parser.add_argument("--loss-chunk-tokens", type=int, default=0)
     parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
     parser.add_argument("--ddp-backend", choices=("pytorch_ddp", "fully_sharded"), default="pytorch_ddp")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--gpu-memory", type=float, default=80.0)
-    return parser
 
 
 def _vocabularies(text: str) -> tuple[int, int]:

@@ -19,8 +19,9 @@ WARMUP, STEPS = 3, 5
 
 
 def measured_rate(setting: Setting) -> float:
-    """Floating-point operations a second of a training update of 4L-4L on one device of the setting's kind: the median
-    of 5 updates through fairseq's Trainer with its widths, method, batch, precision and loss. UserError without one."""
+    """Floating-point operations a second of a training update, 4 layers a stack, on one device of the setting's kind:
+    the median of 5 updates through fairseq's Trainer with its widths, method, batch, precision and loss. UserError
+    without one."""
     shallow = _shallow(setting)
     trial = Trial(shallow)
     try:
@@ -36,7 +37,7 @@ def _shallow(setting: Setting) -> Setting:
     if setting.device.name == "cuda" and not torch.cuda.is_available():
         raise UserError("--measure: there is no GPU here; give --flops, or plan for this CPU with --cpu")
     fields = vars(setting.cfg)
-    layers = {name: min(LAYERS, fields[name]) for name in ("encoder_layers", "decoder_layers")}
+    layers = {name: min(LAYERS, fields[name]) for name in setting.layer_fields}
     return replace(setting, cfg=config.namespace(**(fields | layers)), update_freq=1, gpus=1, sharding="none")
 
 

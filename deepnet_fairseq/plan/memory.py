@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 
+from .. import archs
 from .parameters import Parameters, count
 from .precision import MOMENTS
 from .setting import Setting
@@ -124,7 +125,7 @@ def best_group(setting: Setting) -> int:
     gone, and k = 1 is best.
     """
     parameters, segments = count(setting), walk(replace(setting, checkpoint_every=1))
-    depth = max(setting.cfg.encoder_layers, setting.cfg.decoder_layers)
+    depth = max(archs.depths(setting.cfg))
     found = {
         k: follow(setting, parameters, grouped(segments, k)) for k in range(1, depth + 1) if k * k <= WIDEST * depth
     }

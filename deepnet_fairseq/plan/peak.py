@@ -45,7 +45,7 @@ def _train(setting: Setting, updates: int) -> None:
 
 def _smallest(setting: Setting) -> Setting:
     """What brings in all that is imported and set up at the first use."""
-    fields = vars(setting.cfg) | {"encoder_layers": 1, "decoder_layers": 1}
+    fields = vars(setting.cfg) | dict.fromkeys(setting.layer_fields, 1)
     return replace(
         setting, cfg=config.namespace(**fields), source_vocab=100, target_vocab=100, max_tokens=setting.length
     )

@@ -48,7 +48,7 @@ class Report:
         }
 
     def as_text(self) -> str:
-        parts = [_title(self.setting), _parameters(self.parameters), _memory(self.setting, self.memory)]
+        parts = [_title(self.setting), _parameters(self.setting, self.parameters), _memory(self.setting, self.memory)]
         parts += [_options(self.options), _work(self.flops), _time(self.setting, self.speed)]
         return "\n\n".join(parts)
 
@@ -59,8 +59,7 @@ def describe(setting: Setting) -> dict:
     return {
         "arch": cfg.arch,
         "method": cfg.method,
-        "encoder_layers": cfg.encoder_layers,
-        "decoder_layers": cfg.decoder_layers,
+        **{name: getattr(cfg, name) for name in setting.layer_fields},
         "vocab": [setting.source_vocab, setting.target_vocab],
         "max_tokens": setting.max_tokens,
         "update_freq": setting.update_freq,
@@ -80,19 +79,24 @@ def gib(number: float) -> str:
     return f"{number / GIB:.2f}"
 
 
+def layers(setting: Setting) -> str:
+    """ "100-100", or "48" of a single stack."""
+    return "-".join(str(getattr(setting.cfg, name)) for name in setting.layer_fields)
+
+
 def _title(setting: Setting) -> str:
     cfg, vocab = setting.cfg, f"{setting.source_vocab:,}"
     if setting.target_vocab != setting.source_vocab:
         vocab += f" and {setting.target_vocab:,}"
-    model = f"{cfg.arch}, {cfg.encoder_layers}-{cfg.decoder_layers}, {cfg.method}, vocabulary {vocab}"
+    model = f"{cfg.arch}, {layers(setting)}, {cfg.method}, vocabulary {vocab}"
     unit = "GPU" if setting.device.name == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
     return f"{model}\n{setting.precision.name}, {setting.optimizer.name}, {batch} = {setting.batch:,} an update"
 
 
-def _parameters(found: Parameters) -> str:
+def _parameters(setting: Setting, found: Parameters) -> str:
     rows = [["parameters", "number"]]
-    rows += [[name, f"{getattr(found, name):,}"] for name in ("embeddings", "encoder", "decoder", "output", "total")]
+    rows += [[name, f"{getattr(found, name):,}"] for name in ("embeddings", *setting.stacks, "output", "total")]
     if found.trainable != found.total:
         rows.append(["trained", f"{found.trainable:,}"])
     return render(rows)

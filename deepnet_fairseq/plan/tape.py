@@ -22,6 +22,7 @@ from ..products import LONGEST
 FLOAT32 = 4
 KEEPS_OUTPUT = ("relu", "tanh")
 KEEPS_NOTHING = ("linear",)
+WIDENS = ("gelu",)  # fairseq computes it in float32
 
 
 @dataclass(eq=False)
@@ -162,7 +163,7 @@ class Tape:
         if name in KEEPS_OUTPUT:
             self.keep(y)
         elif name not in KEEPS_NOTHING:
-            self.keep(x)
+            self.keep(self.widened(x) if name in WIDENS else x)
         self.work(x, y)
         return y
 
@@ -184,7 +185,8 @@ class Tape:
         else:
             copies = [self.like(packed) for packed in {q: None, keys_values: None}]  # by head
             self.keep(weights, *copies, *((self.like(weights), self.like(weights)) if dropout else ()))
-        self.work(q, keys_values, y)
+            self.work(weights, y)
+        self.work(*{q: None, keys_values: None}, y)
         return y
 
     def like(self, x: Value, itemsize: int | None = None) -> Value:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import torch
 from fairseq.logging import metrics
 
 from .. import config
 from ..building import SPECIALS
 from ..trainer import build_trainer, parse
 from .fit import recomputation
+from .objective import batch
 from .setting import SHARDING_FLAGS, Setting
 
-LANGUAGES = ("xx", "yy")
 RUN = {"_name", "probe_dir", "checkpoint_activations", "checkpoint_every"}  # fields that the flags below say
 
 
@@ -24,11 +23,11 @@ class Trial:
     def __init__(self, setting: Setting):
         self.setting = setting
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
-        for language, size in zip(LANGUAGES, (setting.source_vocab, setting.target_vocab), strict=True):
-            words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS))
-            Path(self.folder.name, f"dict.{language}.txt").write_text(words, encoding="utf-8")
+        for name, size in zip(setting.objective.dictionaries, setting.vocabularies, strict=False):
+            words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.added))
+            Path(self.folder.name, name).write_text(words, encoding="utf-8")
         args = parse(self._flags())
-        for name in config.DeepTransformerConfig.__dataclass_fields__.keys() - RUN:
+        for name in config.config_of(setting.cfg).__dataclass_fields__.keys() - RUN:
             setattr(args, name, getattr(setting.cfg, name))
         self.trainer = build_trainer(args)
         self.trainer.begin_epoch(1)
@@ -44,40 +43,16 @@ class Trial:
 
     def _flags(self) -> list[str]:
         setting, folder = self.setting, self.folder.name
-        words = [
-            folder,
-            "--save-dir",
-            folder,
-            "--no-save",
-            "--source-lang",
-            LANGUAGES[0],
-            "--target-lang",
-            LANGUAGES[1],
-        ]
+        words = [folder, "--save-dir", folder, "--no-save", "--task", setting.objective.task, *setting.objective.flags]
         words += ["--arch", setting.cfg.arch, "--max-tokens", str(setting.max_tokens), "--lr", "1e-4"]
         words += ["--optimizer", setting.optimizer.name, "--lr-scheduler", "fixed", "--disable-validation"]
-        words += ["--criterion", setting.criterion, "--label-smoothing", "0.1"]
+        words += ["--criterion", setting.criterion]
         words += ["--loss-chunk-tokens", str(setting.chunk)] if setting.chunk else []
         words += recomputation(setting.checkpoint_every).split() + setting.precision.flags.split()
         words += SHARDING_FLAGS[setting.sharding].split() + (["--cpu"] if setting.device.name == "cpu" else [])
         return words
 
     def _batch(self, seed: int) -> dict:
-        """max_tokens source and target tokens, in sentences of the setting's length."""
-        generator = torch.Generator().manual_seed(seed)
-        length = self.setting.length
-        sentences = self.setting.max_tokens // length
-
-        def tokens(size: int) -> torch.Tensor:
-            return torch.randint(SPECIALS, size, (sentences, length), generator=generator)
-
-        source, target = self.setting.source_vocab, self.setting.target_vocab
-        lengths = torch.full((sentences,), length)
-        net_input = {"src_tokens": tokens(source), "src_lengths": lengths, "prev_output_tokens": tokens(target)}
-        return {
-            "id": torch.arange(sentences),
-            "nsentences": sentences,
-            "ntokens": sentences * length,
-            "net_input": net_input,
-            "target": tokens(target),
-        }
+        setting = self.setting
+        sentences = setting.max_tokens // setting.length
+        return batch(setting.objective, setting.vocabularies, sentences, setting.length, setting.mask_prob, seed)

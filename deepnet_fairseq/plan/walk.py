@@ -5,7 +5,6 @@ One layer of each kind is built, without storage; layers differ in their paramet
 
 from __future__ import annotations
 
-from ..criterions.chunked import NAME as CHUNKED
 from ..criterions.projected import BUDGET, FEWEST
 from ..layer import Layer
 from ..site import NORM_NAMES
@@ -14,14 +13,17 @@ from .setting import Setting
 from .slot_rules import apply, merge, mix
 from .tape import FLOAT32, Segment, Tape, Value, joined
 
+INDEX = 8  # bytes of an index
+
 
 def walk(setting: Setting) -> list[Segment]:
-    """The segments of one forward pass over a batch of max_tokens source and target tokens, in order."""
+    """The segments of one forward pass over a batch of max_tokens (source and target) tokens, in order."""
     tape = Tape(setting.device, setting.precision.itemsize)
-    encoder, decoder = (blueprint(setting, stack) for stack in ("encoder", "decoder"))
-    memory = _stack(tape, setting, encoder, None)
-    features = _stack(tape, setting, decoder, memory)
-    _loss(tape, setting, decoder, features)
+    features = None
+    for name in setting.stacks:
+        last = blueprint(setting, name)
+        features = _stack(tape, setting, last, features)
+    _loss(tape, setting, last, features)
     return grouped(tape.segments, setting.checkpoint_every)
 
 
@@ -111,20 +113,31 @@ def _feed_forward(tape: Tape, layer: Layer, stack: Blueprint, x: Value) -> Value
     return tape.linear(h, stack.shape.dim)
 
 
-def _loss(tape: Tape, setting: Setting, decoder: Blueprint, features: Value) -> None:
-    """Output projection and label-smoothed cross-entropy.
+def _scored(tape: Tape, setting: Setting, features: Value) -> Value:
+    """What is projected to the vocabulary: features, or of the masked tokens what MaskedTokenHead makes of theirs."""
+    if not setting.objective.masks:
+        return features
+    x = tape.value(setting.scored, features.width)
+    tape.keep(tape.value(x.rows, 2, INDEX))  # sentence and place of each
+    x = tape.linear(x, x.width)
+    return tape.norm(tape.activation(str(setting.cfg.activation_fn), x))
+
+
+def _loss(tape: Tape, setting: Setting, last: Blueprint, features: Value) -> None:
+    """Output projection and cross-entropy, label-smoothed or not.
 
     fairseq's criterion keeps the log-probabilities in float32. While they are made the logits exist, twice where they
     are widened from half precision; the backward pass holds two gradients as large (seen by torch's profiler).
     """
     vocab = setting.target_vocab
     with tape.segment("output") as segment:
-        segment.gradients += tape.value(vocab, features.width).bytes  # of the projection, tied or not
-        if setting.criterion == CHUNKED:
+        matrix = tape.value(vocab, features.width).bytes
+        segment.gradients += last.gradients(last.output) or matrix  # a projection's is there if it is an embedding too
+        if setting.chunked:
             _chunked_loss(tape, setting, features)
             return
-        logits = tape.linear(features, vocab)
-        lprobs = tape.value(features.rows, vocab, FLOAT32)
+        logits = tape.linear(_scored(tape, setting, features), vocab)
+        lprobs = tape.value(logits.rows, vocab, FLOAT32)
         tape.keep(lprobs)
         tape.work(lprobs, lprobs)
         segment.forward_working = logits.bytes + (lprobs.bytes if tape.itemsize < FLOAT32 else 0)
