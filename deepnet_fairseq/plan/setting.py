@@ -70,10 +70,8 @@ class Setting:
             known = whole if chunked is None else f"{whole} or {chunked}"
             raise UserError(f"--criterion {self.criterion}: the plan of a {archs.model_of(self.cfg)} knows {known}")
         if self.chunk and not self.chunked:
-            known = (
-                f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
-            )
-            raise UserError(f"--loss-chunk-tokens {self.chunk}: {known}")
+            way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
+            raise UserError(f"--loss-chunk-tokens {self.chunk}: {way}")
 
     def _check_vocabularies(self) -> None:
         if self.source_vocab == self.target_vocab:

@@ -23,7 +23,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """What a check saw. peak: of the learning rate; failure: why the trainer gave up, if so; seconds without set-up."""
+    """What a check saw. layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate;
+    failure: why the trainer gave up, if so; seconds without set-up."""
 
     method: str
     layers: tuple[int, int]
@@ -32,3 +33,9 @@ class ShortTraining:
     observed: list[Observed]
     failure: str | None
     seconds: float
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """Layers of those that the model has."""
+        layers = zip(("encoder", "decoder"), self.layers, strict=True)
+        return {stack: count for stack, count in layers if count}

@@ -7,7 +7,7 @@ import math
 from ..probes.record import Values
 from ..table import render
 from .observed import ShortTraining
-from .signals import STACKS, evenness, headroom, ln_input, profile
+from .signals import evenness, headroom, ln_input, profile
 from .verdict import Verdict, judge
 
 ROWS, DEPTHS = 8, 6
@@ -22,13 +22,14 @@ def _evenly(count: int, wanted: int) -> list[int]:
 
 def progress_table(training: ShortTraining) -> str:
     """A row for some of the updates: what the four quantities of the paper do as the learning rate rises."""
-    header = ["update", "lr", "loss", "model update", "LN input ffn", "self-attn", "grad encoder", "grad decoder"]
-    rows = [header]
+    header = ["update", "lr", "loss", "model update", "LN input ffn", "self-attn"]
+    header += [f"grad {stack}" for stack in training.stacks]
+    rows, last = [header], list(training.stacks)[-1]
     for index in _evenly(len(training.observed), ROWS):
         seen = training.observed[index]
-        moved = seen.probes.get("model_update", {}).get("decoder", float("nan"))
+        moved = seen.probes.get("model_update", {}).get(last, float("nan"))
         sizes = [f"{ln_input(seen, kind):.1f}" for kind in ("ffn", "self_attn")]
-        even = [f"{evenness(profile(seen, stack)):.0e}" for stack in STACKS]
+        even = [f"{evenness(profile(seen, stack)):.0e}" for stack in training.stacks]
         rows.append([str(seen.update), f"{seen.lr:.1e}", f"{seen.loss:.2f}", f"{moved:.2f}", *sizes, *even])
     return render(rows)
 
@@ -37,7 +38,7 @@ def profile_table(training: ShortTraining) -> str:
     """Gradient norm of some layers, before the first update and at the last."""
     rows = [["layer", "gradient at first", "at last"]]
     first, last = training.observed[0], training.observed[-1]
-    for stack in STACKS:
+    for stack in training.stacks:
         before, after = profile(first, stack), profile(last, stack)
         for index in _evenly(len(before), DEPTHS):
             at_last = f"{after[index]:.1e}" if after else "-"
@@ -55,8 +56,9 @@ def text(training: ShortTraining) -> str:
             f"activations up to {room.activation:.0f} ({room.doublings:.1f} doublings below 65504); gradients of the "
             f"weights stay finite up to a loss scale of {room.loss_scale:g}"
         )
+    depth = "-".join(f"{count}L" for count in training.stacks.values())
     lines = [
-        f"{training.layers[0]}L-{training.layers[1]}L {training.method}, {training.parameters:,} parameters, "
+        f"{depth} {training.method}, {training.parameters:,} parameters, "
         f"{len(training.observed)} updates in {training.seconds:.0f} s",
         "",
         progress_table(training),

@@ -57,7 +57,7 @@ def train_briefly(
     cfg = config.namespace(**vars(args))
     return ShortTraining(
         cfg.method,
-        (cfg.encoder_layers, cfg.decoder_layers),
+        archs.depths(cfg),
         sum(p.numel() for p in trainer.get_model().parameters()),
         max(args.lr),
         [replace(step, probes=rows.get(step.update, {})) for step in seen],
@@ -69,9 +69,8 @@ def train_briefly(
 def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
     """The run's args with all probes on and its warm-up compressed; UserError for a run that a check cannot watch."""
     if args.arch not in archs.PRESETS:
-        raise UserError(
-            f"--arch {args.arch}: the check is for deepnet_transformer, whose --method post_ln and pre_ln are the same"
-        )
+        known = " and ".join(archs.STACKS)
+        raise UserError(f"--arch {args.arch}: the check is for {known}, whose --method post_ln and pre_ln are the same")
     for name, default in (("restore_file", "checkpoint_last.pt"), ("finetune_from_model", None)):
         if getattr(args, name) != default:
             raise UserError(f"--{name.replace('_', '-')}: the check looks at a training from its first update; drop it")

@@ -9,8 +9,6 @@ from statistics import fmean
 from ..probes.half_precision import LARGEST
 from .observed import Observed
 
-STACKS = ("encoder", "decoder")
-
 
 def profile(observed: Observed, stack: str) -> list[float]:
     """Gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
@@ -60,7 +58,7 @@ def headroom(observed: list[Observed]) -> Headroom | None:
 
 
 def ln_input(observed: Observed, kind: str) -> float:
-    """Mean norm of what the LayerNorms of one kind of branch read, "ffn" or "self_attn", over both stacks."""
+    """Mean norm of what the LayerNorms of one kind of branch read, "ffn" or "self_attn", over all stacks."""
     values = [
         v for a, v in observed.probes.get("ln_input", {}).items() if a.split(".")[-1] == kind and a.count(".") == 2
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from .observed import Observed, ShortTraining
-from .signals import STACKS, evenness, headroom, profile
+from .signals import evenness, headroom, profile
 
 # evenness of a stack's gradient norms, smallest over largest layer's
 UNEVEN = 0.1  # in the first updates: a risk, unless it evens out
@@ -51,7 +51,7 @@ def judge(training: ShortTraining) -> Verdict:
     """The verdict on a short training."""
     findings = [
         *_not_finite(training),
-        *(finding for stack in STACKS for finding in _starved(training.observed, stack)),
+        *(finding for stack in training.stacks for finding in _starved(training.observed, stack)),
         *_rising(training.observed),
         *_tight(training),
     ]
