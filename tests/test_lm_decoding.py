@@ -1,5 +1,7 @@
 """Text continued token by token with caches is what the plain path computes: every method, any beam, any padding."""
 
+import copy
+
 import pytest
 import torch
 from fairseq.search import Sampling
@@ -42,10 +44,11 @@ def test_incremental_with_reordered_rows(fields):  # noqa: F811
 
 
 def plainly(model):
-    """The same model without a cache: every step reads the whole prefix again."""
-    forward = model.decoder.forward
-    model.decoder.forward = lambda *args, incremental_state=None, **kwargs: forward(*args, **kwargs)
-    return model
+    """A copy without a cache: every step reads the whole prefix again."""
+    plain = copy.deepcopy(model)
+    forward = plain.decoder.forward
+    plain.decoder.forward = lambda *args, incremental_state=None, **kwargs: forward(*args, **kwargs)
+    return plain
 
 
 def continued(model, prefixes, **options):
