@@ -9,7 +9,7 @@ from .conftest import TRAIN_FLAGS
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",
     "--encoder-ffn-embed-dim", "40", "--encoder-attention-heads", "3", "--dropout", "0", "--max-tokens", "400",
-    "--max-update", "20", "--adam-eps", "1e-6",
+    "--max-update", "12", "--adam-eps", "1e-6",
 )  # fmt: skip
 METHODS = {"deepnorm": (), "admin": ("--admin-profile", "auto"), "dlcl": (), "rezero": ()}
 MODES = {
@@ -26,7 +26,7 @@ CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for
 
 
 def train(folder, data, world, method, *flags):
-    """Losses of 20 updates of the batches of 4, and the checkpoint."""
+    """Losses of 12 updates of the batches of 4, and the checkpoint."""
     words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method], "--update-freq", 4 // world, *flags)
     rows = ranks.train(world, folder / "log", data, *words, "--save-dir", folder)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
@@ -48,11 +48,11 @@ def alone(data, tmp_path_factory):
 
 @pytest.mark.parametrize("world, method, mode, again", CASES)
 def test_losses_weights_and_state_are_those_of_one(alone, world, method, mode, again, data, tmp_path):
-    """Float32, 20 updates; what differs is the order of sums."""
+    """Float32, 12 updates; what differs is the order of sums."""
     flags = (*MODES[mode], *["--checkpoint-activations"][:again])
     losses, state = train(tmp_path, data, world, method, *flags)
     expected, one = alone(method)
-    assert len(losses) == 20 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < 0.95 * expected[0]
+    assert len(losses) == 12 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < 0.97 * expected[0]
     assert_same(state, one)
 
 
@@ -64,7 +64,7 @@ def assert_same(state, expected):
     moments, others = state["last_optimizer_state"]["state"], expected["last_optimizer_state"]["state"]
     assert moments.keys() == others.keys() and moments
     for place, entry in others.items():
-        assert moments[place]["step"] == entry["step"] == 20
+        assert moments[place]["step"] == entry["step"] == 12
         for name in ("exp_avg", "exp_avg_sq"):
             assert_close(moments[place][name], entry[name], (place, name))
 
@@ -87,10 +87,10 @@ RESUMED = {  # world and mode before, world and mode after
 
 @pytest.mark.parametrize("change", RESUMED)
 def test_resumes_on_another_number_in_another_mode(alone, change, data, tmp_path):
-    """8 updates and 12 more are 20, whoever makes them."""
+    """5 updates and 7 more are 12, whoever makes them."""
     world, mode, later, other = RESUMED[change]
-    first, _ = train(tmp_path, data, world, "rezero", *MODES[mode], "--max-update", 8)
+    first, _ = train(tmp_path, data, world, "rezero", *MODES[mode], "--max-update", 5)
     both, state = train(tmp_path, data, later, "rezero", *MODES[other])
     expected, one = alone("rezero")
-    assert len(first) == 8 and both == pytest.approx(expected, abs=2.1e-3)
+    assert len(first) == 5 and both == pytest.approx(expected, abs=2.1e-3)
     assert_same(state, one)

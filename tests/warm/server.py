@@ -19,10 +19,10 @@ import sys
 import threading
 from pathlib import Path
 
-LIBRARIES = (
-    "torch.distributed", "torch.utils.checkpoint", "hydra", "sacrebleu", "scipy.stats", "sentencepiece",
-    "matplotlib.pyplot", "fairseq.options", "fairseq.tasks.translation", "fairseq.trainer", "fairseq.checkpoint_utils",
-    "fairseq.sequence_generator",
+LIBRARIES = (  # torch._dynamo, a second and a half, comes with the first optimiser
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint", "hydra",
+    "sacrebleu", "scipy.stats", "sentencepiece", "matplotlib.pyplot", "fairseq.options", "fairseq.tasks.translation",
+    "fairseq.trainer", "fairseq.checkpoint_utils", "fairseq.sequence_generator",
 )  # fmt: skip
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
