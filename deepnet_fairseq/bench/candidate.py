@@ -30,6 +30,8 @@ class Candidate:
 
 
 def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
+    if any(word.split("=")[0] in ("--arch", "-a") for word in shlex.split(flags)):
+        raise UserError(f"{flags}: the benchmark is of {archs.MODEL_NAME} beside fairseq's transformer; drop --arch")
     words = (f"--arch={archs.MODEL_NAME}", f"--method={method}", f"--optimizer={optimizer}", *shlex.split(flags))
     return Candidate(name, words)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from .. import archs
 from ..errors import UserError
 
 SMALLEST_LR = 1e-10  # below it rounding in float64 shows
@@ -17,10 +16,9 @@ def theory(args) -> None:
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
     from ..table import render
-    from ..theory.growth import as_dict, as_table, check_method, measure, slopes
+    from ..theory.growth import as_dict, as_table, check_arch, check_method, measure, slopes
 
-    if args.arch not in archs.PRESETS:
-        raise UserError(f"--arch {args.arch}: no such architecture; `deepnet archs` lists them")
+    check_arch(args.arch)
     if not SMALLEST_LR <= args.lr <= 1:
         raise UserError(f"--lr {args.lr}: must be at least {SMALLEST_LR} and at most 1")
     methods, depths = args.method.split(","), _depths(args.depths)

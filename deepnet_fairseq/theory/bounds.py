@@ -18,7 +18,7 @@ Changes = dict[Site, float]  # ||theta_i* - theta_i|| of each branch, sqrt(dv^2 
 
 
 def stack_bound(branches: list[Branch], changes: Changes, stack: str) -> float:
-    """Theorem 4.2 for the branches of one stack, "encoder" or "decoder"."""
+    """Theorem 4.2 for the branches of one stack, "encoder" or "decoder": of a language model, of all."""
     return sum(b.magnitude / b.alpha * changes[b.site] for b in branches if b.site.stack == stack)
 
 

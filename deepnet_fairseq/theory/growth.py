@@ -16,6 +16,7 @@ from statistics import linear_regression, mean
 import torch
 from torch import nn
 
+from .. import archs
 from ..building import build
 from ..errors import UserError
 from ..methods import get_method
@@ -53,6 +54,17 @@ def check_method(name: str) -> None:
     method = get_method(name)
     if method.norm != "post":
         raise UserError(f"--method {name}: computes {method.equation}; the theorems speak of LN(alpha x + f(x)) only")
+
+
+def check_arch(name: str) -> None:
+    """UserError for an architecture that is unknown, or of a single stack."""
+    if name not in archs.PRESETS:
+        raise UserError(f"--arch {name}: no such architecture; `deepnet archs` lists them")
+    if len(archs.STACKS[archs.MODELS[name]]) == 1:
+        raise UserError(
+            f"--arch {name}: the table is of encoder-decoders, whose encoder's columns hold Theorem 4.2, that of a "
+            f"stack alone; take a {archs.MODEL_NAME}"
+        )
 
 
 def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | None = None, seed: int = 1) -> Row:

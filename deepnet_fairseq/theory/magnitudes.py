@@ -44,8 +44,8 @@ class Branch:
 
 
 def matrices(model: nn.Module) -> Iterator[tuple[Site, nn.Linear, nn.Linear]]:
-    """Every branch with the matrices of v and of w, in forward order of each stack, encoder first."""
-    for stack in (model.encoder, model.decoder):
+    """Every branch with the matrices of v and of w, in forward order of each stack, the encoder first."""
+    for stack in model.stacks().values():
         for layer in stack.layers:
             first = {weight.site: weight.linear for weight in layer.weights() if weight.role in FIRST}
             last = {weight.site: weight.linear for weight in layer.weights() if weight.role in LAST}
@@ -57,8 +57,7 @@ def branches(model: nn.Module) -> list[Branch]:
     """v, w and alpha of every branch as the model stands, in the order of `matrices`."""
     found = []
     for site, first, last in matrices(model):
-        stack = model.encoder if site.stack == "encoder" else model.decoder
-        shortcut, branch = stack.layers[site.layer - 1].residual[site.sublayer].scales()
+        shortcut, branch = model.stacks()[site.stack].layers[site.layer - 1].residual[site.sublayer].scales()
         found.append(Branch(site, gain(first), gain(last), _rms(shortcut) / _rms(branch)))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ...errors import UserError
 from ..memory import Memory, follow
 from ..parameters import count
 from ..setting import SHARDED, Setting
@@ -24,6 +25,11 @@ class Model:
     given: Setting
 
     def __post_init__(self):
+        if len(self.given.stacks) == 1:
+            raise UserError(
+                f"--arch {self.given.cfg.arch}: what a GPU's host, the loader and the saves take was measured of "
+                "encoder-decoders; `deepnet plan` says what a language model needs"
+            )
         self._walks: dict[tuple[int, int], list[Segment]] = {}
 
     @cached_property
