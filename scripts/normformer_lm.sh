@@ -5,8 +5,9 @@
 #
 #   scripts/normformer_lm.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/normformer_lm.sh      four layers of width 64 on generated text
-#   DATA=DIR of `deepnet prepare-lm --bpe gpt2`, or TEXT="TRAIN VALID TEST" that it is made of: the paper's is not public
-#   PARTS="clm ablation mlm" SIZES="125m 355m" METHODS="pre_ln normformer+scale_residual" LRS="1e-3 3e-3" SEEDS="1 2" ...
+#   DATA=DIR of `deepnet prepare-lm --bpe gpt2`, or TEXT="TRAIN VALID TEST" to make it of: the paper's is not public
+#   PARTS="clm ablation mlm" SIZES="125m 355m" METHODS="pre_ln normformer+scale_residual" LRS="1e-3 3e-3" SEEDS="1 2"
+#   METHODS: methods with their options behind plus signs, perhaps a learning rate of their own behind @: post_ln@1e-3
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
@@ -18,8 +19,8 @@ parts="${PARTS:-clm ablation mlm}"
 for part in $parts; do
     [ -n "${part_sizes[$part]:-}" ] || fail "PARTS: $part is none of clm, ablation, mlm"
 done
-read -r -a methods <<<"${METHODS:-pre_ln normformer}"
-chosen "${methods[*]%%+*}" 1
+read -r -a methods <<<"${METHODS:-pre_ln normformer post_ln}"
+chosen "${methods[*]%%[+@]*}" 1
 text
 save_every 1000
 
@@ -32,4 +33,5 @@ done
 for part in $parts; do
     experiment="normformer_$part"
     finish table "$experiment"
+    [ "$part" != clm ] || lm_figures
 done

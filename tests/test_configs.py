@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from deepnet_fairseq import archs
 
-from .experiments import trainings
+from .experiments import trainings, values
 from .helpers import ROOT
 from .test_scripts import needs_venv
 
@@ -22,16 +22,28 @@ CONFIGS = {  # YAML -> script and the row that it is
     "opus100": ("opus100", {"DEPTHS": 36}),
     "table3_m2m": ("table3_m2m", {}),
     "admin_wmt14": ("admin_wmt14", {"METHODS": "pre_ln", "DEPTHS": 18}),
+    "normformer_lm": (
+        "normformer_lm",
+        {"PARTS": "clm", "SIZES": "125m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
+    ),
 }
 SECTIONS = (
     "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
     "model",
 )  # fmt: skip
+OF_TASKS = (
+    "_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang", "tokens_per_sample",
+    "sample_break_mode",
+)  # fmt: skip
 OF_THE_RUN = {
     "user_dir", "data", "save_dir", "lang_dict", "lang_pairs", "arch", "_name", "no_progress_bar", "probe_dir",
     "distributed_num_procs", "distributed_port",
 }  # fmt: skip
-FOLLOW = {"dataset.max_tokens_valid", "distributed_training.fp16", "lr_scheduler.lr", "optimizer.lr"}  # settings above
+KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and what they need
+FOLLOW = {  # settings above
+    "dataset.max_tokens_valid", "distributed_training.fp16", "distributed_training.memory_efficient_fp16",
+    "lr_scheduler.lr", "optimizer.lr", "model.tokens_per_sample",
+}  # fmt: skip
 
 
 def settings(cfg) -> dict[str, object]:
@@ -41,7 +53,7 @@ def settings(cfg) -> dict[str, object]:
     for section in SECTIONS:
         for key, value in OmegaConf.to_container(cfg[section], resolve=False, enum_to_str=True).items():
             found[f"{section}.{key}"] = value
-    for key in ("_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang"):
+    for key in OF_TASKS:
         found[f"task.{key}"] = getattr(cfg.task, key, None)
     own = {key: _number(value) for key, value in found.items() if not str(value).startswith("${")}
     of_run = {key for key in own if key.split(".")[-1] in OF_THE_RUN and key != "task._name"}
@@ -80,13 +92,13 @@ def test_every_yaml_is_compared():
 def test_yaml_and_script_train_the_same(name, tmp_path):
     """Every setting of the script's row is the YAML's; what the YAML leaves open has fairseq's default in both."""
     run, setting = CONFIGS[name]
-    words = trainings(run, **setting)
+    for file in ("dict.txt", "train.idx"):  # what tells data for language models
+        (tmp_path / file).touch()
+    words = trainings(run, **setting | ({"DATA": tmp_path} if "PARTS" in setting else {}))
     chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width
     flags, yaml = of_flags(chosen, tmp_path), of_yaml(name)
-    kinds = ["--task", chosen[chosen.index("--task") + 1]] if "--task" in chosen else []
-    kinds += ["--optimizer", "radam"] if "radam" in chosen else ["--optimizer", "adam"]
-    bare = ["", "--arch", "deepnet_transformer", "--criterion", "label_smoothed_cross_entropy", "--lr-scheduler"]
-    default = of_flags([*bare, "inverse_sqrt", *kinds], tmp_path)
+    bare = [word for pair in values(chosen).items() if pair[0] in KINDS for word in pair]
+    default = of_flags(["", *bare], tmp_path)
     assert {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"} <= yaml.keys()
     assert {key: flags[key] for key in flags} == {key: yaml.get(key, default.get(key)) for key in flags}
     assert not {key for key in yaml.keys() - flags.keys() if yaml[key] not in (None, False)}

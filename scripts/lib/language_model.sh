@@ -1,8 +1,11 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # Language models: NormFormer's hyper-parameters, text, a row from its word to its perplexity. A row's word is a method
-# of `deepnet methods` and, behind plus signs, options of it: normformer+scale_residual+head_scale=none.
+# of `deepnet methods` and, behind plus signs, options of it: normformer+scale_residual+head_scale=none; behind an @ the
+# one learning rate that it is trained with, instead of the grid's.
 
 evaluated=(valid test)
+probe_interval=200
+probed=125m-lr1e-3  # the rows that the figures are drawn of; not all methods train with more
 
 language_model() {  # language_model TASK CRITERION LENGTH BREAK: what is trained, on samples of LENGTH tokens
     [ -z "$smoke" ] || set -- "$1" "$2" 64 "$4"
@@ -23,13 +26,13 @@ clm_setting() {  # clm_setting SIZE: Shleifer et al. 2021, Table 1, and the comm
     arch="normformer_lm_$1" label="${1^^}" stack=decoder half=memory-efficient-
     grid="1e-4 3e-4 6e-4 1e-3 3e-3" row_words="pre_ln normformer"
     case "$1" in
-        125m) depth=12 row_words+=" normformer+scale_residual" ;;
+        125m) depth=12 row_words+=" normformer+scale_residual post_ln@1e-3" ;;  # Post-LN is in Figure 3 alone
         355m) depth=24 row_words+=" normformer+scale_residual" dropout=0.0 ;;
         1.3b) depth=24 updates=286102 grid="1e-4 2e-4 3e-4 6e-4 1e-3 3e-3" ;; # with GPT-3's 2e-4
         2.7b) depth=32 updates=286102 grid="1e-4 1.6e-4 3e-4 6e-4 1e-3 3e-3" ;; # with GPT-3's 1.6e-4
         *) fail "SIZES: $1 is none of 125m, 355m, 1.3b, 2.7b" ;;
     esac
-    [ -z "$smoke" ] || grid="1e-3 3e-3"
+    [ -z "$smoke" ] || grid="1e-3 3e-3" row_words="pre_ln normformer post_ln@1e-3"
     if [ "$updates" -eq 572204 ]; then batch 32768 16; else batch 8192 128; fi
     settle_lm 750 "$updates" --dropout "$dropout" --attention-dropout "$dropout" --fp16-init-scale 4 \
         --checkpoint-activations
@@ -53,11 +56,16 @@ mlm_setting() {  # the paper's are not known: RoBERTa base's in fairseq's exampl
 
 miniature_lm() {  # miniature_lm UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
     [ -n "$smoke" ] || return 0
-    depth=4
+    depth=4 probe_interval=10
     schedule+=(--warmup-updates 20 --total-num-update "$1")
     setting+=("--$stack-layers" "$depth" "--$stack-embed-dim" 64 "--$stack-ffn-embed-dim" 128
         "--$stack-attention-heads" 2 --dropout 0.0 --attention-dropout 0.0 --max-tokens 1000 --update-freq 1
         --max-update "$1" --num-workers 0)
+}
+
+lm_figures() {  # lm_figures: NormFormer's Figures 3 and 4, of the runs that were probed
+    ! compgen -G "$out/normformer_clm/*-$probed-*/probes.jsonl" >/dev/null || finish figure normformer3
+    ! compgen -G "$out/normformer_clm/normformer-$probed-*/probes.jsonl" >/dev/null || finish figure normformer4
 }
 
 text() {  # text: sets data: the user's, or made of TEXT="TRAIN VALID TEST", or generated where SMOKE=1
@@ -90,13 +98,15 @@ make_once() {  # make_once DEST COMMAND...: unless DEST is there
 }
 
 lm_rows() {  # lm_rows PART: each of its rows, sizes, learning rates and seeds, side by side
-    local size word lr
+    local size word rates lr
     for seed in $seeds; do
         for size in $sizes; do
             "$1_setting" "$size"
             miniature_lm 100
             for word in ${METHODS:-$row_words}; do
-                for lr in ${LRS:-$grid}; do
+                rates="${LRS:-$grid}"
+                if [[ "$word" == *@* ]]; then rates="${word#*@}" word="${word%@*}"; fi
+                for lr in $rates; do
                     if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
                         submit "${word//[+=]/-}-$size-lr$lr" PARTS="$1" METHODS="$word" SIZES="$size" LRS="$lr"
                     else
@@ -116,6 +126,8 @@ lm_row() {  # lm_row WORD SIZE LR: one training and its perplexity on valid and 
         flags+=("--${method//_/-}-$(tr _ - <<<"${option%%=*}")")
         [[ "$option" != *=* ]] || flags+=("${option#*=}")
     done
+    [ "$variant $2-lr$3" != " $probed" ] ||
+        flags+=(--deepnet-probe gradient_l1,learned_scale --probe-interval "$probe_interval")
     read -r -a method_words < <(grep -E "^--method $method( |$)" <<<"$method_flags")
     facts="\"method\": \"$method\", \"${stack}_layers\": $depth, \"variant\": \"$variant\", \"size\": \"$label\", \"lr\": \"$3\""
     run_train "$run" "$facts" "${method_words[@]}" "${flags[@]}" "${setting[@]}" "${save_flags[@]}" --log-interval 25 --lr "$3"
