@@ -8,7 +8,7 @@ import torch
 
 from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
-from deepnet_fairseq.compat.command_line import transformer_flags
+from deepnet_fairseq.compat.command_line import peer_flags
 from deepnet_fairseq.config import DeepTransformerConfig, namespace
 from deepnet_fairseq.methods import METHODS
 
@@ -50,7 +50,7 @@ def test_flags_are_those_of_fairseqs_transformer():
     own |= {"cuda_graphs", "cuda_graphs_limit", "compile_layers", "rollbacks", "rollback_lr_factor"}
     own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
     flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
-    assert flags <= transformer_flags()
+    assert flags <= peer_flags("deepnet_transformer")
 
 
 def test_pre_ln_accepts_the_flags_it_implies():

@@ -15,9 +15,9 @@ FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", 
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
-    """Checkpoints of 3 epochs and of updates 5, 10, ..., each with its validation loss."""
+    """Checkpoints of 3 epochs and of updates 12, 24, ..., each with its validation loss."""
     path = tmp_path_factory.mktemp("run")
-    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "5")
+    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "12")
     run(*train, "--keep-best-checkpoints", "2", "--save-dir", path)
     return path
 
