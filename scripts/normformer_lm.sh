@@ -16,17 +16,19 @@ begin normformer_clm 8 "$@"
 declare -A part_sizes=([clm]="125m 355m 1.3b 2.7b" [ablation]=125m [mlm]=base)
 parts="${PARTS:-clm ablation mlm}"
 [ -z "$smoke" ] || part_sizes[clm]=125m
+[ -z "${SIZES:-}" ] || part_sizes[clm]="$SIZES"
 for part in $parts; do
     [ -n "${part_sizes[$part]:-}" ] || fail "PARTS: $part is none of clm, ablation, mlm"
+    for size in ${part_sizes[$part]}; do "${part}_setting" "$size"; done  # refuses what cannot be trained
 done
+text
 read -r -a methods <<<"${METHODS:-pre_ln normformer post_ln}"
 chosen "${methods[*]%%[+@]*}" 1
-text
+prepare_text
 save_every 1000
 
 for part in $parts; do
     experiment="normformer_$part" sizes="${part_sizes[$part]}"
-    [ "$part" != clm ] || sizes="${SIZES:-$sizes}"
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     lm_rows "$part"
 done

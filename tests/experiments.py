@@ -10,7 +10,7 @@ from .helpers import ROOT
 
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
-    "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID",
+    "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT",
 )  # fmt: skip
 
 

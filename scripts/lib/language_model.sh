@@ -68,22 +68,32 @@ lm_figures() {  # lm_figures: NormFormer's Figures 3 and 4, of the runs that wer
     ! compgen -G "$out/normformer_clm/normformer-$probed-*/probes.jsonl" >/dev/null || finish figure normformer4
 }
 
-text() {  # text: sets data: the user's, or made of TEXT="TRAIN VALID TEST", or generated where SMOKE=1
-    local dest="$out/data/text" words=()
+text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT="TRAIN VALID TEST" or, if SMOKE=1, itself
+    read -r -a texts <<<"${TEXT:-}"
     corpus="of TEXT" paper_corpus="CC100-En, BookCorpus, Wikipedia and Common Crawl"
-    data_folder="${DATA:-$dest}" data="${DATA:-$dest}"
+    data="${DATA:-$out/data/text}"
+    data_folder="$data"
     if [ -n "${DATA:-}" ]; then
         corpus="of DATA"
         [ -f "$DATA/dict.txt" ] && [ -f "$DATA/train.idx" ] || fail "DATA=$DATA: holds no data of deepnet prepare-lm"
-    elif [ -n "${TEXT:-}" ]; then
-        read -r -a words <<<"$TEXT"
-        [ "${#words[@]}" -eq 3 ] || fail "TEXT=$TEXT: name three files, TRAIN VALID TEST"
-        make_once "$dest" deepnet prepare-lm "${words[@]}" "$dest" --bpe gpt2
-    elif [ -n "$smoke" ]; then
-        make_once "$out/data/plain" deepnet corpus "$out/data/plain" --nouns 60 --verbs 30
-        make_once "$dest" deepnet prepare-lm "$out/data/plain/"{train,valid,test}.qab "$dest" --vocab 500
+    elif [ "${#texts[@]}" -eq 0 ]; then
+        [ -n "$smoke" ] ||
+            fail "the paper's text is not public: DATA=DIR of deepnet prepare-lm, TEXT=\"TRAIN VALID TEST\", or SMOKE=1"
+        corpus=generated
+    elif [ "${#texts[@]}" -ne 3 ]; then
+        fail "TEXT=$TEXT: name three files, TRAIN VALID TEST"
+    fi
+}
+
+prepare_text() {  # prepare_text: what text has announced
+    local plain="$out/data/plain"
+    if [ -n "${DATA:-}" ]; then
+        return
+    elif [ "${#texts[@]}" -gt 0 ]; then
+        make_once "$data" deepnet prepare-lm "${texts[@]}" "$data" --bpe gpt2
     else
-        fail "the paper's text is not public: DATA=DIR of deepnet prepare-lm, TEXT=\"TRAIN VALID TEST\", or SMOKE=1"
+        make_once "$plain" deepnet corpus "$plain" --nouns 60 --verbs 30
+        make_once "$data" deepnet prepare-lm "$plain/"{train,valid,test}.qab "$data" --vocab 500
     fi
 }
 

@@ -1,0 +1,170 @@
+"""scripts/normformer_lm.sh: the paper's hyper-parameters, its grid, and what becomes of a row."""
+
+import pytest
+
+from .experiments import dry_run, script, values
+from .test_experiment_scripts import batch
+from .test_scripts import needs_venv
+
+pytestmark = needs_venv
+
+# Shleifer et al. 2021, Table 1, by the authors' commands in fairseq's examples/normformer
+EVERYWHERE = {
+    "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8", "--weight-decay": "0.01", "--clip-norm": "0.0",
+    "--lr-scheduler": "polynomial_decay", "--warmup-updates": "750", "--tokens-per-sample": "2048",
+    "--sample-break-mode": "none", "--memory-efficient-fp16": "", "--fp16-init-scale": "4",
+    "--criterion": "cross_entropy", "--checkpoint-activations": "", "--task": "language_modeling",
+}  # fmt: skip
+SIZES = {  # tokens an update, updates, dropout, learning rates beside the grid's
+    "125m": (2**19, "572204", "0.1", set()),
+    "355m": (2**19, "572204", "0.0", set()),
+    "1.3b": (2**20, "286102", "0.1", {"2e-4"}),
+    "2.7b": (2**20, "286102", "0.1", {"1.6e-4"}),
+}
+GRID = {"1e-4", "3e-4", "6e-4", "1e-3", "3e-3"}
+WHOLE = ("normformer", "--normformer-scale-residual")
+ABLATION = [
+    WHOLE,
+    (*WHOLE, "--normformer-no-attention-norm"),
+    (*WHOLE, "--normformer-no-ffn-norm"),
+    ("normformer",),
+    (*WHOLE, "--normformer-head-scale=none"),
+    ("pre_ln",),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """What tells binarised text: in a dry run no more is looked at."""
+    folder = tmp_path_factory.mktemp("text")
+    for file in ("dict.txt", "train.idx"):
+        (folder / file).touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def commands(text):
+    """Part -> the commands of its rows, in words."""
+    found = {"clm": [], "ablation": [], "mlm": []}
+    for words in dry_run("normformer_lm", DATA=text, OUT=text / "out"):
+        found[next(part for part in found if f"normformer_{part}/" in " ".join(words))].append(words)
+    assert not (text / "out").exists()
+    return found
+
+
+def trained(commands):
+    return [values(words) for words in commands if words[0] == "fairseq-train"]
+
+
+def variant(flags):
+    """Method and the options of it."""
+    method = flags["--method"]
+    options = {flag: value for flag, value in flags.items() if flag.startswith(f"--{method}-")}
+    return (method, *(f"{flag}={value}" if value else flag for flag, value in options.items()))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_causal_language_models(size, commands):
+    tokens, updates, dropout, more = SIZES[size]
+    rows = [flags for flags in trained(commands["clm"]) if flags["--arch"] == f"normformer_lm_{size}"]
+    setting = EVERYWHERE | {
+        "--max-update": updates, "--total-num-update": updates, "--dropout": dropout, "--attention-dropout": dropout,
+    }  # fmt: skip
+    for flags in rows:
+        assert {flag: flags.get(flag) for flag in setting} == setting and batch(flags) == tokens
+    lrs = {}
+    for flags in rows:
+        lrs.setdefault(variant(flags), []).append(flags["--lr"])
+    assert all(len(set(found)) == len(found) for found in lrs.values())
+    small = {WHOLE: GRID | more} if size in ("125m", "355m") else {}
+    small |= {("post_ln",): {"1e-3"}} if size == "125m" else {}
+    expected = {("pre_ln",): GRID | more, ("normformer",): GRID | more} | small
+    assert {method: set(found) for method, found in lrs.items()} == expected
+
+
+def test_the_ablation_takes_one_part_away_at_a_time(commands):
+    rows = trained(commands["ablation"])
+    assert sorted(map(variant, rows)) == sorted(ABLATION)
+    assert {(flags["--arch"], flags["--lr"], batch(flags)) for flags in rows} == {("normformer_lm_125m", "3e-3", 2**19)}
+
+
+def test_masked_language_models(commands):
+    """RoBERTa base's recipe in fairseq: 2,048 samples of 512 tokens an update."""
+    rows = trained(commands["mlm"])
+    assert {(variant(flags), flags["--lr"]) for flags in rows} == {
+        ((method,), lr) for method in ("pre_ln", "normformer") for lr in ("5e-4", "1e-3")
+    }
+    setting = {
+        "--task": "masked_lm", "--criterion": "masked_lm", "--arch": "normformer_masked_lm_base", "--adam-eps": "1e-6",
+        "--warmup-updates": "10000", "--max-update": "125000", "--total-num-update": "125000", "--dropout": "0.1",
+        "--tokens-per-sample": "512", "--sample-break-mode": "complete", "--fp16": "",
+    }  # fmt: skip
+    for flags in rows:
+        assert {flag: flags.get(flag) for flag in setting} == setting and batch(flags) == 2**20
+
+
+def test_rows_are_evaluated_on_what_they_were_trained_on(commands):
+    for part, program, subset in (
+        ("clm", "fairseq-eval-lm", "--gen-subset"),
+        ("mlm", "fairseq-validate", "--valid-subset"),
+    ):
+        train, *evaluations, score = commands[part][:4]
+        of_run, names = values(train), [words[0] for words in evaluations]
+        assert names == [program] * 2 and score[:2] == ["deepnet", "score"]
+        for words, name in zip(evaluations, ("valid", "test"), strict=True):
+            flags = values(words)
+            same = ("--task", "--tokens-per-sample", "--sample-break-mode")
+            assert flags[subset] == name and {flags[key] == of_run[key] for key in same} == {True}
+            assert flags["--path"] == f"{of_run['--save-dir']}/checkpoint_last.pt"
+
+
+def test_the_rows_of_the_figures_are_probed(commands):
+    probed = [flags for part in commands.values() for flags in trained(part) if "--deepnet-probe" in flags]
+    assert {variant(flags) for flags in probed} == {("pre_ln",), ("normformer",), ("post_ln",)}
+    assert {(flags["--arch"], flags["--lr"], flags["--deepnet-probe"]) for flags in probed} == {
+        ("normformer_lm_125m", "1e-3", "gradient_l1,learned_scale")
+    }
+
+
+NARROWED = {
+    "PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": "3",
+    "MAX_TOKENS": "4096", "GPUS": "2",
+}  # fmt: skip
+
+
+def test_rows_can_be_narrowed(tmp_path):
+    """Any method, on fewer GPUs, on the user's text, which is prepared first."""
+    names = [str(tmp_path / name) for name in "abc"]
+    prepare, *commands = dry_run("normformer_lm", **NARROWED, OUT=tmp_path, TEXT=" ".join(names))
+    dest, rows = str(tmp_path / "data/text"), trained(commands)
+    assert prepare == ["deepnet", "prepare-lm", *names, dest, "--bpe", "gpt2"] and commands[0][1] == dest
+    assert [(flags["--method"], flags["--lr"], flags["--seed"], batch(flags)) for flags in rows] == [
+        ("deepnorm", "1e-3", "3", 2**19), ("deepnorm", "2e-3", "3", 2**19), ("post_ln", "2e-4", "3", 2**19),
+    ]  # fmt: skip
+    assert len({flags["--save-dir"] for flags in rows}) == 3
+
+
+def test_a_row_is_a_job(text):
+    jobs = script("normformer_lm", "--dry-run", LAUNCH="slurm", DATA=text, **NARROWED).stdout
+    for method, lr in (("deepnorm", "1e-3"), ("deepnorm", "2e-3"), ("post_ln", "2e-4")):
+        assert f"export PARTS=clm\nexport METHODS={method}\nexport SIZES=355m\nexport LRS={lr}\nexport SEEDS=3" in jobs
+    assert jobs.count("#!/usr/bin/env bash") == 3
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"PARTS": "clm glue"}, "PARTS: glue is none of clm, ablation, mlm"),
+        ({"SIZES": "13b"}, "SIZES: 13b is none of 125m, 355m, 1.3b, 2.7b"),
+        ({"MAX_TOKENS": "1024"}, "MAX_TOKENS=1024: a sample has 2048"),
+        ({"MAX_TOKENS": "3000"}, "do not divide the paper's batch of 524288"),
+        ({"GPUS": "3"}, "GPUS=3: must divide 16, the batches of an update"),
+        ({"METHODS": "normfromer+scale_residual", "TEXT": "a b c"}, "--method normfromer: unknown"),
+        ({}, 'the paper\'s text is not public: DATA=DIR of deepnet prepare-lm, TEXT="TRAIN VALID TEST", or SMOKE=1'),
+        ({"DATA": "/tmp"}, "DATA=/tmp: holds no data of deepnet prepare-lm"),
+        ({"TEXT": "train valid"}, "/valid: name three files, TRAIN VALID TEST"),
+    ],
+)
+def test_wrong_settings(setting, message):
+    done = script("normformer_lm", "--dry-run", check=False, **setting)
+    assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
