@@ -52,8 +52,10 @@ def own_config(state: dict, path: str):
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
     kind = config_of(saved)
-    fields = {field: getattr(saved, field, None) for field in [*kind.__dataclass_fields__, "arch"]}
-    given = OmegaConf.create({field: value for field, value in fields.items() if value is not None})
+    known = kind.__dataclass_fields__
+    followers = {name for name, field in known.items() if str(field.default).startswith("${")}  # of a task not at hand
+    fields = {name: getattr(saved, name) for name in [*known, "arch"] if hasattr(saved, name)}
+    given = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
     try:
         cfg = merge_with_parent(kind(), given)
     except OmegaConfBaseException as error:
@@ -71,10 +73,14 @@ def from_checkpoint(path: str):
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
     cfg, weights = state["cfg"], state["model"]
+    if not OmegaConf.is_dict(cfg.get("task")):
+        raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):
         model_cfg.load_checkpoint_heads = True  # there is no task to ask for those it was fine-tuned with
     try:
-        model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, blank_task(*_vocabularies(weights)))
+        task = blank_task(*_vocabularies(weights))
+        task.cfg = cfg.task  # it says how long a sample is, where the model's config follows it
+        model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, task)
         model.load_state_dict(weights)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
@@ -86,10 +92,9 @@ def from_checkpoint(path: str):
 
 
 def _vocabularies(weights: dict) -> tuple[int, int]:
-    """Symbols that the first stack reads, and those that the model predicts."""
-    read = next(weights[name] for name in EMBEDDINGS if name in weights)
-    predicted = next(weights[name] for name in PROJECTIONS if name in weights)
-    return read.size(0), predicted.size(0)
+    """Symbols that the first stack reads, and those that the model predicts; KeyError if there is no telling."""
+    read, predicted = (next((n for n in names if n in weights), names[0]) for names in (EMBEDDINGS, PROJECTIONS))
+    return weights[read].size(0), weights[predicted].size(0)
 
 
 @lru_cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
@@ -17,6 +19,7 @@ from .ranks import train
 from .single_stacks import disturb
 
 SENTENCES = {"train": 300, "valid": 100, "test": 60}
+WIDTHS = {"layers": 2, "embed-dim": 32, "ffn-embed-dim": 64, "attention-heads": 2}
 TASKS = {archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
 TRAIN = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", "400", "--num-workers", "0",
@@ -45,9 +48,10 @@ def a_data(tmp_path_factory):
 
 
 def trained(kind, data, folder, *flags):
-    """checkpoint_last.pt of fairseq-train after some updates."""
-    stack = archs.STACKS[kind][0]
-    words = ("--task", TASKS[kind], "--arch", f"{kind}_tiny", f"--{stack}-layers", 2, *flags, "--save-dir", folder)
+    """checkpoint_last.pt of fairseq-train after some updates. fairseq copies the config of an architecture that has its
+    model's name (and any under hydra), so the checkpoint does not know what the model has filled in."""
+    widths = [(f"--{archs.STACKS[kind][0]}-{name}", number) for name, number in WIDTHS.items()]
+    words = ("--task", TASKS[kind], "--arch", kind, *chain(*widths), *flags, "--save-dir", folder)
     train(1, folder.with_suffix(".log"), data, *TRAIN, *words)
     return folder / "checkpoint_last.pt"
 

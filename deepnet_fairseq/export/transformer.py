@@ -49,8 +49,6 @@ def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
         raise UserError(f"{path}: {error}") from error
     folded.sections = OmegaConf.to_container(cfg, enum_to_str=True)
     del folded.sections["model"]
-    if not isinstance(folded.sections.get("task"), dict):
-        raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
     folded.sections.get("common", {})["user_dir"] = None
     return folded
 
