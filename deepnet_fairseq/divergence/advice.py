@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 
+from .. import archs
 from ..methods import METHODS, Method
 from ..site import Site
 from ..slots import LearnedShortcut
@@ -39,7 +40,8 @@ def broken_weights(event, trainer):
 
 @rule
 def odd_sentence(event, trainer):
-    odd = odd_one(event["batch"])
+    pairs = len(archs.STACKS[archs.model_of(trainer.cfg.model)]) > 1  # a language model's target is its source's
+    odd = pairs and odd_one(event["batch"])
     return odd and (
         f"sentence {odd[0]} of the training set has {odd[1]} source and {odd[2]} target tokens: clean the text, or a "
         "lower --max-source-positions and --max-target-positions"
