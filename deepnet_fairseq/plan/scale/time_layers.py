@@ -84,7 +84,7 @@ def _passes(layers: list[torch.nn.Module], tokens: int) -> tuple[float, float]:
 def _run(layers: list[torch.nn.Module], x: Tensor, memory: Tensor | None) -> Iterator[float]:
     yield time.process_time()
     for layer in layers:
-        x = layer(x, None) if memory is None else layer(x, memory, None, None)
+        x = layer(x, None) if memory is None else layer(x, None, memory, None)
     gradient = torch.ones_like(x)
     yield time.process_time()
     x.backward(gradient)
