@@ -107,15 +107,16 @@ def _printed(done: subprocess.CompletedProcess, check: bool) -> subprocess.Compl
     return done
 
 
-def extended_package(folder: Path, code: str) -> tuple[Path, dict]:
-    """A copy of the package with one more file in methods/, and the environment that finds it first."""
+def extended_package(folder: Path, code: str) -> Path:
+    """A copy of the package with one more file in methods/."""
     package = folder / "deepnet_fairseq"
     shutil.copytree(USER_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "methods" / "halved.py").write_text(code)
-    return package, os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return package
 
 
-def call(env: dict, *words) -> str:
-    """What `python -m WORDS` prints in that environment."""
-    words = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(words, env=env, cwd=ROOT / "tests", text=True, capture_output=True, check=True).stdout
+def call(package: Path, *words) -> str:
+    """What `python -m WORDS` prints where that copy of the package is found first."""
+    done = client.run(["-m", *map(str, words)], ROOT / "tests", PYTHONPATH=str(package.parent))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import fairseq_cli.train
+import torch
 import torch._dynamo  # noqa: F401  a second and a half, which comes with the first optimiser
 import torch.distributed.fsdp
 import torch.distributed.tensor  # noqa: F401
@@ -38,6 +39,11 @@ def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = Tru
         process.kill()
     assert not check or not any(codes), (codes, log.read_text()[-3000:])
     return updates(log)
+
+
+def call(function, world: int, *args) -> None:
+    """function(rank, *args) in `world` processes, all of which must end well."""
+    torch.multiprocessing.start_processes(function, args, world, start_method="forkserver")
 
 
 def updates(log: Path) -> list[dict]:

@@ -28,10 +28,18 @@ def test_a_100_layer_model_translates(data, trained):
     assert "Translated 20 sentences" in printed
 
 
-def test_interactive(data, trained, tmp_path):
+@pytest.fixture(scope="module")
+def small(data, tmp_path_factory):
+    """A checkpoint of a 2L-2L model."""
+    folder = tmp_path_factory.mktemp("small")
+    run("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
+
+
+def test_interactive(data, small, tmp_path):
     first_lines = (data.parent / "text" / "test.qaa").read_text().split("\n")[:2]
     (tmp_path / "input").write_text("\n".join(first_lines) + "\n")
-    flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--beam", "1")
+    flags = ("--path", small, "--user-dir", USER_DIR, "--cpu", "--beam", "1")
     flags += ("--max-len-a", "0", "--max-len-b", "3", "--bpe", "sentencepiece", "--sentencepiece-model")
     flags += (data / "spm.model", "--source-lang", "qaa", "--target-lang", "qab", "--print-alignment", "hard")
     printed = run_cold("fairseq-interactive", data, *flags, "--input", tmp_path / "input").stdout
@@ -39,8 +47,8 @@ def test_interactive(data, trained, tmp_path):
     assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)
 
 
-def test_validate(data, trained):
-    flags = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--task", "translation")
+def test_validate(data, small):
+    flags = ("--path", small, "--user-dir", USER_DIR, "--cpu", "--task", "translation")
     printed = run_cold("fairseq-validate", data, *flags, "--max-tokens", "2000").stdout
     assert re.search(r"valid on 'valid' subset \| loss \d", printed)
 
@@ -136,9 +144,9 @@ def test_iwslt_config_runs_under_hydra(data, tmp_path):
     assert "Translated 20 sentences" in run("fairseq-generate", data, *flags).stdout
 
 
-def test_a_normal_run_prints_no_warning(data, trained):
+def test_a_normal_run_prints_no_warning(data, small):
     flags = (*TRAIN_FLAGS, *TINY, "--max-update", "1", "--no-save")
-    generate = ("--path", trained / "checkpoint_last.pt", "--user-dir", USER_DIR, "--cpu", "--max-len-b", "2")
+    generate = ("--path", small, "--user-dir", USER_DIR, "--cpu", "--max-len-b", "2")
     for printed in (
         run_cold("fairseq-train", data, *flags).stdout,
         run_cold("fairseq-generate", data, *generate, "--max-len-a", "0").stdout,

@@ -13,6 +13,7 @@ from deepnet_fairseq.building import from_checkpoint
 from deepnet_fairseq.export.transformer import fold_checkpoint
 from deepnet_fairseq.trainer import build_trainer, parse
 
+from . import ranks
 from .conftest import TRAIN_FLAGS
 from .helpers import PAD, batch, run, small
 from .optimised import difference, optimiser
@@ -176,7 +177,7 @@ def on_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks(tmp_path):
     """Every rank has the weights that fairseq's adam gives, under torch's and under fairseq's own wrapper."""
-    torch.multiprocessing.spawn(on_rank, args=(str(tmp_path),), nprocs=2)
+    ranks.call(on_rank, 2, str(tmp_path))
     start = weights(small(2))
     for wrap in ("DistributedDataParallel", "LegacyDistributedDataParallel"):
         found = {(n, r): torch.load(tmp_path / f"{wrap}-{n}-{r}.pt") for n in NAMES for r in (0, 1)}

@@ -21,8 +21,7 @@ def test_table_of_methods_is_the_commands():
 def test_example_of_a_new_method_runs(tmp_path):
     """The file as printed, in a copy of the package: listed, foldable, with its option."""
     code = re.search(r'```python\n("""Halved.*?)```', PAGE, re.DOTALL).group(1)
-    _, env = extended_package(tmp_path, code)
-    printed = call(env, "deepnet_fairseq.cli", "methods", "--json")
+    printed = call(extended_package(tmp_path, code), "deepnet_fairseq.cli", "methods", "--json")
     (halved,) = [row for row in json.loads(printed) if row["method"] == "halved"]
     assert halved["equation"] == "LN(x + s f(x))" and halved["obstacle"] is None
     assert halved["options"]["--halved-share"]["default"] == 0.5

@@ -87,9 +87,9 @@ class Halved(Method):
 
 def test_a_file_in_methods_is_all_it_takes(data, tmp_path):
     """`deepnet methods`, --method, its own flag, training: nothing else was edited."""
-    package, env = extended_package(tmp_path, NEW)
-    assert "LN(x + f(x) / 2)" in call(env, "deepnet_fairseq.cli", "methods")
+    package = extended_package(tmp_path, NEW)
+    assert "LN(x + f(x) / 2)" in call(package, "deepnet_fairseq.cli", "methods")
     flags = [word if word != USER_DIR else package for word in TRAIN_FLAGS]
     train = ("fairseq_cli.train", data, *flags, *ARCH, "--method", "halved", "--max-update", "2", "--no-save")
-    default, other = call(env, *train), call(env, *train, "--halved-share", "0.1")
+    default, other = call(package, *train), call(package, *train, "--halved-share", "0.1")
     assert sorted(losses(default)) == [1, 2] and losses(default) != losses(other)

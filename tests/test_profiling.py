@@ -16,6 +16,7 @@ from deepnet_fairseq.profiling.start import take_profile
 from deepnet_fairseq.site import Site
 from deepnet_fairseq.slots import LearnedShortcut
 
+from . import ranks
 from .helpers import batch, logits, small
 
 INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
@@ -221,7 +222,7 @@ def profile_on_rank(rank, folder):
 
 
 def test_every_rank_takes_the_profile_of_the_first(tmp_path):
-    torch.multiprocessing.spawn(profile_on_rank, args=(str(tmp_path),), nprocs=2)
+    ranks.call(profile_on_rank, 2, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     model = small(2, method="admin", dropout=0.1)
     alone = [

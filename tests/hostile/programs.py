@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..helpers import ROOT
 from ..warm import client
 
 LONGEST = 600  # characters of a line that explains; paths of tests are long
@@ -40,7 +41,9 @@ class Programs:
 
     def run(self, *words) -> Outcome:
         words = [str(word) for word in words]
-        done = client.run([*OPENING.get(words[0], words[:1]), *words[1:]], self.folder, SECONDS, MEMORY)
+        done = client.run(
+            [*OPENING.get(words[0], words[:1]), *words[1:]], self.folder, SECONDS, MEMORY, PYTHONPATH=str(ROOT)
+        )
         return Outcome(done.returncode, done.stdout + done.stderr)
 
 

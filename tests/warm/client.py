@@ -24,10 +24,13 @@ def server() -> subprocess.Popen:
     )  # fmt: skip
 
 
-def run(words: list[str], folder: str | Path, seconds: int = 600, memory: int = 0) -> subprocess.CompletedProcess:
+def run(
+    words: list[str], folder: str | Path, seconds: int = 600, memory: int = 0, **environment: str
+) -> subprocess.CompletedProcess:
     """A program of this environment's bin folder, or -m and a module, started in `folder` with nothing to read.
 
     seconds, memory: how long it may run, and how many bytes more than torch and fairseq it may use; 0 is no bound.
+    environment: what is not as here; nothing that Python reads before it runs anything, but PYTHONPATH.
     """
     process = server()
     program = words[0] if words[0] == "-m" else str(BIN / words[0])
@@ -35,7 +38,7 @@ def run(words: list[str], folder: str | Path, seconds: int = 600, memory: int = 
         out, errors = Path(room, "out"), Path(room, "errors")
         request = {
             "words": [program, *words[1:]], "folder": str(folder), "out": str(out), "errors": str(errors),
-            "environment": os.environ | ENVIRONMENT, "seconds": seconds, "memory": memory,
+            "environment": os.environ | ENVIRONMENT | environment, "seconds": seconds, "memory": memory,
         }  # fmt: skip
         print(json.dumps(request), file=process.stdin, flush=True)
         status = int(process.stdout.readline())

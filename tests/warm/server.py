@@ -24,7 +24,6 @@ LIBRARIES = (  # torch._dynamo, a second and a half, comes with the first optimi
     "sacrebleu", "scipy.stats", "sentencepiece", "matplotlib.pyplot", "fairseq.options", "fairseq.tasks.translation",
     "fairseq.trainer", "fairseq.checkpoint_utils", "fairseq.sequence_generator",
 )  # fmt: skip
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
 
 def warm(bytecode: str) -> None:
@@ -54,6 +53,8 @@ def become(request: dict) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path]
     for descriptor, path in ((1, request["out"]), (2, request["errors"])):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, descriptor)
@@ -68,7 +69,7 @@ def run(program: str, *words: str) -> int:
     """Its status; what nobody caught goes to the hook, as with Python itself."""
     try:
         if program == "-m":
-            sys.argv, sys.path[0] = [*words], ROOT
+            sys.argv, sys.path[0] = [*words], os.getcwd()
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
             sys.argv, sys.path[0] = [program, *words], os.path.dirname(program)
