@@ -137,7 +137,7 @@ lm_row() {  # lm_row WORD SIZE LR: one training and its perplexity on valid and 
         [[ "$option" != *=* ]] || flags+=("${option#*=}")
     done
     [ "$variant $2-lr$3" != " $probed" ] ||
-        flags+=(--deepnet-probe gradient_l1,learned_scale --probe-interval "$probe_interval")
+        flags+=(--deepnet-probe "gradient_l1,learned_scale" --probe-interval "$probe_interval")
     read -r -a method_words < <(grep -E "^--method $method( |$)" <<<"$method_flags")
     facts="\"method\": \"$method\", \"${stack}_layers\": $depth, \"variant\": \"$variant\", \"size\": \"$label\", \"lr\": \"$3\""
     run_train "$run" "$facts" "${method_words[@]}" "${flags[@]}" "${setting[@]}" "${save_flags[@]}" --log-interval 25 --lr "$3"
