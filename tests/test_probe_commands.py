@@ -9,6 +9,7 @@ import torch
 
 from deepnet_fairseq.probes.record import read_record
 
+from . import ranks
 from .conftest import TRAIN_FLAGS
 from .helpers import run
 
@@ -121,11 +122,7 @@ def test_two_ranks_are_one_larger_batch(data, tmp_path):
     """Two processes see what one sees that accumulates two batches."""
     one = first_row(data, tmp_path / "one", "--dropout", "0", "--update-freq", "2")
     words = [data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--no-save", *PROBES, "--dropout", "0"]
-    words += ["--save-dir", tmp_path / "two", "--distributed-world-size", "2", "--distributed-no-spawn"]
-    words += ["--distributed-init-method", "env://", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    quoted = " ".join(f"'{word}'" for word in words)
-    rank = "exec fairseq-train --distributed-rank $RANK " + quoted
-    run("torchrun", "--nproc_per_node", "2", "--master_port", "29611", "--no-python", "bash", "-c", rank)
+    ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
     record = read_record(tmp_path / "two" / "probes.jsonl")
     assert record.updates() == [0]
     close(record.rows[0], one, 1e-3)

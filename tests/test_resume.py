@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import repeat
@@ -17,8 +16,8 @@ from deepnet_fairseq.data.remote.source import RemoteFile
 from deepnet_fairseq.errors import UserError
 
 from .fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, hasty, seen, sha256  # noqa: F401
-from .helpers import ROOT
 from .loopback import Fault
+from .ranks import CONTEXT
 
 EVERY_OUTAGE = [Fault(after=300_000), Fault(after=200_000, then="reset"), Fault(after=100_000, then="stall")]
 
@@ -133,15 +132,10 @@ def test_ranges_that_were_not_asked_for(server, file, tmp_path):
     assert server.ranges("/a.gz") == ["bytes=1000-", None]
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from deepnet_fairseq.data.remote.download import fetch
-from deepnet_fairseq.data.remote.source import RemoteFile
-url, checksum, folder = sys.argv[1:]
-print("ready", flush=True)
-fetch(RemoteFile("a.gz", (url,), None, checksum or None), Path(folder))
-"""
+def a_life(urls, checksum, folder) -> None:
+    """A process that fetches; Ctrl-C ends it as it does a program, however the tests were started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fetch(RemoteFile("a.gz", urls, None, checksum), folder)
 
 
 @pytest.mark.parametrize("stop", (signal.SIGKILL, signal.SIGINT))
@@ -150,21 +144,21 @@ def test_killed_in_the_middle(stop, known, server, file, tmp_path):
     """Only the part is left, and the next call goes on where it ends."""
     server.headers["/a.gz"]["ETag"] = '"1"'
     server.faults["/a.gz"] = [Fault(piece=20_000, pause=0.05)]
-    checksum = file.checksum if known else ""
-    command = [sys.executable, "-c", KILLED, *file.urls, checksum, str(tmp_path)]
-    restore = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, preexec_fn=restore)
+    checksum = file.checksum if known else None
+    process = CONTEXT.Process(target=a_life, args=(file.urls, checksum, tmp_path))
+    process.start()
     part = tmp_path / "a.gz.part"
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size >= 100_000):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and process.is_alive()
         time.sleep(0.01)
-    process.send_signal(stop)
-    assert process.wait(30) != 0
+    os.kill(process.pid, stop)
+    process.join(30)
+    assert process.exitcode == (-signal.SIGKILL if stop == signal.SIGKILL else 1)
     assert seen(tmp_path) == ["a.gz.part"]
     there = part.stat().st_size
     assert 100_000 <= there < len(BODY) and part.read_bytes() == BODY[:there]
-    assert fetch(RemoteFile("a.gz", file.urls, None, checksum or None), tmp_path).read_bytes() == BODY
+    assert fetch(RemoteFile("a.gz", file.urls, None, checksum), tmp_path).read_bytes() == BODY
     assert server.ranges("/a.gz") == [None, f"bytes={there}-"]
     assert seen(tmp_path) == (["a.gz"] if known else ["SHA256SUMS", "a.gz"])
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_numbers_are_those_of_the_sacrebleu_command(test, tmp_path):
     for file, (rate, seed) in zip(files, SYSTEMS, strict=True):
         file.write_text("\n".join(noisy(TEXT, rate, seed)) + "\n")
     flags = ("-m", "bleu", "chrf", f"--paired-{test}", f"--paired-{test}-n", "500")
-    printed = run(sys.executable, "-m", "sacrebleu", tmp_path / "ref", "-i", *files, *flags,
+    printed = run("-m", "sacrebleu", tmp_path / "ref", "-i", *files, *flags,
                   "--format", "latex", "--width", "5", "--no-color", "--quiet").stdout  # fmt: skip
     peers = [re.findall(CELL, line) for line in printed.splitlines() if " & " in line][1:]
     ours = significance(runs[0], runs[1:], test=test, samples=500)[None]
