@@ -86,9 +86,11 @@ def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
 
 @pytest.fixture
 def watched():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground
     signals.watch()
     yield
     signals.unwatch()
+    signal.signal(signal.SIGINT, before)
 
 
 def test_second_signal_ends_at_once():
