@@ -44,7 +44,7 @@ def branches(N, M):
 @given(st.data(), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_profiles(place, data, N, M, official):
     omegas = data.draw(st.lists(FINITE, min_size=2 * N + 3 * M, max_size=2 * N + 3 * M))
-    profile = Profile(N, M, dict(zip(branches(N, M), omegas, strict=True)))
+    profile = Profile(dict(zip(branches(N, M), omegas, strict=True)), N, M)
     path = place / "profile"
     (profile.write_official if official else profile.write)(path)
     assert read_profile(str(path)) == profile

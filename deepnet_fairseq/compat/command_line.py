@@ -140,6 +140,7 @@ def _error(parser: argparse.ArgumentParser, given: list[str], message: str) -> N
 
 def unknown_arch(setting: str) -> str:
     """What to say of `setting`, a flag or key and the name that no architecture has."""
+    setting = " ".join(setting.split())
     name = setting.split()[-1]
     near = difflib.get_close_matches(name, archs.PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -14,6 +14,7 @@ from .event import FLOOR
 
 LARGEST_HALF = 65504.0
 USUAL = (1e-4, 5e-3)  # peaks of the papers' learning rates, and twice the largest
+BOTH = archs.STACKS[archs.MODEL_NAME]
 Rule = Callable[[dict, object], str | None]
 RULES: list[Rule] = []
 
@@ -40,7 +41,8 @@ def broken_weights(event, trainer):
 
 @rule
 def odd_sentence(event, trainer):
-    pairs = len(archs.STACKS[archs.model_of(trainer.cfg.model)]) > 1  # a language model's target is its source's
+    stacks = archs.STACKS.get(archs.model_of(trainer.cfg.model), BOTH)
+    pairs = len(stacks) > 1  # a language model's target is its source's
     odd = pairs and odd_one(event["batch"])
     return odd and (
         f"sentence {odd[0]} of the training set has {odd[1]} source and {odd[2]} target tokens: clean the text, or a "

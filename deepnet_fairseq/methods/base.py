@@ -169,5 +169,5 @@ def register(name: str):
 def get_method(name: str) -> type[Method]:
     """The class registered under `name`; UserError if there is none."""
     if name not in METHODS:
-        raise UserError(f"--method {name}: unknown; choose one of {', '.join(sorted(METHODS))}")
+        raise UserError(f"--method {' '.join(name.split())}: unknown; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[name]

@@ -53,7 +53,7 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     seeds_are_numbers
     out="$(cd "$start" && realpath -m -- "${OUT:-$start/runs${smoke:+-smoke}}")"
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
-    [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | paste -sd' ')"
+    [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | sed 's/.*/"&"/' | paste -sd' ')"
     hardware
     failed="$(mktemp -u)"  # made by a row that fails, and not among the runs: a killed script leaves it
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"

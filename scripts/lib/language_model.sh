@@ -69,7 +69,7 @@ lm_figures() {  # lm_figures: NormFormer's Figures 3 and 4, of the runs that wer
 }
 
 text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT="TRAIN VALID TEST" or, if SMOKE=1, itself
-    read -r -a texts <<<"${TEXT:-}"
+    mapfile -t texts < <(xargs -rn 1 printf '%s\n' <<<"${TEXT:-}")
     corpus="of TEXT" paper_corpus="CC100-En, BookCorpus, Wikipedia and Common Crawl"
     data="${DATA:-$out/data/text}"
     data_folder="$data"
@@ -81,7 +81,7 @@ text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT
             fail "the paper's text is not public: DATA=DIR of deepnet prepare-lm, TEXT=\"TRAIN VALID TEST\", or SMOKE=1"
         corpus=generated
     elif [ "${#texts[@]}" -ne 3 ]; then
-        fail "TEXT=$TEXT: name three files, TRAIN VALID TEST"
+        fail "TEXT=${texts[*]}: name three files, TRAIN VALID TEST"
     fi
 }
 
