@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepnet_fairseq import averaging
+from deepnet_fairseq.checkpoints import averaging
 
 from .conftest import TRAIN_FLAGS
 from .helpers import USER_DIR, run

@@ -7,7 +7,7 @@ import torch
 from fairseq.optim import FP16Optimizer
 
 from deepnet_fairseq.optim.half_precision import FlatFP16Optimizer
-from deepnet_fairseq.slots import FullPrecision
+from deepnet_fairseq.transformer.slots import FullPrecision
 
 from .helpers import small
 from .optimised import SHAPES, difference, parameters, settings

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from fairseq.distributed.legacy_distributed_data_parallel import LegacyDistributedDataParallel
 from fairseq.logging import metrics
 
-from deepnet_fairseq.averaging import average
 from deepnet_fairseq.building import from_checkpoint
+from deepnet_fairseq.checkpoints.averaging import average
 from deepnet_fairseq.export.transformer import fold_checkpoint
 from deepnet_fairseq.trainer import build_trainer, parse
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deepnet_fairseq.graphs import use_graphs
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.slots import Residual
+from deepnet_fairseq.transformer.slots import Residual
 
 from .helpers import PAD, batch, small
 from .observing import close, net_input, observe

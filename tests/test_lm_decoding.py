@@ -8,8 +8,8 @@ from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq import archs
-from deepnet_fairseq.cache import ROOM
 from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.transformer.cache import ROOM
 
 from .helpers import PAD, TOLERANCE
 from .single_stacks import awake, batch, scores

@@ -8,11 +8,11 @@ from torch import nn
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.building import build
-from deepnet_fairseq.init import branch_weights, initialize
-from deepnet_fairseq.init_report import init_report
+from deepnet_fairseq.initialisation.report import init_report
+from deepnet_fairseq.initialisation.visit import branch_weights, initialize
 from deepnet_fairseq.methods import METHODS, get_method
 from deepnet_fairseq.methods.deepnorm import DeepNorm
-from deepnet_fairseq.site import Site
+from deepnet_fairseq.transformer.site import Site
 
 from .helpers import PAD, VOCAB
 from .single_stacks import KINDS, batch, scores, small, stack_of

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq import attention, products
-from deepnet_fairseq.dropout import Dropout, noise
-from deepnet_fairseq.packed import project
-from deepnet_fairseq.products import attend, split
+from deepnet_fairseq.transformer import attention, products
+from deepnet_fairseq.transformer.dropout import Dropout, noise
+from deepnet_fairseq.transformer.packed import project
+from deepnet_fairseq.transformer.products import attend, split
 
 from .helpers import PAD, batch, small
 

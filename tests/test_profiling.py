@@ -13,8 +13,8 @@ from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profi
 from deepnet_fairseq.profiling.profile import read_profile
 from deepnet_fairseq.profiling.recorder import recording, residuals
 from deepnet_fairseq.profiling.start import take_profile
-from deepnet_fairseq.site import Site
-from deepnet_fairseq.slots import LearnedShortcut
+from deepnet_fairseq.transformer.site import Site
+from deepnet_fairseq.transformer.slots import LearnedShortcut
 
 from . import ranks
 from .helpers import batch, logits, small

@@ -12,7 +12,7 @@ from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
-from deepnet_fairseq.recomputation import Recomputation
+from deepnet_fairseq.transformer.recomputation import Recomputation
 
 from .conftest import TRAIN_FLAGS
 from .every_slot import EverySlot

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from deepnet_fairseq.averaging import average
+from deepnet_fairseq.checkpoints.averaging import average
 from deepnet_fairseq.distributed import optimiser_state, rows, shard_files
 from deepnet_fairseq.errors import UserError
 

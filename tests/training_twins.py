@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 
-from deepnet_fairseq import products
-from deepnet_fairseq.dropout import Dropout
+from deepnet_fairseq.transformer import products
+from deepnet_fairseq.transformer.dropout import Dropout
 
 from .helpers import PAD, batch
 

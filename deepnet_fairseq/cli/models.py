@@ -57,7 +57,7 @@ def export(args) -> None:
 
 def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
-    from .. import averaging
+    from ..checkpoints import averaging
 
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]

@@ -4,7 +4,7 @@ from .. import archs
 from ..errors import UserError
 from ..methods import METHODS, get_method
 from ..probes import get_probes
-from ..recomputation import Recomputation
+from ..transformer.recomputation import Recomputation
 
 
 def check(cfg) -> None:

@@ -12,7 +12,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
-from ..init_profiles import PROFILES
+from ..initialisation.profiles import PROFILES
 from ..methods import METHODS
 from ..probes import PROBES
 

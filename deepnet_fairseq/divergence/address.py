@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..site import NORM_NAMES
+from ..transformer.site import NORM_NAMES
 
 SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 SLOTS = ("before", "outer", "residual")  # of a layer, by sublayer

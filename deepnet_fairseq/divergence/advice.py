@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from .. import archs
 from ..methods import METHODS, Method
-from ..site import Site
-from ..slots import LearnedShortcut
+from ..transformer.site import Site
+from ..transformer.slots import LearnedShortcut
 from .batch import odd_one
 from .event import FLOOR
 

@@ -11,7 +11,7 @@ omega is kept in float32: half precision would lose the updates of a number of s
 """
 
 from ..profiling.start import check_source, profile_before_training
-from ..slots import LearnedShortcut
+from ..transformer.slots import LearnedShortcut
 from .base import Method, Option, register
 
 

@@ -11,7 +11,7 @@ by default, a trained vector (C,) in its translation scripts: `--admin-torch-as-
 
 import math
 
-from ..slots import ConstantShortcut, LearnedShortcut
+from ..transformer.slots import ConstantShortcut, LearnedShortcut
 from .base import Method, Option, register
 
 OMEGA = {

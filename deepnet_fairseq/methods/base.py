@@ -15,7 +15,7 @@ from torch import nn
 
 from ..archs import depths
 from ..errors import UserError
-from ..site import BRANCHES, Site
+from ..transformer.site import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
 

@@ -9,7 +9,7 @@ the model: a checkpoint translates with the value it was trained at.
 import torch
 
 from ..errors import UserError
-from ..slots import FullPrecision, Residual
+from ..transformer.slots import FullPrecision, Residual
 from .base import Method, Option, register
 
 

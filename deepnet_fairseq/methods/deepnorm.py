@@ -11,7 +11,7 @@ default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves 
 
 from dataclasses import dataclass
 
-from ..slots import ConstantShortcut
+from ..transformer.slots import ConstantShortcut
 from .base import Method, register
 
 BETA_ROLES = ("v", "out", "fc1", "fc2")

@@ -15,7 +15,7 @@ from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..slots import FullPrecision
+from ..transformer.slots import FullPrecision
 from .base import Method, Option, register
 
 

@@ -13,7 +13,7 @@ import torch
 from fairseq.modules import LayerNorm
 from torch import nn
 
-from ..slots import LearnedShortcut
+from ..transformer.slots import LearnedShortcut
 from .base import Method, Option, register
 
 

@@ -13,7 +13,7 @@ at any depth; we pass L. Their numbers are kept in float32.
 
 from torch import nn
 
-from ..slots import Multiply, Shift
+from ..transformer.slots import Multiply, Shift
 from .base import Method, register
 
 POWER = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2}

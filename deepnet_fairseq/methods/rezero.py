@@ -10,7 +10,7 @@ a_l and the sum stay in float32; `--rezero-fp32` also keeps the stream in float3
 import torch
 from torch import nn
 
-from ..slots import FullPrecision, Residual
+from ..transformer.slots import FullPrecision, Residual
 from .base import Method, Option, register
 
 

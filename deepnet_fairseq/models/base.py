@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
-from .. import archs, config, graphs, loading, walk
-from ..init import initialize
+from .. import archs, config, graphs, walk
+from ..checkpoints import fitting
+from ..initialisation.visit import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
-from ..stack import Stack
+from ..transformer.stack import Stack
 
 
 class DeepModel(nn.Module):
@@ -73,11 +74,11 @@ class DeepModel(nn.Module):
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Copies a checkpoint of this model or of fairseq's own of its kind; UserError if it is another model's."""
-        state_dict = loading.with_split_projections(self.renamed(state_dict))
-        state_dict = loading.without_foreign_keys(state_dict, self.state_dict())
+        state_dict = fitting.with_split_projections(self.renamed(state_dict))
+        state_dict = fitting.without_foreign_keys(state_dict, self.state_dict())
         if strict:
-            loading.check_fit(state_dict, self.state_dict())
-            loading.check_ties(state_dict, self)
+            fitting.check_fit(state_dict, self.state_dict())
+            fitting.check_ties(state_dict, self)
         return nn.Module.load_state_dict(self, state_dict, strict)
 
     def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ from fairseq.modules import LayerNorm
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
-from ..dropout import Dropout
-from ..linear import Linear
+from ..transformer.dropout import Dropout
+from ..transformer.linear import Linear
 
 
 class MaskedTokenHead(Linear):

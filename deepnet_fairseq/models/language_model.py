@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from .. import archs
 from ..config import DeepLanguageModelConfig
-from ..decoder import Decoder
 from ..errors import UserError
+from ..transformer.decoder import Decoder
 from .base import DeepModel, register_architectures
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import archs
 from ..config import DeepMaskedLanguageModelConfig
-from ..encoder import Encoder
+from ..transformer.encoder import Encoder
 from .base import DeepModel, register_architectures
 from .heads import ClassificationHead, MaskedTokenHead
 

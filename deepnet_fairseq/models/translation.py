@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from .. import archs
 from ..config import DeepTransformerConfig
-from ..decoder import Decoder
-from ..encoder import Encoder
 from ..errors import UserError
+from ..transformer.decoder import Decoder
+from ..transformer.encoder import Encoder
 from .base import DeepModel, register_architectures
 
 

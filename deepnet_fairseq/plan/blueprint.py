@@ -9,11 +9,11 @@ import torch
 from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
 from torch import nn
 
-from ..layer import CausalLayer, DecoderLayer, EncoderLayer, Layer
-from ..linear import Linear
 from ..methods import Method, get_method
 from ..models.heads import MaskedTokenHead
-from ..shape import StackShape
+from ..transformer.layer import CausalLayer, DecoderLayer, EncoderLayer, Layer
+from ..transformer.linear import Linear
+from ..transformer.shape import StackShape
 from .setting import Setting
 
 PADDING = 1  # index of fairseq's padding symbol; positions are counted behind it

@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from .. import archs, config
 from ..compat.command_line import unknown_arch
 from ..errors import UserError
-from ..recomputation import Recomputation
+from ..transformer.recomputation import Recomputation
 from .objective import MASK_PROB, OBJECTIVES, Objective
 from .precision import OPTIMIZERS, PRECISIONS, Precision
 from .setting import GIB, SHARDING_FLAGS, Setting

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..methods.dlcl import Combination
 from ..methods.rezero import Gate, Narrow
-from ..slots import Multiply, Residual, Shift
+from ..transformer.slots import Multiply, Residual, Shift
 from .tape import FLOAT32, Tape, Value
 
 

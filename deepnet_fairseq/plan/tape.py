@@ -17,7 +17,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..products import LONGEST
+from ..transformer.products import LONGEST
 
 FLOAT32 = 4
 KEEPS_OUTPUT = ("relu", "tanh")

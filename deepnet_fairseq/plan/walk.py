@@ -6,8 +6,8 @@ One layer of each kind is built, without storage; layers differ in their paramet
 from __future__ import annotations
 
 from ..criterions.projected import BUDGET, FEWEST
-from ..layer import Layer
-from ..site import NORM_NAMES
+from ..transformer.layer import Layer
+from ..transformer.site import NORM_NAMES
 from .blueprint import Blueprint, blueprint
 from .setting import Setting
 from .slot_rules import apply, merge, mix
@@ -68,7 +68,7 @@ def _stack(tape: Tape, setting: Setting, stack: Blueprint, memory: Value | None)
 
 
 def _layer(tape: Tape, layer: Layer, stack: Blueprint, x: Value, memory: Value | None, length: int) -> Value:
-    """One layer of layer.py."""
+    """One layer of transformer/layer.py."""
     shape = stack.shape
     for sublayer in layer.sites:
         shortcut = x

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..init import branch_weights
+from ..initialisation.visit import branch_weights
 from .base import Probe, register_probe
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..init import NORMS
-from ..site import NORM_NAMES
+from ..initialisation.visit import NORMS
+from ..transformer.site import NORM_NAMES
 from .base import TokenSums, register_probe
 
 SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}

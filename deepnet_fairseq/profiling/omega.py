@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from ..site import Site
+from ..transformer.site import Site
 from .recorder import aside, residuals, variance, watching
 
 

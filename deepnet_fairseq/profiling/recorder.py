@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..site import Site
-from ..slots import Residual
+from ..transformer.site import Site
+from ..transformer.slots import Residual
 
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:

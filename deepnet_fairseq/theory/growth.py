@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..methods import get_method
 from ..profiling.omega import apply_omegas, profile_omegas
 from ..profiling.recorder import residuals
-from ..slots import LearnedShortcut
+from ..transformer.slots import LearnedShortcut
 from .bounds import model_bound, stack_bound
 from .magnitudes import Branch, branches
 from .measured import Batch, sgd_step, zipf_batch

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..init_profiles import xavier_std
-from ..site import Site
-from ..slots import Scale
+from ..initialisation.profiles import xavier_std
+from ..transformer.site import Site
+from ..transformer.slots import Scale
 
 FIRST, LAST = ("v", "fc1"), ("out", "fc2")  # roles of v and of w
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import config
 from ...archs import WIDTHS
-from ...layer import DecoderLayer, EncoderLayer
 from ...methods import get_method
-from ...shape import StackShape
+from ...transformer.layer import DecoderLayer, EncoderLayer
+from ...transformer.shape import StackShape
 from ..flags import parse
 from ..walk import walk
 from .measured import STACKS, LayerTime, Width

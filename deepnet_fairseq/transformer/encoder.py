@@ -6,8 +6,8 @@ import torch
 from fairseq.models import FairseqEncoder
 from torch import Tensor
 
+from ..methods import Method
 from .layer import EncoderLayer
-from .methods import Method
 from .products import to_add
 from .shape import StackShape
 from .stack import Stack

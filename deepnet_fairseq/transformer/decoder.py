@@ -8,11 +8,11 @@ import torch
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor
 
+from ..methods import Method
 from .cache import DecoderCache
 from .layer import CausalLayer, DecoderLayer
 from .linear import Linear
 from .memory import Memory
-from .methods import Method
 from .shape import StackShape
 from .stack import Stack
 from .step import LayerStep

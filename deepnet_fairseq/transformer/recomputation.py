@@ -17,8 +17,8 @@ from fairseq.utils import get_rng_state, set_rng_state
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .errors import UserError
-from .heap import HEAP
+from ..errors import UserError
+from ..heap import HEAP
 
 Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; may extend the history, see Method.mixer
 

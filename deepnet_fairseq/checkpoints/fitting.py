@@ -6,7 +6,7 @@ import re
 
 from torch import Tensor, nn
 
-from .errors import UserError
+from ..errors import UserError
 
 StateDict = dict[str, Tensor]
 

@@ -9,10 +9,10 @@ import torch
 from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
-from . import walk
+from .. import walk
+from ..methods import Method
 from .dropout import Dropout
 from .layer import Layer
-from .methods import Method
 from .recomputation import Recomputation
 from .shape import StackShape
 

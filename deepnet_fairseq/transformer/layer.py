@@ -13,10 +13,10 @@ from fairseq.modules import LayerNorm
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
+from ..methods import Method
 from .attention import Attention
 from .dropout import Dropout
 from .linear import Linear
-from .methods import Method
 from .shape import StackShape
 from .site import NORM_NAMES, Site, Weight
 from .slots import Residual

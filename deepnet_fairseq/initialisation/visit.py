@@ -8,10 +8,10 @@ import torch
 from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
 from torch import nn
 
-from .init_profiles import PROFILES
-from .layer import Layer
-from .methods import Method
-from .site import Weight
+from ..methods import Method
+from ..transformer.layer import Layer
+from ..transformer.site import Weight
+from .profiles import PROFILES
 
 NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed
 

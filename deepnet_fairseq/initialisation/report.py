@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .init import branch_weights, weight_std
-from .methods import Method
+from ..methods import Method
+from .visit import branch_weights, weight_std
 
 
 @dataclass
