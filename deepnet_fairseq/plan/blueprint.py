@@ -38,6 +38,7 @@ class Blueprint:
 
     @property
     def mixer_and_ending(self) -> list[nn.Module]:
+        """What stands on the stack beside its layers and embeddings."""
         return [*([self.mixer] if self.mixer is not None else []), *self.end]
 
     def every_layer(self) -> Iterable[Layer]:

@@ -42,6 +42,7 @@ class Checked:
 
     @property
     def ratio(self) -> float:
+        """Planned peak by measured peak; 1 is a perfect plan."""
         return self.planned / self.measured
 
 
@@ -64,7 +65,10 @@ def check(flags: list[str], default_too: bool = False) -> Checked:
 
 
 def measure(flags: list[str], environment: dict[str, str]) -> int:
-    """Peak bytes of a training with these flags of `deepnet plan`, in a fresh process."""
+    """Peak bytes of a training with these flags of `deepnet plan`, in a fresh process with `environment` besides.
+
+    UserError with its last line where that training fails.
+    """
     surroundings = {key: value for key, value in os.environ.items() if key != VARIABLE}
     done = subprocess.run(
         [sys.executable, "-m", "deepnet_fairseq.plan.peak", *flags],

@@ -26,7 +26,10 @@ Ways = Iterator[tuple[str, Setting]]
 
 @dataclass(frozen=True)
 class Option:
-    """flags: of fairseq-train, those that change; cost: operations for a token, 1 as given."""
+    """A setting with its peak, offered as a step towards fitting.
+
+    flags: of fairseq-train, those that change; cost: operations for a token, relative to the setting as given.
+    """
 
     name: str
     flags: str
@@ -36,9 +39,11 @@ class Option:
 
     @property
     def fits(self) -> bool:
+        """Does the peak stay within USABLE of a GPU's memory?"""
         return self.memory.peak <= USABLE * self.setting.gpu_memory
 
     def as_dict(self) -> dict:
+        """For JSON; peak in bytes."""
         return {
             "name": self.name,
             "flags": self.flags,

@@ -16,8 +16,10 @@ from .walk import walk
 
 @dataclass(frozen=True)
 class Flops:
-    """Of a target token and a source token with it. attention: the part of `forward` that grows with the length of
-    sentences; train: forward and backward; step: of a whole update, recomputation included."""
+    """Floating-point operations. Of a target token and a source token with it: forward; attention, the part of it that
+    grows with the length of sentences; train, forward and backward; recomputed. Of a whole update on all GPUs,
+    recomputation included: step.
+    """
 
     forward: float
     attention: float
@@ -26,10 +28,12 @@ class Flops:
     step: float
 
     def as_dict(self) -> dict[str, float]:
+        """For JSON, in operations."""
         return asdict(self)
 
 
 def flops(setting: Setting) -> Flops:
+    """Of the setting's model and batch, by the walk of its forward pass."""
     segments, tokens = walk(setting), setting.max_tokens
     forward = sum(segment.flops for segment in segments)
     attention = sum(segment.attention for segment in segments)

@@ -49,6 +49,7 @@ class Memory:
     phase: str
 
     def as_dict(self) -> dict:
+        """For JSON, in bytes."""
         return asdict(self)
 
 

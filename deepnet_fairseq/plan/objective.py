@@ -39,16 +39,23 @@ class Objective:
         return tokens
 
     def sample(self, tokens: Tokens, vocab: tuple[int, int], mask_prob: float) -> tuple[dict[str, Tensor], Tensor]:
-        """net_input beside src_lengths, and the target."""
+        """What net_input holds beside src_lengths, and the target, (B, T) each.
+
+        tokens draws (B, T) symbols of a vocabulary of the given size; vocab: sizes of source and target.
+        """
         return {"src_tokens": tokens(vocab[0])}, tokens(vocab[1])
 
 
 class Translation(Objective):
+    """From src_tokens and prev_output_tokens to the target; source and target have a vocabulary each."""
+
     def sample(self, tokens, vocab, mask_prob):
         return {"src_tokens": tokens(vocab[0]), "prev_output_tokens": tokens(vocab[1])}, tokens(vocab[1])
 
 
 class Masked(Objective):
+    """Of all tokens only the share mask_prob is predicted, and only theirs are projected to the vocabulary."""
+
     masks = True
 
     def scored(self, tokens, mask_prob):
@@ -80,7 +87,10 @@ def objective_of(cfg) -> Objective:
 
 
 def batch(objective: Objective, vocab: tuple[int, int], sentences: int, length: int, mask_prob: float, seed: int):
-    """A sample as the task's data sets give it: `sentences` of `length` tokens."""
+    """A sample as the task's data sets give it: `sentences` of `length` tokens.
+
+    ntokens counts all of them, masked or not; the same seed gives the same tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(size: int) -> Tensor:

@@ -26,14 +26,16 @@ class Parameters:
 
     @property
     def total(self) -> int:
+        """All parameters of the model, trained or not."""
         return self.embeddings + self.encoder + self.decoder + self.output
 
     def as_dict(self) -> dict[str, int]:
+        """For JSON; numbers of parameters, weight_bytes in bytes."""
         return asdict(self) | {"total": self.total}
 
 
 def count(setting: Setting) -> Parameters:
-    """The parameters of the setting's model."""
+    """The parameters of the setting's model: exact, from modules on torch's meta device."""
     stacks = [blueprint(setting, stack) for stack in setting.stacks]
     trainable = weight_bytes = tensors = largest = 0
     for stack in stacks:

@@ -28,6 +28,7 @@ class Precision:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of a weight, an activation or a gradient."""
         return self.dtype.itemsize
 
     @property
@@ -72,7 +73,9 @@ class Adam:
 
 
 class DeepnetAdam:
-    """`--optimizer deepnet_adam` (optim/flat.py): gradients are copied into float32 piece by piece."""
+    """`--optimizer deepnet_adam` (optim/flat.py): gradients are copied into float32 piece by piece, so an update has no
+    temporaries of its own; the methods are Adam's.
+    """
 
     name = "deepnet_adam"
 

@@ -38,6 +38,7 @@ class Report:
     speed: Speed | None
 
     def as_dict(self) -> dict:
+        """For JSON, one object a part; bytes, operations, seconds."""
         return {
             "setting": describe(self.setting),
             "parameters": self.parameters.as_dict(),
@@ -48,6 +49,7 @@ class Report:
         }
 
     def as_text(self) -> str:
+        """Tables of parameters, memory (GiB), options, operations (GFLOP) and time."""
         parts = [_title(self.setting), _parameters(self.setting, self.parameters), _memory(self.setting, self.memory)]
         parts += [_options(self.options), _work(self.flops), _time(self.setting, self.speed)]
         return "\n\n".join(parts)
@@ -76,6 +78,7 @@ def describe(setting: Setting) -> dict:
 
 
 def gib(number: float) -> str:
+    """Bytes as GiB with two decimals."""
     return f"{number / GIB:.2f}"
 
 

@@ -19,12 +19,14 @@ SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--dd
 
 @dataclass(frozen=True)
 class Setting:
-    """cfg: a filled model config; source_vocab, target_vocab: rows of the embeddings; max_tokens: source tokens, and
+    """A model, its batches and the machine: the flags of a training that its memory and time depend on.
+
+    cfg: a filled model config; source_vocab, target_vocab: rows of the embeddings; max_tokens: source tokens, and
     target tokens, in a batch of one GPU, padding included (of a language model's one text, simply tokens); length:
     tokens of a sentence; criterion: by default the model's; chunk: target tokens whose logits the chunked criterion
     makes at a time, 0 for its own choice; mask_prob: share of the tokens that a masked language model predicts;
     checkpoint_every: layers that are recomputed together, 0 for none; sharding: a key of SHARDING_FLAGS; gpu_memory:
-    bytes.
+    bytes. UserError, naming the flag, for values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace

@@ -22,11 +22,15 @@ class Speed:
     hours: float | None = None
 
     def as_dict(self) -> dict:
+        """For JSON; FLOP/s, seconds, hours."""
         return asdict(self)
 
 
 def speed(setting: Setting, work: Flops, rate: float, updates: int | None = None) -> Speed:
-    """At `rate` on each of the setting's GPUs; exchange of gradients is in the rate or left out."""
+    """Of the setting whose operations are `work`, at `rate` FLOP/s on each of its GPUs.
+
+    Exchange of gradients is in the rate or left out.
+    """
     step = work.step / (rate * setting.gpus)
     hours = None if updates is None else updates * step / 3600
     return Speed(rate, step, setting.batch / step, updates, hours)

@@ -35,6 +35,7 @@ class Value:
 
     @property
     def bytes(self) -> int:
+        """Of its storage."""
         return self.rows * self.width * self.itemsize
 
 
@@ -81,10 +82,12 @@ class Segment:
 
     @property
     def held_bytes(self) -> int:
+        """Bytes it keeps from its forward to its backward pass."""
         return sum(value.bytes for value in (*self.held, *self.outlasting))
 
     @property
     def redone_bytes(self) -> int:
+        """Bytes its backward pass computes again first."""
         return sum(value.bytes for value in self.redone)
 
 
@@ -126,9 +129,11 @@ class Tape:
         yield self.segments[-1]
 
     def value(self, rows: int, width: int, itemsize: int | None = None) -> Value:
+        """A new tensor, in the model's precision unless itemsize says otherwise."""
         return Value(rows, width, itemsize or self.itemsize)
 
     def keep(self, *values: Value) -> None:
+        """Autograd keeps these; one that is held already is not held twice."""
         segment = self.segments[-1]
         for value in values:
             if segment.recomputed and value not in self._held:
@@ -148,6 +153,7 @@ class Tape:
         self.segments[-1].working = max(self.segments[-1].working, sum(value.bytes for value in values))
 
     def linear(self, x: Value, width: int) -> Value:
+        """x W^T of a weight with `width` rows: 2 operations a multiplication and addition."""
         y = self.value(x.rows, width)
         self.keep(x)
         self.segments[-1].flops += 2 * x.rows * x.width * width
@@ -155,10 +161,12 @@ class Tape:
         return y
 
     def norm(self, x: Value) -> Value:
+        """LayerNorm, with mean and 1/std of every row in float32."""
         self.keep(x, self.value(x.rows, 2, FLOAT32))
         return self.like(x)
 
     def activation(self, name: str, x: Value) -> Value:
+        """An activation function by fairseq's name for it."""
         y = self.like(x)
         if name in KEEPS_OUTPUT:
             self.keep(y)
@@ -168,14 +176,18 @@ class Tape:
         return y
 
     def dropout(self, x: Value, p: float) -> Value:
+        """Dropout, or x itself where p is 0."""
         if p == 0:
             return x
         self.keep(self.value(x.rows, x.width, self.device.mask_itemsize or x.itemsize))
         return self.like(x)
 
     def attention(self, q: Value, keys_values: Value, dim: int, heads: int, length: int, dropout: float) -> Value:
-        """q: what holds the queries, keys_values: what holds keys and values (one Value where all are packed);
-        length: keys a query sees."""
+        """Attention of `heads` heads over `dim` channels, without its projections -> (rows of q, dim).
+
+        q: what holds the queries, keys_values: what holds keys and values (one Value where all are packed); length:
+        keys a query sees, causal or not; dropout: of the weights.
+        """
         y, weights = self.value(q.rows, dim), self.value(q.rows, heads * length)
         flops = 4 * q.rows * length * dim
         self.segments[-1].flops += flops
@@ -190,6 +202,7 @@ class Tape:
         return y
 
     def like(self, x: Value, itemsize: int | None = None) -> Value:
+        """A new tensor of x's shape, and of its precision unless itemsize says otherwise."""
         return Value(x.rows, x.width, itemsize or x.itemsize)
 
     def widened(self, x: Value) -> Value:

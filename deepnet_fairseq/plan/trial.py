@@ -39,6 +39,7 @@ class Trial:
             self.trainer.train_step(self.batches)
 
     def close(self) -> None:
+        """Removes its folder."""
         self.folder.cleanup()
 
     def _flags(self) -> list[str]:

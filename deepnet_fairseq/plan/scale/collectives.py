@@ -21,7 +21,7 @@ def bandwidth(network: Network, n: int) -> float:
 
 
 def all_gather(network: Network, n: int, size: float) -> float:
-    """Of `size` bytes in all, 1/n from each; 0 on one GPU."""
+    """Seconds to give everybody `size` bytes in all, 1/n from each, by a ring; 0 on one GPU."""
     if n == 1:
         return 0.0
     between = math.ceil(n / network.node) - 1  # steps that leave a machine
@@ -33,7 +33,7 @@ reduce_scatter = all_gather  # the same steps, with a sum in each
 
 
 def all_reduce(network: Network, n: int, size: float) -> float:
-    """Of `size` bytes on each, by the faster of ring and trees."""
+    """Seconds to sum `size` bytes on each of n GPUs, by the faster of ring and trees; 0 on one GPU."""
     return min(_ring(network, n, size), _trees(network, n, size))
 
 

@@ -16,12 +16,12 @@ import math
 
 
 def young(save: float, mtbf: float) -> float:
-    """Seconds between saves, to first order."""
+    """Seconds between saves, to first order; both arguments in seconds."""
     return math.sqrt(2 * save * mtbf)
 
 
 def daly(save: float, mtbf: float) -> float:
-    """Seconds between saves; MTBF where a save takes longer than twice that."""
+    """Seconds between saves, to higher order; MTBF where a save takes longer than twice that. Arguments in seconds."""
     if save >= 2 * mtbf:
         return mtbf
     ratio = save / (2 * mtbf)
@@ -29,7 +29,10 @@ def daly(save: float, mtbf: float) -> float:
 
 
 def lost(interval: float, save: float, restart: float, mtbf: float) -> float:
-    """Share of all time that is no training: saves, work done twice, restarts. 1 where nothing gets done."""
+    """Share of all time that is no training: saves, work done twice, restarts. 1 where nothing gets done.
+
+    All in seconds: interval t, save d, restart r and the mean time M of the module's formulas.
+    """
     try:
         taken = mtbf * math.exp(restart / mtbf) * math.expm1((interval + save) / mtbf)
     except OverflowError:

@@ -68,7 +68,7 @@ class Hardware:
             raise UserError(f"--restart {self.restart / 60:g}: must be at least 0")
 
     def peak(self, itemsize: int) -> float:
-        """FLOP/s for numbers of so many bytes."""
+        """FLOP/s for numbers of so many bytes: `single` for 4, `half` for 2."""
         return self.single if itemsize == FLOAT32 else self.half
 
 
@@ -91,7 +91,10 @@ PRESETS = {
 
 
 def hardware(name: str, **changes) -> Hardware:
-    """A preset with other values for some of its fields, or of its network's; None keeps one. UserError."""
+    """A preset with other values for some of its fields, or of its network's; None keeps one.
+
+    UserError, naming the flag, for a preset that is none and for values out of range.
+    """
     if name not in PRESETS:
         raise UserError(f"--hardware {name}: unknown; there are {', '.join(PRESETS)}")
     found = PRESETS[name]

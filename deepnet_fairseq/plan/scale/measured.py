@@ -34,6 +34,9 @@ class Width:
     decoder: LayerTime
 
     def share(self, matmul: float) -> float:
+        """Share of `matmul` FLOP/s, the rate of one large product, that forward and backward passes of both layers
+        reach.
+        """
         seconds = sum(layer.forward_token + layer.backward_token for layer in (self.encoder, self.decoder))
         return 3 * (self.encoder.flops + self.decoder.flops) / (seconds * matmul)
 
@@ -65,12 +68,16 @@ class Measured:
         return self.widths[0]
 
     def dump(self, path: Path) -> None:
+        """Writes it as JSON that load() reads, whole or not at all."""
         with whole(path) as part:
             part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def load(path: str | Path) -> Measured:
-    """UserError if the file is not what `deepnet scale --measure` writes."""
+    """From JSON that dump() wrote.
+
+    UserError if the file is not what `deepnet scale --measure` writes, or holds a rate that is not above 0.
+    """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:

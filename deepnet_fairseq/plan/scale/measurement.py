@@ -59,6 +59,7 @@ def disk_rates(path: Path, size: int) -> tuple[float, float]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """torch computes on one thread within this block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -20,7 +20,10 @@ MOVED = 28  # bytes that Adam moves for a parameter in float32: reads weight, gr
 
 @dataclass
 class Model:
-    """A setting on any number of GPUs; walks are kept, for they differ in the tokens of a batch alone."""
+    """A setting on any number of GPUs; walks are kept, for they differ in the tokens of a batch alone.
+
+    UserError for a model of one stack, of which nothing was measured.
+    """
 
     given: Setting
 
@@ -34,19 +37,23 @@ class Model:
 
     @cached_property
     def parameters(self):
+        """Counted once, for all settings of the model."""
         return count(self.given)
 
     @property
     def graphed(self) -> bool:
+        """Are the layers replayed from CUDA graphs, so that the host launches nothing layer by layer?"""
         return bool(getattr(self.given.cfg, "cuda_graphs", False))
 
     def segments(self, setting: Setting) -> list[Segment]:
+        """Of a forward pass over the setting's batch, as walk() gives them."""
         key = setting.max_tokens, setting.checkpoint_every
         if key not in self._walks:
             self._walks[key] = walk(setting)
         return self._walks[key]
 
     def memory(self, setting: Setting) -> Memory:
+        """Bytes on each GPU of the setting."""
         return follow(setting, self.parameters, self.segments(setting))
 
     def on(self, gpus: int, sharding: str, max_tokens: int, update_freq: int, recomputed: bool) -> Setting:
@@ -68,6 +75,7 @@ class Pace:
     graphed: bool = False
 
     def forward(self, setting: Setting, segment: Segment) -> Step:
+        """Operations at the efficiency's share of the peak; the host's part as measured, a layer at a time."""
         return Step(self._device(setting, segment.flops), self._host(setting, segment, "forward"))
 
     def backward(self, setting: Setting, segment: Segment) -> Step:

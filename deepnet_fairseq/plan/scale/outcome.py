@@ -35,6 +35,7 @@ class Scenario:
 
     @property
     def paces(self) -> list[Pace]:
+        """One for each efficiency, in their order."""
         return [Pace(self.hardware, self.measured, share, self.model.graphed) for share in self.efficiencies]
 
 
@@ -49,10 +50,12 @@ class Timed:
 
     @property
     def update(self) -> float:
+        """Seconds of an update, with the wait for its batches; saves and failures are apart."""
         return self.spent.total + self.loading
 
     @property
     def days(self) -> float:
+        """Of the whole training, saves and failures included; infinite where nothing gets done."""
         return self.updates * self.update / (1 - self.lost) / DAY if self.lost < 1 else float("inf")
 
     @property
@@ -64,6 +67,7 @@ class Timed:
 
     @property
     def limit(self) -> str:
+        """The part that takes most of the time."""
         return max(self.parts, key=self.parts.get)
 
 
@@ -78,6 +82,7 @@ class Outcome:
     own: Saves
 
     def gpu_hours(self, time: Timed) -> float:
+        """All GPUs' hours of the training at one of the times."""
         return time.days * 24 * self.setting.gpus
 
 
@@ -95,6 +100,7 @@ def outcome(scenario: Scenario, gpus: int, sharding: str) -> Outcome | str:
 
 
 def outcomes(scenario: Scenario, gpus: int) -> dict[str, Outcome | str]:
+    """Every mode's, by name; on one GPU there is nothing to shard."""
     modes = [mode for mode in LAYOUTS if gpus > 1 or mode == "none"]
     return {mode: outcome(scenario, gpus, mode) for mode in modes}
 

@@ -27,6 +27,7 @@ class Report:
     limits: list[tuple[int, Outcome]]
 
     def as_dict(self) -> dict:
+        """For JSON; bytes, seconds, days, GPU-hours."""
         scenario = self.scenario
         return {
             "setting": describe(scenario.model.given),
@@ -51,10 +52,12 @@ class Report:
 
     @property
     def index_seconds(self) -> float:
+        """Seconds in which each process sorts and batches one pass over the corpus."""
         return self.pairs * self.scenario.measured.index_seconds
 
     @property
     def index_bytes(self) -> float:
+        """Bytes that the order of one pass takes in each process."""
         return self.pairs * self.scenario.measured.index_bytes
 
     @property
@@ -63,6 +66,7 @@ class Report:
         return max(1, -(-int(self.index_bytes) // INDEX_LIMIT))
 
     def as_text(self) -> str:
+        """A table of modes for each number of GPUs, the ways to save, and where the limits change."""
         parts = [self._title(), self._corpus()]
         for gpus, found in self.outcomes.items():
             parts.append(f"{gpus:,} GPUs\n" + _modes(found))

@@ -17,8 +17,11 @@ TO_HOST = 20 * GIGA  # bytes/s from a GPU's memory to the host's: PCIe 4.0 x16, 
 
 @dataclass(frozen=True)
 class Saves:
-    """Seconds: stops: that a save stops the training; written: until the file is whole; interval: of training between
-    two saves; lost: share of all time that goes into saves, work done again and restarts."""
+    """A way to save a checkpoint of `size` bytes.
+
+    Seconds: stops: that a save stops the training; written: until the file is whole; interval: of training between two
+    saves. lost: share of all time that goes into saves, work done again and restarts.
+    """
 
     name: str
     size: int

@@ -35,6 +35,7 @@ class Spent:
 
     @property
     def total(self) -> float:
+        """Seconds of the update."""
         return self.device + self.host + self.network
 
     def __add__(self, other: Spent) -> Spent:
@@ -45,8 +46,11 @@ class Spent:
 
 
 def play(steps: Iterable[Step], asynchronous: bool = True) -> Spent:
-    """asynchronous: does the host queue a step while the device still works on the one before? Then the slower of the
-    two counts, else their sum."""
+    """Seconds of steps in order, `sent` being those the network is busy.
+
+    asynchronous: does the host queue a step while the device still works on the one before? Then the slower of the two
+    counts, else their sum.
+    """
     now = free = asked = device = computing = sent = 0.0
     for step in steps:
         free = max(free, asked) + step.gather if step.gather else free
