@@ -22,6 +22,10 @@ CHOSEN_FROM = 20  # batches, of which the one with most positions is trained on
 
 
 def main(path: Path) -> None:
+    """Trains the candidate on the standard input for some steps and writes its cell to `path`, both as JSON.
+
+    The order holds "candidate", "shape" and "settings", the fields of each.
+    """
     order = json.load(sys.stdin)
     candidate, shape, settings = (
         kind(**_with_tuples(order[name]))

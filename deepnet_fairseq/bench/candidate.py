@@ -16,7 +16,11 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class Candidate:
-    """module: what registers its model, empty where this package does; unavailable: why it cannot run here, if so."""
+    """One that is measured.
+
+    flags: of fairseq-train, that make it; module: what registers its model, empty where this package does; unavailable:
+    why it cannot run here, if so.
+    """
 
     name: str
     flags: tuple[str, ...]
@@ -37,7 +41,7 @@ def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
 
 
 def our_optimizer() -> str:
-    """Ours where this package has one."""
+    """Name of the optimiser our model is measured with: ours where this package has one, else fairseq's adam."""
     return "deepnet_adam" if "deepnet_adam" in OPTIMIZER_REGISTRY else "adam"
 
 
@@ -48,7 +52,7 @@ def candidates(
     ours: str = "",
     variants: tuple[str, ...] = (),
 ) -> list[Candidate]:
-    """Of a comma-separated list of names.
+    """Those that a comma-separated list names, of ours, stock and torchscale, then our variants.
 
     method, optimizer and ours (flags in one string): of our model; each of variants, "NAME=FLAGS", is our model again
     with FLAGS besides. UserError for a name that is none.

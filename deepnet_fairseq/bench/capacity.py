@@ -24,13 +24,13 @@ def side_by_side(candidates: int, shape: Shape, settings: Settings) -> bool:
 
 
 def parameters(shape: Shape, vocabulary: int) -> int:
-    """Of the matrices; biases and LayerNorms are left out."""
+    """Numbers in the matrices of an encoder-decoder with one embedding; biases and LayerNorms are left out."""
     d, ffn = shape.size.embed_dim, shape.size.ffn_embed_dim
     return shape.N * (4 * d * d + 2 * d * ffn) + shape.M * (8 * d * d + 2 * d * ffn) + vocabulary * d
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes."""
+    """Bytes that nobody uses: of the GPU, or of this machine as the kernel counts them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     return kilobytes("/proc/meminfo", "MemAvailable") * 1024
@@ -52,6 +52,7 @@ def limited(device: torch.device) -> Iterator[None]:
 
 
 def kilobytes(path: str, key: str) -> int:
+    """The number behind `key` in a file of lines `KEY: NUMBER kB`, as of /proc; LookupError if there is none."""
     for line in Path(path).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1])

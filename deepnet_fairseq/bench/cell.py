@@ -15,9 +15,10 @@ UNAVAILABLE = "cannot run"
 
 @dataclass
 class Cell:
-    """values: quantity -> a number for each of `repeats`; condition: beam and so on; facts: what no repeat changes.
+    """What was measured of a candidate at one place; to JSON by dataclasses.asdict.
 
-    reason: why there are no more repeats, also where those that were made stand ("measured").
+    values: quantity -> a number for each of `repeats`; condition: beam and so on; facts: what no repeat changes; state:
+    one of the module's; reason: why there are no more repeats, also where those that were made stand ("measured").
     """
 
     measure: str
@@ -37,6 +38,7 @@ class Cell:
         return self.measure, self.depth, self.width, tuple(self.condition.items())
 
     def add(self, repeat: int, numbers: dict[str, float]) -> None:
+        """The numbers of a repeat, by quantity; each repeat has the same quantities."""
         self.repeats.append(repeat)
         for quantity, number in numbers.items():
             self.values.setdefault(quantity, []).append(number)

@@ -28,6 +28,8 @@ class Clock:
         setattr(owner, attribute, self.watched(getattr(owner, attribute), name))
 
     def watched(self, function: Callable, name: str) -> Callable:
+        """`function`, whose calls are counted under `name` from now on."""
+
         def call(*args, **kwargs):
             if name in self.running:  # a part of itself: counted once
                 return function(*args, **kwargs)

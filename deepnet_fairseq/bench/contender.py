@@ -22,7 +22,10 @@ from .settings import Settings, Shape
 
 
 class Contender:
-    """seconds: of "model", "trainer" (which moves it to its device), "optimizer", and of all three, "build"."""
+    """A candidate's model, task, criterion and optimiser, made from its flags; close() it to be rid of its memory.
+
+    seconds: of "model", "trainer" (which moves it to its device), "optimizer", and of all three, "build".
+    """
 
     def __init__(self, candidate: Candidate, shape: Shape, settings: Settings):
         self.settings = settings
@@ -45,6 +48,7 @@ class Contender:
         return self.trainer.get_model()
 
     def parameters(self) -> int:
+        """How many numbers its model has, a shared matrix once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def batches(self, count: int) -> list[dict]:
@@ -59,6 +63,7 @@ class Contender:
             return self.trainer.train_step([batch], raise_oom=True)
 
     def close(self) -> None:
+        """Frees its memory, on the GPU too, and removes its folder; it cannot be used any more."""
         self.folder.cleanup()
         self.trainer = None
         gc.collect()

@@ -63,6 +63,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 
@@ -101,5 +102,6 @@ def _garbage_kept() -> Iterator[None]:
 
 
 def rotated(names: list, by: int) -> list:
+    """The names in their order, beginning with number `by`, which wraps around."""
     by %= max(len(names), 1)
     return names[by:] + names[:by]

@@ -26,7 +26,10 @@ def log_normal(sentences: int, seed: int) -> numpy.ndarray:
 
 
 def from_file(path: Path, sentences: int, seed: int) -> numpy.ndarray:
-    """The same from a file of lines "SOURCE TARGET", drawn with replacement. UserError where it holds anything else."""
+    """(sentences, 2): the same from a file of lines "SOURCE TARGET", drawn with replacement.
+
+    UserError where it holds anything else.
+    """
     try:
         rows = [[int(word) for word in line.split()] for line in read_lines(path) if line.strip()]
         lengths = numpy.array(rows, dtype=int)

@@ -23,7 +23,7 @@ Cells = dict[str, Cell]  # by candidate
 
 
 def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> Iterator[Cell]:
-    """Cells of `only`, names of measures, as they are done."""
+    """Cells of `only`, names of measures, as they are done: build, train, generate, checkpoint, memory."""
     for kind in TRIALS:
         if kind.name in only:
             progress(kind.name, shape)
@@ -41,6 +41,7 @@ def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only:
 
 
 def progress(measure: str, shape: Shape, **condition) -> None:
+    """Says on stderr what is measured now."""
     words = (shape.depth, shape.width, measure, *(f"{name} {value}" for name, value in condition.items()))
     print("bench:", *words, file=sys.stderr, flush=True)
 

@@ -28,7 +28,10 @@ PEERS = ("torchscale", "fairscale")
 def run(
     shapes: list[Shape], candidates: list[Candidate], settings: Settings, only: tuple[str, ...], out: Path | None
 ) -> dict:
-    """Measures shape after shape; `out` is written whole after each. UserError for settings that cannot be."""
+    """Measures shape after shape and gives the report as one JSON object; `out` is written whole after each shape.
+
+    only: names of measures. UserError for settings that cannot be.
+    """
     settings.check()
     where = environment(gpus=int(settings.device == "cuda"))
     where["versions"] |= dict(_versions())

@@ -26,10 +26,11 @@ def matmul_rate(settings: Settings, size: int | None = None, repeats: int = 10) 
 
 
 def training_flops(shape: Shape, vocabulary: int, batch: dict) -> float:
-    """Of the matrix products of one update, without padding and recomputation: the work that any implementation does.
+    """Floating-point operations in the matrix products of one update, without padding and recomputation.
 
-    Each weight is used twice a token forward (a product and a sum) and four times backward; so are the products of
-    attention, over all pairs of positions, half of them in the decoder's causal self-attention.
+    That is the work that any implementation does. Each weight is used twice a token forward (a product and a sum) and
+    four times backward; so are the products of attention, over all pairs of positions, half of them in the decoder's
+    causal self-attention.
     """
     net_input, pad = batch["net_input"], 1
     S = _lengths(net_input["src_tokens"], pad)

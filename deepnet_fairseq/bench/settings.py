@@ -13,7 +13,7 @@ from .task import NAME, SENTENCES, sentences
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers of encoder and decoder, and their width."""
+    """Layers of encoder and decoder, and their width, a name of archs.WIDTHS."""
 
     N: int
     M: int
@@ -21,6 +21,7 @@ class Shape:
 
     @property
     def depth(self) -> str:
+        """As `--depths` has it: "18-18"."""
         return f"{self.N}-{self.M}"
 
     @property
@@ -54,8 +55,12 @@ def shapes(depths: str, widths: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Settings:
-    """max_tokens: of a batch, as fairseq counts them; sentences: of the batches to translate; seconds: of one
-    candidate in one cell; lengths: a file, or None for some like IWSLT-14's; common: further fairseq-train flags."""
+    """What all candidates share.
+
+    max_tokens: of a batch, as fairseq counts them; vocabulary: types of the one dictionary; lengths: a file, or None
+    for some like IWSLT-14's; warmup, repeats: steps; seconds: limit for one candidate in one cell; clock: a key of
+    CLOCKS; sentences: of the batches to translate; common: further fairseq-train flags.
+    """
 
     device: str = "cpu"
     precision: str = "fp32"

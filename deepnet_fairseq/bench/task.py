@@ -24,6 +24,8 @@ SENTENCES = 20_000
 
 @dataclass
 class BenchTaskConfig(TranslationConfig):
+    """fairseq's translation, beside what its text is made up from."""
+
     bench_vocabulary: int = flag(10_000, "types of the one dictionary")
     bench_sentences: int = flag(SENTENCES, "sentence pairs")
     bench_lengths: Optional[str] = flag(None, "file of lengths; like IWSLT-14's by default")

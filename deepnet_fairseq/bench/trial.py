@@ -10,7 +10,10 @@ from .settings import Settings, Shape
 
 
 class Trial(ABC):
-    """name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?"""
+    """What one measure does with each candidate; to add one, derive from this and name it in measure.TRIALS.
+
+    name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?
+    """
 
     name: str
     warmup = 1

@@ -10,6 +10,11 @@ from ..errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands, of which each sets `run` to the function that does it.
+
+    A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
+    the parser to add flags to, function(args) runs it, and its docstring is its help.
+    """
     from . import (
         bench,
         choices,
@@ -22,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         models,
         plan,
         prepare,
+        records,
         report,
         results,
         scale,
@@ -52,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
         prepare,
         miniature,
         results,
+        records,
         report,
         figures,
         bench,

@@ -1,3 +1,5 @@
+"""`python -m deepnet_fairseq.cli` is `deepnet`."""
+
 from . import main
 
 main()

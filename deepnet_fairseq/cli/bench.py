@@ -74,6 +74,7 @@ def _rendered(path: str) -> str:
 
 
 def add(command) -> None:
+    """Registers `deepnet bench` and its flags; command: as parser() gives it."""
     sub = command("bench", bench)
     add_what(sub)
     sub.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -37,6 +37,7 @@ def score_choices(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet score-choices` and its flags; command: as parser() gives it."""
     sub = command("score-choices", score_choices)
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("--path", required=True, metavar="CHECKPOINT", help="of --task language_modeling")

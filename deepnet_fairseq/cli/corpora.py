@@ -25,6 +25,7 @@ def prepare_text(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet corpus` and `prepare-text` and their flags; command: as parser() gives it."""
     sub = command("corpus", make_corpus)
     sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
     for split, size in SIZES.items():

@@ -19,6 +19,7 @@ def figures(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet figures` and its flags; command: as parser() gives it."""
     sub = command("figures", figures)
     sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
     sub.add_argument("--only", metavar="N,N", help="figures to draw, as 4,5,normformer4; without it all that have runs")

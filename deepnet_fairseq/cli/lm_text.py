@@ -67,6 +67,7 @@ def _only(args, kind: str, *names: str) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet prepare-lm` and its flags; command: as parser() gives it."""
     sub = command("prepare-lm", prepare_lm)
     sub.add_argument("train", metavar="TRAIN", help="UTF-8, a sentence or paragraph a line, documents set apart by "
                      "empty lines; so are VALID and TEST, which may be several, separated by commas")  # fmt: skip

@@ -29,6 +29,7 @@ def list_methods(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet methods` and its flags; command: as parser() gives it."""
     sub = command("methods", list_methods)
     sub.add_argument("--json", action="store_true")
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")

@@ -27,6 +27,7 @@ def serve_miniature(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet serve-miniature` and its flags; command: as parser() gives it."""
     sub = command("serve-miniature", serve_miniature)
     sub.add_argument("recipe", metavar="RECIPE", help="whose files; any other word lists them")
     sub.add_argument("--pairs", metavar="de-en,en-fr", help="these language pairs only")

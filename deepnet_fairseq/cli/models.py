@@ -87,6 +87,7 @@ def generate(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet generate`, `profile`, `export` and `average`; command: as parser() gives it."""
     sub = command("generate", generate)
     sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
     sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")

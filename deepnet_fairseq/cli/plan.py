@@ -71,6 +71,7 @@ def _check(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet plan` and its flags; command: as parser() gives it."""
     sub = command("plan", plan)
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
     rate = sub.add_mutually_exclusive_group()

@@ -42,6 +42,7 @@ def _prepare(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet prepare` and its flags; command: as parser() gives it."""
     sub = command("prepare", prepare)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")

@@ -28,6 +28,7 @@ def report(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet report` and its flags; command: as parser() gives it."""
     sub = command("report", report)
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "

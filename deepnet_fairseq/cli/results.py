@@ -53,6 +53,7 @@ def significance(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet compare`, `score` and `significance` and their flags; command: as parser() gives it."""
     sub = command("compare", compare)
     sub.add_argument("runs", nargs="+", metavar="RUN", help="folder with train.log and generated.txt")
     sub.add_argument("--reference", required=True, help="reference translations, one a line")

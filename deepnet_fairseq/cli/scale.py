@@ -137,6 +137,7 @@ def _efficiencies(text: str) -> tuple[float, ...]:
 
 
 def add(command) -> None:
+    """Registers `deepnet scale` and its flags; command: as parser() gives it."""
     sub = command("scale", scale)
     sub.add_argument("--gpus", default="8,64,512", metavar="N,N", help="default %(default)s")
     sub.add_argument("--pairs", type=float, default=PAIRS, help="sentence pairs of the corpus (default 12e9)")

@@ -48,6 +48,7 @@ def calibration(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet check` and `calibration` and their flags; command: as parser() gives it."""
     sub = command("check", check)
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")

@@ -51,6 +51,7 @@ def _depths(text: str) -> list[int]:
 
 
 def add(command) -> None:
+    """Registers `deepnet theory` and its flags; command: as parser() gives it."""
     sub = command("theory", theory)
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.add_argument("--method", default="deepnorm,post_ln", metavar="METHODS", help="default deepnorm,post_ln")

@@ -19,6 +19,7 @@ def keep_last_batch() -> None:
     """fairseq drops a last batch whose size is no multiple of --required-batch-size-multiple (8).
 
     Of the 6,750 sentences of IWSLT-14's test set fairseq-generate then translates and scores 6,744, without a word.
+    Wraps data_utils.batch_by_size.
     """
     original = data_utils.batch_by_size
     if not hasattr(original, "__wrapped__"):
@@ -44,7 +45,7 @@ def count_last_update() -> None:
     """At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
 
     fairseq takes all of an update's batches on a process for such if its last one is: with --update-freq the gradients
-    of the others are then divided by too few tokens.
+    of the others are then divided by too few tokens. Wraps Trainer.train_step and FairseqTask.train_step.
     """
     wrap(Trainer, "train_step", _empty_first)
     wrap(FairseqTask, "train_step", _as_nothing)
@@ -60,7 +61,10 @@ def _as_nothing(train_step, task, sample, model, criterion, optimizer, update_nu
 
 
 def resume_on_any_number() -> None:
-    """Of an epoch's batches, a checkpoint counts those of one process, which has more of them when there are fewer."""
+    """Of an epoch's batches, a checkpoint counts those of one process, which has more of them when there are fewer.
+
+    Wraps EpochBatchIterator.state_dict, which notes the number of processes, and load_state_dict, which counts anew.
+    """
     wrap(EpochBatchIterator, "state_dict", _of_how_many)
     wrap(EpochBatchIterator, "load_state_dict", _for_as_many)
 

@@ -26,7 +26,11 @@ MEND = "binarise the text anew"
 
 
 def explain_broken_data() -> None:
-    """Idempotent."""
+    """Wraps what opens dictionaries and data: UserError, naming the file and the way out, where they cannot be used.
+
+    In fairseq these are Dictionary.add_from_file, indexed_dataset.infer_dataset_impl and make_dataset,
+    LanguagePairDataset, FairseqTask.filter_indices_by_size and tasks.translation.load_langpair_dataset. Idempotent.
+    """
     wrap(indexed_dataset, "infer_dataset_impl", _ordinary)
     wrap(indexed_dataset, "make_dataset", _checked)
     wrap(Dictionary, "add_from_file", _read_dictionary)

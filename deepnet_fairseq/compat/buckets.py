@@ -7,7 +7,7 @@ from fairseq.data import bucket_pad_length_dataset, data_utils
 
 
 def bucket_lengths() -> None:
-    """Without this the flag ends in a TypeError."""
+    """Replaces data_utils.get_buckets and gives numpy.compat back; without, the flag ends in a TypeError."""
     for module in (data_utils, bucket_pad_length_dataset):
         module.get_buckets = get_buckets
     if not hasattr(numpy, "compat"):

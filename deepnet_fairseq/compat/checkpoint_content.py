@@ -20,7 +20,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def check(path: str, state: object) -> None:
-    """UserError, naming the file, for what no checkpoint of fairseq holds."""
+    """UserError, naming the file, for what no checkpoint of fairseq holds.
+
+    state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
+    """
     if not isinstance(state, dict):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds a {type(state).__name__})")
     weights = state.get("model")

@@ -59,7 +59,11 @@ def allow_plain_data() -> None:
 
 
 def explain_unreadable_files() -> None:
-    """fairseq opens every checkpoint through the first function, and takes up a training through the second."""
+    """UserError, naming the file, where fairseq ends with a page of calls.
+
+    It opens every checkpoint through checkpoint_utils.load_checkpoint_to_cpu, and takes up a training through
+    Trainer.load_checkpoint.
+    """
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _explained)
     wrap(Trainer, "load_checkpoint", _resumed)
 

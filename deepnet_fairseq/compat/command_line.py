@@ -27,7 +27,10 @@ PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASK
 
 
 def explain_mistakes() -> None:
-    """Wraps fairseq's argument parser; in fairseq's own programs also the printing of an uncaught UserError."""
+    """Wraps fairseq's argument parser, options.parse_args_and_arch: a mistake ends in one line and status 2.
+
+    In fairseq's own programs an uncaught UserError is printed in one line too.
+    """
     if not hasattr(options.parse_args_and_arch, "__wrapped__"):
         options.parse_args_and_arch = _careful(options.parse_args_and_arch)
     program = Path(sys.argv[0])

@@ -12,7 +12,7 @@ from .wrapping import wrap
 
 
 def replace_in_one_move() -> None:
-    """Files of this machine; others are their file system's."""
+    """Wraps PathManager.copy, for files of this machine; others are their file system's."""
     wrap(PathManager, "copy", _copy)
 
 

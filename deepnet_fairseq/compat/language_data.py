@@ -29,7 +29,10 @@ LONGER = {
 
 
 def explain_mistakes() -> None:
-    """Idempotent."""
+    """UserError, naming file or flag, for data that the tasks in LONGER cannot use.
+
+    Wraps their load_dataset and filter_indices_by_size. Idempotent.
+    """
     for task in LONGER:
         wrap(task, "filter_indices_by_size", _short_enough)
         wrap(task, "load_dataset", _found)

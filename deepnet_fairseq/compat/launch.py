@@ -34,7 +34,11 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, w
 
 
 def start_and_watch() -> None:
-    """Idempotent."""
+    """Wraps distributed_utils.call_main, and what makes a model one of several processes'.
+
+    The latter are DistributedDataParallel and DistributedFairseqModel, by the names fairseq looks up. UserError where a
+    process is lost or cannot be reached. Idempotent.
+    """
     wrap(distributed_utils, "call_main", _call_main)
     wrap(distributed_fairseq_model, "DistributedDataParallel", _on_any_device)
     wrap(models, "DistributedFairseqModel", _without_heartbeat)

@@ -30,7 +30,10 @@ def read_without_running() -> None:
 
 
 def literal(text: str):
-    """Numbers, strings, None, True and False, their lists, tuples and dicts, with + - * and /. UserError for more."""
+    """The value of `text`: numbers, strings, None, True, False, their lists, tuples and dicts, with + - * and /.
+
+    UserError for anything else, and for lists longer than LONGEST; nothing of it is run.
+    """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:

@@ -11,7 +11,7 @@ TOGETHER = 512  # tensors, whose float32 copies are there at one moment
 
 
 def average_all_at_once() -> None:
-    """For averages in float32; others, and those of a model with other tensors, are made fairseq's way.
+    """Wraps EMA._step_internal, for float32; other averages, and those of other tensors, are made fairseq's way.
 
     The numbers are fairseq's to the bit, but for matrices that have several names: they are averaged once, where
     fairseq averages them once a name.

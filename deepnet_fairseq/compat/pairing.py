@@ -38,7 +38,7 @@ NEVER = ("masked_lm", "sentence_prediction", "sentence_ranking", "adaptive_loss"
 
 
 def refuse_misfits() -> None:
-    """Of YAML and Python; the command line is checked when it is parsed. Idempotent."""
+    """Wraps tasks.setup_task, for YAML and Python; the command line is checked when it is parsed. Idempotent."""
     wrap(tasks, "setup_task", _fitting)
 
 

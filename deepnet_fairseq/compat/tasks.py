@@ -14,7 +14,10 @@ SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 
 
 def accept_yaml() -> None:
-    """fairseq-hydra-train gives such a task what its flags would have been, their defaults where YAML has no word."""
+    """fairseq-hydra-train gives such a task what its flags would have been, their defaults where YAML has no word.
+
+    Wraps tasks.setup_task. UserError for a setting that the task has no flag for.
+    """
     original = tasks.setup_task
     if not hasattr(original, "__wrapped__"):
         tasks.setup_task = _by_flags(original)

@@ -16,7 +16,10 @@ NAMES = {kind: name for name, kind in CONFIGS.items()}
 
 
 def explain_mistakes() -> None:
-    """Unknown keys and values of the wrong type by name; unknown architectures with the nearest one."""
+    """Unknown keys and values of the wrong type by name; unknown architectures with the nearest one: UserError.
+
+    Wraps dataclass.utils.merge_with_parent and models.build_model.
+    """
     if not hasattr(dataclass_utils.merge_with_parent, "__wrapped__"):
         dataclass_utils.merge_with_parent = _named(dataclass_utils.merge_with_parent)
         models.build_model = _known(models.build_model)

@@ -28,6 +28,8 @@ NAME = "deepnet_bench_torchscale"
 
 @dataclass
 class TorchscaleConfig(FairseqDataclass):
+    """Flags of the model under fairseq's names, which are those of torchscale's EncoderDecoderConfig as well."""
+
     encoder_layers: int = flag(6, "")
     encoder_embed_dim: int = flag(512, "")
     encoder_ffn_embed_dim: int = flag(2048, "")
@@ -79,6 +81,8 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
 
 
 class TorchscaleEncoder(Encoder, FairseqEncoder):
+    """torchscale's encoder behind fairseq's interface: padding becomes its mask, and beams are reordered."""
+
     def forward(self, src_tokens, src_lengths=None, **kwargs):
         return super().forward(src_tokens, src_tokens.eq(self.dictionary.pad()), **kwargs)
 
@@ -91,6 +95,8 @@ class TorchscaleEncoder(Encoder, FairseqEncoder):
 
 
 class TorchscaleDecoder(Decoder, FairseqIncrementalDecoder):
+    """The same of its decoder, whose incremental state holds tensors by layer and name."""
+
     def forward(self, prev_output_tokens, **kwargs):
         return super().forward(prev_output_tokens, prev_output_tokens.eq(self.dictionary.pad()), **kwargs)
 

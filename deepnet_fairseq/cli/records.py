@@ -1,0 +1,25 @@
+"""The command that keeps what reports need of finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def record(args) -> None:
+    """keeps what reports and figures need of finished runs
+
+    Copies run.json, environment.json, command, score.json, probes and the losses of the log to the same places below
+    DEST, without checkpoints, translations, corpora and the machine's own paths; reports are the same from either.
+    """
+    from ..analysis.records.keep import keep
+
+    kept, left_out = keep(Path(args.runs), Path(args.dest))
+    print(f"recorded {len(kept)} runs in {args.dest}")
+    if left_out:
+        print(f"not over, left out: {', '.join(map(str, left_out))}")
+
+
+def add(command) -> None:
+    sub = command("record", record)
+    sub.add_argument("runs", metavar="RUNS", help="folder with runs at any depth, each with run.json")
+    sub.add_argument("dest", metavar="DEST", help="folder for the records, as results/runs")
