@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from .entry import Entry, key_of
+from .paired import read_paired
 from .standing import State
 
 
@@ -16,7 +17,7 @@ def compare(entries: Sequence[Entry], baseline: str) -> None:
     """Fills `baseline` and `p` of each run of another method; p stays None where there is nothing to compare.
 
     Each meets the baseline's run of the same row but for the method, with the same seed if there is one. Needed are the
-    translations of both, and the corpus where their command says it lies, for its references.
+    translations of both, and the corpus where their command says it lies, for its references; or a record of the test.
     """
     scored = [entry for entry in entries if entry.standing.state is State.SCORED]
     for entry in scored:
@@ -36,6 +37,8 @@ def _place(entry: Entry) -> tuple:
 def _p(baseline: Path, run: Path) -> float | None:
     from ..scoring import compare_to_baseline
 
+    if (recorded := read_paired(run, baseline)) is not None:
+        return recorded
     data = _data(run)
     if data is None or data != _data(baseline):
         return None
