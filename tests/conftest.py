@@ -8,7 +8,7 @@ import torch
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
 
-from .helpers import USER_DIR, run_cold
+from .support.helpers import USER_DIR, run_cold
 
 SPLITS = ("train", "valid", "test")
 TRAIN_FLAGS = (

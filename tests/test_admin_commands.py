@@ -13,7 +13,7 @@ from fairseq.trainer import Trainer
 from deepnet_fairseq.profiling.start import first_training_batch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .support.helpers import USER_DIR, run
 from .test_bad_input import assert_one_line
 from .test_commands import losses
 

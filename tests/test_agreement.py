@@ -8,7 +8,7 @@ import torch
 from deepnet_fairseq.distributed import agreement
 from deepnet_fairseq.errors import UserError
 
-from .ranks import CONTEXT
+from .support.ranks import CONTEXT
 
 CPU = torch.device("cpu")
 

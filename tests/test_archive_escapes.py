@@ -11,7 +11,7 @@ import pytest
 from deepnet_fairseq.data.remote.archive import unpack
 from deepnet_fairseq.errors import UserError
 
-from .archives import FILES, NOISE, a_room, content, make, make_tar, make_zip, refused, tar_info, zip_info  # noqa: F401
+from .support.archives import FILES, NOISE, a_room, content, make, make_tar, make_zip, refused, tar_info, zip_info  # noqa: F401
 
 
 @pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/tmp/evil", "//evil", "..", "a/..", "./../evil"))

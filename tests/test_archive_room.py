@@ -16,7 +16,7 @@ from deepnet_fairseq.data.remote import archive as archives
 from deepnet_fairseq.data.remote.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
-from .archives import FILES, NOISE, TARS, a_room, content, make, make_zip, refused  # noqa: F401
+from .support.archives import FILES, NOISE, TARS, a_room, content, make, make_zip, refused  # noqa: F401
 
 
 def free(monkeypatch, size):

@@ -12,7 +12,7 @@ from deepnet_fairseq.compat.command_line import peer_flags
 from deepnet_fairseq.config import DeepTransformerConfig, namespace
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import run
+from .support.helpers import run
 
 GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
 

@@ -6,7 +6,7 @@ import torch
 from deepnet_fairseq.checkpoints import averaging
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .support.helpers import USER_DIR, run
 from .test_bad_input import assert_one_line
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")

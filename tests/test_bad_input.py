@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run, run_cold
+from .support.helpers import USER_DIR, run, run_cold
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {

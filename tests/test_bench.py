@@ -21,8 +21,8 @@ from deepnet_fairseq.bench.settings import Shape
 from deepnet_fairseq.bench.training import PARTS, Watched
 from deepnet_fairseq.cli import main
 
-from .benched import SHAPE, short_sentences, short_settings
-from .helpers import ROOT
+from .support.benched import SHAPE, short_sentences, short_settings
+from .support.helpers import ROOT
 
 CPU = torch.device("cpu")
 PEER = "deepnet_fairseq.bench.peers.torchscale"

@@ -20,7 +20,7 @@ from deepnet_fairseq.bench.roofline import training_flops
 from deepnet_fairseq.bench.settings import Settings, Shape
 from deepnet_fairseq.errors import UserError
 
-from .benched import SHAPE, short_sentences, short_settings
+from .support.benched import SHAPE, short_sentences, short_settings
 
 CPU = torch.device("cpu")
 

@@ -22,8 +22,8 @@ from deepnet_fairseq.data.moses.port import line_function
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 
-from .bilingual import copy_text, lines
-from .perl_scripts import marking_checkout, needs_perl
+from .support.bilingual import copy_text, lines
+from .support.perl_scripts import marking_checkout, needs_perl
 
 pytestmark = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")

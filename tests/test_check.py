@@ -13,9 +13,9 @@ from deepnet_fairseq.stability.observed import Observed, ShortTraining
 from deepnet_fairseq.stability.signals import evenness, headroom, ln_input, profile
 from deepnet_fairseq.stability.verdict import AT_RISK, DIVERGING, STABLE, judge
 
-from . import recorded
 from .conftest import TRAIN_FLAGS
-from .helpers import ELSEWHERE, run
+from .support import recorded
+from .support.helpers import ELSEWHERE, run
 
 HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}
 

@@ -19,8 +19,8 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
-from .helpers import PAD, VOCAB, batch, run, small, stock
-from .tensors import Largest
+from .support.helpers import PAD, VOCAB, batch, run, small, stock
+from .support.tensors import Largest
 
 
 def sample():

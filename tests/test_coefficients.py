@@ -7,7 +7,7 @@ import pytest
 
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 
-from .helpers import run
+from .support.helpers import run
 
 TABLE = {  # N, M: alpha_e, beta_e, alpha_d, beta_d
     (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),

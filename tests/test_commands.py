@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run, run_cold
+from .support.helpers import USER_DIR, run, run_cold
 
 TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 

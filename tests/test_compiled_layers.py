@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 from deepnet_fairseq.graphs import compile_layers
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import batch, small
-from .observing import close, net_input, observe
-from .training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of
+from .support.helpers import batch, small
+from .support.observing import close, net_input, observe
+from .support.training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from deepnet_fairseq import archs
 
-from .experiments import trainings, values
-from .helpers import ROOT
+from .support.experiments import trainings, values
+from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv

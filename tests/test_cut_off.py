@@ -10,7 +10,7 @@ from .faults import states
 from .faults.hosts import two_hosts
 from .faults.log import Log
 from .faults.training import Training, make_data
-from .helpers import run
+from .support.helpers import run
 
 TIMEOUT = 5  # seconds, --heartbeat-timeout
 LAST = "checkpoint_last.pt"

@@ -12,7 +12,7 @@ from deepnet_fairseq.data.parallel import read_parallel
 from deepnet_fairseq.data.prepare import prepare_text
 from deepnet_fairseq.errors import UserError
 
-from .helpers import run
+from .support.helpers import run
 
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 DOG = Noun("hunda", "cani", gender="m", plural="en", animate=True)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.transformer.cache import ROOM
 
-from .helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, logits, small
+from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, logits, small
 
 FP32 = TOLERANCE[torch.float32]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
+from .support.helpers import USER_DIR, run
 from .test_commands import losses
 
 

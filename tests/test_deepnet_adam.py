@@ -17,9 +17,9 @@ from deepnet_fairseq.probes.attach import TrainingProbes
 from deepnet_fairseq.probes.base import get_probes
 from deepnet_fairseq.probes.record import read_record
 
-from .helpers import small
-from .observing import close, loss_of, net_input, observe
-from .optimised import SHAPES, difference, optimiser, parameters, set_gradients, settings, train
+from .support.helpers import small
+from .support.observing import close, loss_of, net_input, observe
+from .support.optimised import SHAPES, difference, optimiser, parameters, set_gradients, settings, train
 
 ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradient
 

@@ -9,8 +9,8 @@ from fairseq.optim import FP16Optimizer
 from deepnet_fairseq.optim.half_precision import FlatFP16Optimizer
 from deepnet_fairseq.transformer.slots import FullPrecision
 
-from .helpers import small
-from .optimised import SHAPES, difference, parameters, settings
+from .support.helpers import small
+from .support.optimised import SHAPES, difference, parameters, settings
 
 FP16 = {"fp16": True, "fp16_init_scale": 128, "fp16_scale_window": 4}
 KINDS = {

@@ -13,10 +13,10 @@ from deepnet_fairseq.checkpoints.averaging import average
 from deepnet_fairseq.export.transformer import fold_checkpoint
 from deepnet_fairseq.trainer import build_trainer, parse
 
-from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import PAD, batch, run, small
-from .optimised import difference, optimiser
+from .support import ranks
+from .support.helpers import PAD, batch, run, small
+from .support.optimised import difference, optimiser
 
 TINY = (
     "--arch",

@@ -17,8 +17,8 @@ from deepnet_fairseq.data.remote.download import fetch, fetch_all
 from deepnet_fairseq.data.remote.source import RemoteFile
 from deepnet_fairseq.errors import UserError
 
-from .fetching import BODY, a_file, a_server, gets, hasty, seen  # noqa: F401
-from .helpers import ROOT
+from .support.fetching import BODY, a_file, a_server, gets, hasty, seen  # noqa: F401
+from .support.helpers import ROOT
 
 
 def free(monkeypatch, size):

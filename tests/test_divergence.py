@@ -10,7 +10,7 @@ from deepnet_fairseq.divergence import Diverged, report, text
 from deepnet_fairseq.divergence.event import FLOOR, GRADIENTS, LOSS
 from deepnet_fairseq.methods import METHODS
 
-from .diverging import TINY, Poison, Training, flags_of
+from .support.diverging import TINY, Poison, Training, flags_of
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -16,8 +16,8 @@ from deepnet_fairseq.divergence.advice import advice
 from deepnet_fairseq.divergence.batch import describe
 from deepnet_fairseq.errors import UserError
 
-from .diverging import TINY, Training
-from .helpers import PAD, small
+from .support.diverging import TINY, Training
+from .support.helpers import PAD, small
 
 SCHEDULES = {
     "cosine": {"warmup_updates": 5, "warmup_init_lr": 1e-4, "min_lr": 1e-5, "lr_period_updates": 8},

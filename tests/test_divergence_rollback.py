@@ -16,8 +16,8 @@ from deepnet_fairseq.divergence.watch import Watch
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
-from .diverging import TINY, WILD, events, train, updates, weights
-from .helpers import run
+from .support.diverging import TINY, WILD, events, train, updates, weights
+from .support.helpers import run
 
 SAVED = ("--save-interval-updates", "1", "--max-update", "4", "--max-tokens", "20000", "--batch-size", "200")
 BACK = ("--rollbacks", "3", "--rollback-lr-factor", "0.001")

@@ -5,7 +5,7 @@ import torch
 
 from deepnet_fairseq.methods.dlcl import WeightedSum
 
-from .helpers import batch, logits, small
+from .support.helpers import batch, logits, small
 
 
 def test_gradient_by_finite_differences():

@@ -7,7 +7,7 @@ import pytest
 
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import ROOT, call, extended_package, run, run_cold
+from .support.helpers import ROOT, call, extended_package, run, run_cold
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 

@@ -16,8 +16,8 @@ from deepnet_fairseq.data.remote.patience import Patience
 from deepnet_fairseq.data.remote.source import RemoteFile
 from deepnet_fairseq.errors import UserError
 
-from .fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, gets, hasty, seen, sha256  # noqa: F401
-from .loopback import Fault
+from .support.fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, gets, hasty, seen, sha256  # noqa: F401
+from .support.loopback import Fault
 
 
 def test_whole_and_only_once(server, file, tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 from fairseq import checkpoint_utils
 
-from . import ranks
 from .conftest import TRAIN_FLAGS
+from .support import ranks
 
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",

@@ -9,7 +9,7 @@ import torch
 from deepnet_fairseq.methods import METHODS, get_method
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, call, extended_package, run
+from .support.helpers import USER_DIR, call, extended_package, run
 from .test_commands import losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")

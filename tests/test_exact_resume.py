@@ -12,7 +12,7 @@ from deepnet_fairseq.checkpoints import half_precision
 
 from .conftest import TRAIN_FLAGS
 from .faults import states
-from .lives import TINY, live, rows
+from .support.lives import TINY, live, rows
 
 WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
 RUN = (

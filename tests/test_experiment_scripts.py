@@ -7,7 +7,7 @@ import pytest
 
 from deepnet_fairseq.methods import METHODS
 
-from .experiments import dry_run, script, trainings, values
+from .support.experiments import dry_run, script, trainings, values
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv

@@ -12,7 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from deepnet_fairseq.building import from_checkpoint
 
 from .conftest import TRAIN_FLAGS, make_data
-from .helpers import PAD, USER_DIR, run, sentences, teach_to_copy
+from .support.helpers import PAD, USER_DIR, run, sentences, teach_to_copy
 from .test_bad_input import assert_one_line
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")

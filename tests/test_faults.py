@@ -13,7 +13,7 @@ import torch
 
 from .faults import states
 from .faults.log import Log
-from .helpers import ROOT
+from .support.helpers import ROOT
 
 HISTORY = [{"num_updates": 6, "lr_scheduler_state": {"best": None}}]
 STATE = {

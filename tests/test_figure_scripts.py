@@ -10,8 +10,8 @@ import pytest
 
 from deepnet_fairseq.probes.record import read_record
 
-from .experiments import dry_run, script, trainings, values
-from .helpers import ROOT
+from .support.experiments import dry_run, script, trainings, values
+from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
 FIGURES = (3, 4, 5, 6, 7, 8)
@@ -58,6 +58,14 @@ def test_the_papers_setting(tmp_path, number, count, paper):
 
 
 @needs_venv
+def test_curves_are_of_validation(tmp_path):
+    """Figure 3 draws validation losses, so its long trainings validate and its short ones need not."""
+    found = commands(3, OUT=tmp_path)
+    curves = [flags for flags in found if "/curve-" in flags["--save-dir"]]
+    assert len(curves) == 2 and not any("--disable-validation" in flags for flags in curves)
+    assert all("--disable-validation" in flags for flags in found if flags not in curves)
+
+
 def test_sweeps_of_figure_7(tmp_path):
     found = commands(7, GPUS=8)
     batches = [int(flags["--update-freq"]) * 8 for flags in found]

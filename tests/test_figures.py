@@ -17,7 +17,7 @@ from deepnet_fairseq.analysis.redrawing import chosen, redraw
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .recorded import every_figure, record, update
+from .support.recorded import every_figure, record, update
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from fairseq.models.roberta import RobertaModel
 from deepnet_fairseq.building import blank_task, build
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import VOCAB
-from .sentiment import HEAD, batches, configured, some_data  # noqa: F401  a fixture
+from .support.helpers import VOCAB
+from .support.sentiment import HEAD, batches, configured, some_data  # noqa: F401  a fixture
 
 OF_ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}
 

@@ -8,8 +8,8 @@ from fairseq import checkpoint_utils
 
 from deepnet_fairseq.export.transformer import NO_TRAINING
 
-from . import lives, ranks, sentiment
-from .sentiment import CLASSES, HEAD, RUN, batches, some_data  # noqa: F401  a fixture
+from .support import lives, ranks, sentiment
+from .support.sentiment import CLASSES, HEAD, RUN, batches, some_data  # noqa: F401  a fixture
 from .test_finetuning import stock_roberta
 
 BEST = ("--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric")

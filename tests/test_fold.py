@@ -13,8 +13,8 @@ from deepnet_fairseq.export.transformer import fold_model, stock_model
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.profiling.recorder import residuals
 
-from .every_slot import EverySlot
-from .helpers import PAD, SMALL, VOCAB, batch, logits, sentences, small, teach_to_copy
+from .support.every_slot import EverySlot
+from .support.helpers import PAD, SMALL, VOCAB, batch, logits, sentences, small, teach_to_copy
 
 FOLDABLE = {"admin", "admin_torch", "branchnorm", "deepnorm", "ds_init", "post_ln", "post_ln_init", "pre_ln"}
 WHOLE = [name for name in sorted(METHODS) if name in FOLDABLE]

@@ -9,7 +9,7 @@ from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling.start import take_profile
 
 from .conftest import TRAIN_FLAGS
-from .helpers import PAD, VOCAB, batch, logits, run_cold, small
+from .support.helpers import PAD, VOCAB, batch, logits, run_cold, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -10,8 +10,8 @@ from deepnet_fairseq.graphs import compile_layers, use_graphs
 from deepnet_fairseq.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
-from .helpers import batch, run_cold, small
-from .training_twins import SHAPES, assert_same_training, loss_of
+from .support.helpers import batch, run_cold, small
+from .support.training_twins import SHAPES, assert_same_training, loss_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}

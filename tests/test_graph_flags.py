@@ -10,7 +10,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.graphs import attach
 
 from .conftest import TRAIN_FLAGS
-from .helpers import batch, run, small
+from .support.helpers import batch, run, small
 
 
 def test_training_on_the_cpu_is_refused_in_one_line(data, tmp_path):

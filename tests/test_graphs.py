@@ -12,10 +12,10 @@ from deepnet_fairseq.graphs import use_graphs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.transformer.slots import Residual
 
-from .helpers import PAD, batch, small
-from .observing import close, net_input, observe
-from .recorded_graphs import Recorded
-from .training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of, train
+from .support.helpers import PAD, batch, small
+from .support.observing import close, net_input, observe
+from .support.recorded_graphs import Recorded
+from .support.training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of, train
 
 
 @pytest.fixture(autouse=True)

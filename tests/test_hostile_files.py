@@ -6,13 +6,13 @@ import shutil
 import pytest
 import sentencepiece
 
-from .helpers import ROOT, USER_DIR
 from .hostile import texts
 from .hostile.checkpoints import CANARY
 from .hostile.programs import contents
 from .hostile.rooms import TRAIN, check_harmless, refused, the_programs  # noqa: F401
-from .recorded import record, watched
-from .reported import run as reported_run
+from .support.helpers import ROOT, USER_DIR
+from .support.recorded import record, watched
+from .support.reported import run as reported_run
 
 OMEGA = texts.PROFILE["omega"]
 

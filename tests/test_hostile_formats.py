@@ -22,9 +22,9 @@ from deepnet_fairseq.plan.flags import parse
 from deepnet_fairseq.probes.record import Writer, read_record
 from deepnet_fairseq.profiling.profile import Profile, read_profile
 
-from .archives import content, make_tar, make_zip, tar_info
 from .hostile.binarised import sentences
 from .hostile.examples import FINITE, bounded
+from .support.archives import content, make_tar, make_zip, tar_info
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
 NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=12)

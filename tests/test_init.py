@@ -11,7 +11,7 @@ from deepnet_fairseq.initialisation.report import init_report
 from deepnet_fairseq.initialisation.visit import branch_weights, initialize
 from deepnet_fairseq.methods import METHODS, get_method
 
-from .helpers import PAD, small, stock
+from .support.helpers import PAD, small, stock
 
 # DeepNorm at d = 512, f = 2048: std of (enc fc1, fc2), (dec fc1, fc2), (enc v, out), (dec v, out)
 DEEPNORM_STD = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import run_cold
+from .support import ranks
+from .support.helpers import run_cold
 
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24",

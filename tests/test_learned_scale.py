@@ -11,9 +11,9 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.record import read_record
 
-from . import helpers, observing
-from .probed_updates import train
-from .single_stacks import KINDS, awake, small, stack_of
+from .support import helpers, observing
+from .support.probed_updates import train
+from .support.single_stacks import KINDS, awake, small, stack_of
 from .test_methods import every_slot  # noqa: F401
 
 PROBE = PROBES["learned_scale"]

@@ -13,7 +13,7 @@ from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 
-from .single_stacks import KINDS, small, stack_of
+from .support.single_stacks import KINDS, small, stack_of
 
 DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from .helpers import USER_DIR, run
-from .plain_text import VOCAB, a_texts  # noqa: F401
+from .support.helpers import USER_DIR, run
+from .support.plain_text import VOCAB, a_texts  # noqa: F401
 from .test_scripts import bash
 
 TRAIN = (

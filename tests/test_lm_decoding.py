@@ -11,8 +11,8 @@ from deepnet_fairseq import archs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.transformer.cache import ROOM
 
-from .helpers import PAD, TOLERANCE
-from .single_stacks import awake, batch, scores
+from .support.helpers import PAD, TOLERANCE
+from .support.single_stacks import awake, batch, scores
 from .test_lm_methods import fields  # noqa: F401
 from .test_methods import every_slot  # noqa: F401
 

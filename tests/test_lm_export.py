@@ -14,10 +14,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from deepnet_fairseq import cli
 from deepnet_fairseq.building import from_checkpoint
 
-from .chains import LONGEST, chains
-from .exported_models import a_checkpoint, a_data, a_masked, a_ran, variant  # noqa: F401
-from .helpers import EOS, PAD, USER_DIR, VOCAB, run
-from .single_stacks import batch, scores
+from .support.chains import LONGEST, chains
+from .support.exported_models import a_checkpoint, a_data, a_masked, a_ran, variant  # noqa: F401
+from .support.helpers import EOS, PAD, USER_DIR, VOCAB, run
+from .support.single_stacks import batch, scores
 
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "complete", "--tokens-per-sample", str(LONGEST))
 CHECKPOINTS = ("1_4", "last")

@@ -16,9 +16,9 @@ from deepnet_fairseq.export.transformer import fold_model
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.profiling.recorder import residuals
 
-from .chains import chains, teach
-from .helpers import PAD, VOCAB
-from .single_stacks import KINDS, batch, disturb, scores, sizes, small, stack_of
+from .support.chains import chains, teach
+from .support.helpers import PAD, VOCAB
+from .support.single_stacks import KINDS, batch, disturb, scores, sizes, small, stack_of
 from .test_fold import BARE, FOLDABLE, REASONS
 
 WHOLE = sorted(FOLDABLE)

@@ -12,7 +12,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.graphs import use_graphs
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import FIRST, PAD, VOCAB
+from .support.helpers import FIRST, PAD, VOCAB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 MODELS = ("deepnet_lm", "deepnet_masked_lm")

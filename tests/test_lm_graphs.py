@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from deepnet_fairseq.building import build
 from deepnet_fairseq.graphs import compile_layers, use_graphs
 
-from .helpers import FIRST, PAD, VOCAB
-from .recorded_graphs import Recorded
-from .training_twins import as_on_a_gpu
+from .support.helpers import FIRST, PAD, VOCAB
+from .support.recorded_graphs import Recorded
+from .support.training_twins import as_on_a_gpu
 
 SHAPES = ((3, 9), (4, 12), (3, 9), (2, 6))  # rows, tokens
 

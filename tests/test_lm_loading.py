@@ -6,7 +6,7 @@ import torch
 from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
 
-from .helpers import VOCAB
+from .support.helpers import VOCAB
 
 
 def causal(**fields):

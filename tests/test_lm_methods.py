@@ -10,8 +10,8 @@ from deepnet_fairseq import archs
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import PAD, TOLERANCE, VOCAB
-from .single_stacks import KINDS, awake, batch, loss_of, scores, small, stack_of
+from .support.helpers import PAD, TOLERANCE, VOCAB
+from .support.single_stacks import KINDS, awake, batch, loss_of, scores, small, stack_of
 from .test_methods import every_slot, spelled, variants  # noqa: F401
 
 FP32 = TOLERANCE[torch.float32]

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.models import MODELS
 
-from .sentiment import some_data, write  # noqa: F401  a fixture
+from .support.sentiment import some_data, write  # noqa: F401  a fixture
 
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")

@@ -8,7 +8,7 @@ from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.profiling.recorder import residuals
 
-from .single_stacks import KINDS, batch, loss_of, scores, small, stack_of
+from .support.single_stacks import KINDS, batch, loss_of, scores, small, stack_of
 
 SYMBOLS = 51_200  # GPT-2's 50,257 and what fills them up
 

@@ -14,8 +14,8 @@ from deepnet_fairseq.methods import METHODS, get_method
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.transformer.site import Site
 
-from .helpers import PAD, VOCAB
-from .single_stacks import KINDS, batch, scores, small, stack_of
+from .support.helpers import PAD, VOCAB
+from .support.single_stacks import KINDS, batch, scores, small, stack_of
 from .test_method_numbers import std
 
 DEEPNORM = {6: (1.861210, 0.379918), 18: (2.449490, 0.288675), 100: (3.760603, 0.188030), 500: (5.623413, 0.125743)}

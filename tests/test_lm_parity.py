@@ -7,8 +7,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from deepnet_fairseq import archs
 from deepnet_fairseq.building import blank_task
 
-from .helpers import PAD, TOLERANCE, VOCAB
-from .single_stacks import KINDS, batch, disturb, loss_of, scores, small, stock
+from .support.helpers import PAD, TOLERANCE, VOCAB
+from .support.single_stacks import KINDS, batch, disturb, loss_of, scores, small, stock
 
 METHODS = {"post_ln": False, "pre_ln": True}  # is the LayerNorm before the branch?
 COMMON = [

@@ -21,7 +21,7 @@ from deepnet_fairseq.plan.parameters import count
 from deepnet_fairseq.plan.trial import Trial
 from deepnet_fairseq.plan.walk import walk
 
-from .planned import allocated
+from .support.planned import allocated
 
 STACK = {archs.LM: "decoder", archs.MASKED_LM: "encoder"}
 FORMS = {

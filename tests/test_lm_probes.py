@@ -13,10 +13,10 @@ from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.probes.session import Session
 
-from .helpers import PAD
-from .recorded_graphs import Recorded
-from .single_stacks import KINDS, batch, loss_of, small, stack_of
-from .training_twins import as_on_a_gpu
+from .support.helpers import PAD
+from .support.recorded_graphs import Recorded
+from .support.single_stacks import KINDS, batch, loss_of, small, stack_of
+from .support.training_twins import as_on_a_gpu
 
 
 @pytest.fixture(params=KINDS)

@@ -7,10 +7,10 @@ import signal
 import pytest
 from fairseq import checkpoint_utils
 
-from . import ranks
 from .faults import states
-from .lives import live, rows
-from .lm_trainings import FLAGS, KINDS, make_text
+from .support import ranks
+from .support.lives import live, rows
+from .support.lm_trainings import FLAGS, KINDS, make_text
 from .test_equal_processes import MODES, assert_same
 
 

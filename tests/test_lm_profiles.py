@@ -13,8 +13,8 @@ from deepnet_fairseq.profiling.profile import read_profile
 from deepnet_fairseq.profiling.recorder import recording, residuals
 from deepnet_fairseq.profiling.start import take_profile
 
-from . import helpers
-from .single_stacks import KINDS, batch, scores, small, stack_of
+from .support import helpers
+from .support.single_stacks import KINDS, batch, scores, small, stack_of
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 

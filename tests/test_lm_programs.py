@@ -10,8 +10,8 @@ from fairseq.data import Dictionary, data_utils
 from deepnet_fairseq import archs
 from deepnet_fairseq.building import from_checkpoint
 
-from .helpers import USER_DIR, run
-from .plain_text import VOCAB, documents, prepare
+from .support.helpers import USER_DIR, run
+from .support.plain_text import VOCAB, documents, prepare
 from .test_commands import losses
 
 TRAIN = (

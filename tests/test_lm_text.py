@@ -14,9 +14,9 @@ from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from deepnet_fairseq.data.monolingual import gpt2_files, segmenter
 from deepnet_fairseq.errors import UserError
 
-from .fetching import gets, hasty  # noqa: F401
-from .loopback import serve
-from .plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+from .support.fetching import gets, hasty  # noqa: F401
+from .support.loopback import serve
+from .support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from deepnet_fairseq.data.monolingual import segmenter
 from deepnet_fairseq.errors import UserError
 
-from .plain_text import VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+from .support.plain_text import VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
 
 
 def broken_gpt2(change):

@@ -16,8 +16,8 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.theory.bounds import stack_bound
 from deepnet_fairseq.theory.magnitudes import branches, largest_gain, matrices
 
-from .helpers import PAD, VOCAB
-from .lm_trainings import CAUSAL, FLAGS, KINDS, make_text, train, trainer_of
+from .support.helpers import PAD, VOCAB
+from .support.lm_trainings import CAUSAL, FLAGS, KINDS, make_text, train, trainer_of
 
 STACK = {"causal": "decoder", "masked": "encoder"}
 

@@ -7,7 +7,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
-from .helpers import SMALL, VOCAB, batch, logits, small
+from .support.helpers import SMALL, VOCAB, batch, logits, small
 
 
 def refused(state, model, *words):

@@ -13,7 +13,7 @@ from deepnet_fairseq.methods import get_method
 from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
 from deepnet_fairseq.transformer.site import Site, Weight
 
-from .helpers import SMALL, VOCAB, batch, logits, small
+from .support.helpers import SMALL, VOCAB, batch, logits, small
 
 SHAPES = {"fc1": (512, 2048), "fc2": (2048, 512)}
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from deepnet_fairseq.methods import METHODS, Method, register
 
-from .every_slot import EverySlot
-from .helpers import PAD, TOLERANCE, batch, logits, small
+from .support.every_slot import EverySlot
+from .support.helpers import PAD, TOLERANCE, batch, logits, small
 
 FP32 = TOLERANCE[torch.float32]
 

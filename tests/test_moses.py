@@ -12,7 +12,7 @@ from deepnet_fairseq.data.moses.perl import SCRIPTS
 from deepnet_fairseq.data.moses.port import line_function, lowercase
 from deepnet_fairseq.errors import UserError
 
-from .perl_scripts import marking_checkout, needs_perl
+from .support.perl_scripts import marking_checkout, needs_perl
 
 IWSLT = Limits(1.5, 1, 175)
 

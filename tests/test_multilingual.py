@@ -19,8 +19,18 @@ from deepnet_fairseq.data.multilingual.training import Pieces
 from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
 from deepnet_fairseq.errors import UserError
 
-from .helpers import run
-from .many_languages import HELD_OUT, SIZES, lines, prepare, prepare_shards, sentences, stands_for, write, write_text
+from .support.helpers import run
+from .support.many_languages import (
+    HELD_OUT,
+    SIZES,
+    lines,
+    prepare,
+    prepare_shards,
+    sentences,
+    stands_for,
+    write,
+    write_text,
+)
 
 
 @pytest.fixture(scope="module")

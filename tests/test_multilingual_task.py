@@ -9,8 +9,8 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary
 
 from .conftest import TRAIN_FLAGS
-from .helpers import USER_DIR, run
-from .many_languages import HELD_OUT, SIZES, lines, prepare, prepare_shards, write_text
+from .support.helpers import USER_DIR, run
+from .support.many_languages import HELD_OUT, SIZES, lines, prepare, prepare_shards, write_text
 
 NARROW = (
     "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "32",

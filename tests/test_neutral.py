@@ -6,7 +6,7 @@ from torch import nn
 
 from deepnet_fairseq.profiling.recorder import residuals
 
-from .helpers import batch, logits, small
+from .support.helpers import batch, logits, small
 
 
 def twin(model, base, **fields):

@@ -15,8 +15,8 @@ from deepnet_fairseq.analysis.redrawing import chosen, redraw
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .probed_updates import train
-from .recorded import record
+from .support.probed_updates import train
+from .support.recorded import record
 
 FIGURES = ("normformer3", "normformer4")
 PLACES = ("ffn.inner", "self_attn.outer", "self_attn.inner.c")

@@ -9,7 +9,7 @@ import pytest
 from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.cli import main
 
-from .reported import as_json, grid, printed, run
+from .support.reported import as_json, grid, printed, run
 
 SMALL = {"size": "125M", "variant": "scale_residual"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .experiments import dry_run, script, values
+from .support.experiments import dry_run, script, values
 from .test_experiment_scripts import batch
 from .test_scripts import needs_venv
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from .experiments import SETTINGS, script
-from .helpers import ROOT
+from .support.experiments import SETTINGS, script
+from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
 pytestmark = [needs_venv, pytest.mark.smoke]

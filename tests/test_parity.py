@@ -6,7 +6,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.building import blank_task
 
-from .helpers import PAD, TOLERANCE, VOCAB, batch, logits, small, stock
+from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits, small, stock
 
 METHODS = {"post_ln": {}, "pre_ln": {"encoder_normalize_before": True, "decoder_normalize_before": True}}
 VARIANTS = [

@@ -16,8 +16,8 @@ from deepnet_fairseq.plan.setting import Setting
 from deepnet_fairseq.plan.speed import speed, updates_of
 from deepnet_fairseq.plan.walk import walk
 
-from .helpers import FIRST
-from .planned import built, planned
+from .support.helpers import FIRST
+from .support.planned import built, planned
 
 OPTIONS = [
     {"method": "admin", "admin_train": "none"},

@@ -16,7 +16,7 @@ from deepnet_fairseq.plan.flops import flops
 from deepnet_fairseq.plan.memory import memory
 from deepnet_fairseq.plan.setting import GIB
 
-from .helpers import ROOT
+from .support.helpers import ROOT
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 

@@ -15,7 +15,7 @@ from deepnet_fairseq.plan.precision import OPTIMIZERS, PRECISIONS
 from deepnet_fairseq.plan.trial import Trial
 from deepnet_fairseq.plan.walk import walk
 
-from .planned import SIZES, allocated, planned, saved_bytes
+from .support.planned import SIZES, allocated, planned, saved_bytes
 
 
 def assert_saved(setting):

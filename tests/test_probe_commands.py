@@ -9,9 +9,9 @@ import torch
 
 from deepnet_fairseq.probes.record import read_record
 
-from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import run
+from .support import ranks
+from .support.helpers import run
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 PROBES = ("--deepnet-probe", "all", "--probe-interval", "2")

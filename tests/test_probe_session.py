@@ -13,8 +13,8 @@ from deepnet_fairseq.probes.attach import TrainingProbes
 from deepnet_fairseq.probes.record import Writer, read_record
 from deepnet_fairseq.probes.session import Session
 
-from .helpers import VOCAB, small
-from .observing import close, loss_of, net_input, observe
+from .support.helpers import VOCAB, small
+from .support.observing import close, loss_of, net_input, observe
 
 
 def test_accumulation_is_one_larger_batch():

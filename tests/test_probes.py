@@ -12,8 +12,8 @@ from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.profiling.recorder import recording
 
-from .helpers import PAD, small
-from .observing import net_input, observe
+from .support.helpers import PAD, small
+from .support.observing import net_input, observe
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

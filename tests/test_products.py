@@ -9,7 +9,7 @@ from deepnet_fairseq.transformer.dropout import Dropout, noise
 from deepnet_fairseq.transformer.packed import project
 from deepnet_fairseq.transformer.products import attend, split
 
-from .helpers import PAD, batch, small
+from .support.helpers import PAD, batch, small
 
 HEADS = 2
 

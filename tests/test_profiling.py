@@ -16,8 +16,8 @@ from deepnet_fairseq.profiling.start import take_profile
 from deepnet_fairseq.transformer.site import Site
 from deepnet_fairseq.transformer.slots import LearnedShortcut
 
-from . import ranks
-from .helpers import batch, logits, small
+from .support import ranks
+from .support.helpers import batch, logits, small
 
 INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
 # the authors' profile of WMT-14 En-De at 100L-100L, by position

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from deepnet_fairseq.data.remote import progress
 from deepnet_fairseq.data.remote.download import fetch
 
-from .fetching import BODY, a_file, a_server, hasty  # noqa: F401
-from .loopback import Fault
+from .support.fetching import BODY, a_file, a_server, hasty  # noqa: F401
+from .support.loopback import Fault
 
 
 class Terminal(io.StringIO):

@@ -15,10 +15,10 @@ from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.transformer.recomputation import Recomputation
 
 from .conftest import TRAIN_FLAGS
-from .every_slot import EverySlot
-from .helpers import batch, run, small
-from .observing import close, loss_of, net_input, observe
-from .tensors import Storages
+from .support.every_slot import EverySlot
+from .support.helpers import batch, run, small
+from .support.observing import close, loss_of, net_input, observe
+from .support.tensors import Storages
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 HOW = {

@@ -14,7 +14,7 @@ from deepnet_fairseq.analysis.validation import read_validation
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .recorded import HEALTHY, STUCK, falling, record, update, watched
+from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
 
 
 def test_which_runs_diverged(tmp_path):

@@ -13,7 +13,7 @@ from deepnet_fairseq.data.remote.download import fetch, fetch_all
 from deepnet_fairseq.data.remote.source import RemoteFile
 from deepnet_fairseq.errors import UserError
 
-from .fetching import BODY, WRONG, a_file, a_server, hasty, seen, sha256  # noqa: F401
+from .support.fetching import BODY, WRONG, a_file, a_server, hasty, seen, sha256  # noqa: F401
 
 
 def test_md5(server, tmp_path):

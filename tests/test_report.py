@@ -10,7 +10,7 @@ import pytest
 from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.cli import main
 
-from .reported import as_json, grid, log, printed, results_by_place, run
+from .support.reported import as_json, grid, log, printed, results_by_place, run
 
 SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm 18L-18L, published 28.8
 

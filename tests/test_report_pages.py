@@ -15,7 +15,7 @@ from deepnet_fairseq.analysis.report import latex, markdown
 from deepnet_fairseq.analysis.report.html_elements import element
 from deepnet_fairseq.cli import main
 
-from .reported import ENVIRONMENT, grid, printed, run
+from .support.reported import ENVIRONMENT, grid, printed, run
 
 HOSTILE = """fairseq-train x '</pre></details><script src="http://x.y/z.js">a("&amp;")</script>' _$%&#{}~^\\"""
 VOID = {"meta", "img", "br"}

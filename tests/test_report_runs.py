@@ -10,9 +10,9 @@ from deepnet_fairseq.analysis.report import table
 from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.analysis.report.wall_time import training_hours
 
-from .helpers import ROOT
-from .reported import ENVIRONMENT, as_json, grid, log, printed, run, score
-from .translated import noisy, sentences, write_corpus, write_generated
+from .support.helpers import ROOT
+from .support.reported import ENVIRONMENT, as_json, grid, log, printed, run, score
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
 PAGE = (ROOT / "docs" / "reports.md").read_text()
 

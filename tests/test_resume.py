@@ -15,9 +15,9 @@ from deepnet_fairseq.data.remote.download import fetch
 from deepnet_fairseq.data.remote.source import RemoteFile
 from deepnet_fairseq.errors import UserError
 
-from .fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, hasty, seen, sha256  # noqa: F401
-from .loopback import Fault
-from .ranks import CONTEXT
+from .support.fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, hasty, seen, sha256  # noqa: F401
+from .support.loopback import Fault
+from .support.ranks import CONTEXT
 
 EVERY_OUTAGE = [Fault(after=300_000), Fault(after=200_000, then="reset"), Fault(after=100_000, then="stall")]
 

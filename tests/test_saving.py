@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 from fairseq.models.ema.ema import EMA
 
-from .helpers import small
+from .support.helpers import small
 
 
 def test_views_stay_views():

@@ -16,7 +16,7 @@ from deepnet_fairseq.plan.scale.measurement import disk_rates, one_thread
 from deepnet_fairseq.plan.scale.recorded import RECORDED
 from deepnet_fairseq.plan.setting import GIB, SHARDING_FLAGS
 
-from .helpers import ROOT
+from .support.helpers import ROOT
 
 MODEL = ["--arch", "deepnet_transformer_18_18", "--share-all-embeddings", "--bf16", "--optimizer", "deepnet_adam"]
 

@@ -18,8 +18,8 @@ from deepnet_fairseq.choices.report import wilson
 from deepnet_fairseq.choices.scoring import NORMALISATIONS, Likelihood
 from deepnet_fairseq.data.monolingual import segmenter
 
-from .language_models import configured, data_folder, save, train
-from .plain_text import documents
+from .support.language_models import configured, data_folder, save, train
+from .support.plain_text import documents
 
 CPU = torch.device("cpu")
 MODELS = [("transformer_lm",), ("deepnet_lm", "--add-bos-token")]

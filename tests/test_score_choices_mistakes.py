@@ -13,7 +13,7 @@ from deepnet_fairseq import cli
 from deepnet_fairseq.choices.items import read_items
 from deepnet_fairseq.errors import UserError
 
-from .language_models import configured, data_folder, save
+from .support.language_models import configured, data_folder, save
 from .test_bad_input import hostile_checkpoints
 
 FINE = {"context": "the cat", "choices": ["un", "do"]}

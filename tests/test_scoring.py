@@ -11,8 +11,8 @@ from deepnet_fairseq.analysis.scoring import hypotheses, prepare, score
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .helpers import run
-from .translated import noisy, sentences, write_corpus, write_generated
+from .support.helpers import run
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
 MOSES = {"pieces": "subword_nmt", "detokenise": True}
 RAW = ['He said: "It\'s a well-known dog."', "No, (really) 3% of 5."]

@@ -11,7 +11,7 @@ from deepnet_fairseq.analysis.scoring.multilingual import group
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .translated import noisy, sentences, write_corpus, write_generated
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
 NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}
 TEXT = {direction: sentences(40, seed) for seed, direction in enumerate(NOISE)}

@@ -11,7 +11,7 @@ from deepnet_fairseq.analysis.scoring import score, tokenizers
 from deepnet_fairseq.analysis.scoring.tokenizers import tokenizer_for
 from deepnet_fairseq.errors import UserError
 
-from .translated import noisy, sentences, write_corpus, write_generated
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from deepnet_fairseq.analysis.logs import read_log
 
-from .helpers import ROOT
+from .support.helpers import ROOT
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 needs_venv = pytest.mark.skipif(
@@ -35,6 +35,11 @@ def test_says_what_it_does_and_parses(script):
 
 
 @needs_venv
+def test_every_entry_point_can_be_started():
+    """As the pages print it: scripts/NAME.sh, without bash in front."""
+    assert not [script.name for script in SCRIPTS if not os.access(script, os.X_OK)]
+
+
 def test_shellcheck_finds_nothing():
     program = Path(sys.executable).parent / "shellcheck"
     files = [*SCRIPTS, *(ROOT / "scripts/lib").glob("*.sh"), ROOT / ".ci/run"]

@@ -10,9 +10,9 @@ from deepnet_fairseq.checkpoints.averaging import average
 from deepnet_fairseq.distributed import optimiser_state, rows, shard_files
 from deepnet_fairseq.errors import UserError
 
-from . import ranks
 from .conftest import TRAIN_FLAGS
-from .helpers import ROOT, USER_DIR, run
+from .support import ranks
+from .support.helpers import ROOT, USER_DIR, run
 from .test_equal_processes import MODEL, MODES
 from .test_scripts import needs_venv
 

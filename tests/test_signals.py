@@ -14,7 +14,7 @@ from torch.utils.data._utils import signal_handling
 from deepnet_fairseq.checkpoints import choice, signals
 
 from .conftest import TRAIN_FLAGS
-from .lives import TINY, live, rows
+from .support.lives import TINY, live, rows
 
 RUN = (*TRAIN_FLAGS, *TINY, "--max-tokens", "3000", "--save-interval-updates", "4")
 LAST = "checkpoint_last.pt"

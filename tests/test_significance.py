@@ -9,8 +9,8 @@ from deepnet_fairseq.analysis.scoring import compare_to_baseline, score, signifi
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .helpers import run
-from .translated import noisy, sentences, write_corpus, write_generated
+from .support.helpers import run
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
 TEXT = sentences(120)
 

@@ -13,7 +13,7 @@ from deepnet_fairseq.theory.magnitudes import Branch, branches, largest_gain
 from deepnet_fairseq.theory.measured import sgd_step, zipf_batch
 from deepnet_fairseq.transformer.site import Site
 
-from .helpers import small
+from .support.helpers import small
 
 TINY = "deepnet_transformer_tiny"
 TINY_WIDTHS = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}

@@ -13,7 +13,7 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.theory.growth import measure
 
-from .helpers import run
+from .support.helpers import run
 
 DEPTHS, SEEDS = (6, 18, 50), (1, 2, 3)
 LR = 1e-4

@@ -12,7 +12,7 @@ from deepnet_fairseq.data.corpus import make_corpus
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.errors import UserError
 
-from .bilingual import copy_text, lines
+from .support.bilingual import copy_text, lines
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
 
-from ..helpers import USER_DIR
+from ..support.helpers import USER_DIR
 
 SPLITS = {"train": 100, "valid": 10, "test": 10}
 FLAGS = (

@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from deepnet_fairseq.compat.command_line import explain_mistakes
 
-from ..helpers import USER_DIR
+from ..support.helpers import USER_DIR
 
 
 def checkpoint() -> None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..helpers import ROOT
+from ..support.helpers import ROOT
 from ..warm import client
 
 LONGEST = 600  # characters of a line that explains; paths of tests are long

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import TRAIN_FLAGS
-from ..helpers import USER_DIR
+from ..support.helpers import USER_DIR
 from .checkpoints import CANARY
 from .programs import Programs, contents
 

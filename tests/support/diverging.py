@@ -14,7 +14,7 @@ from deepnet_fairseq.divergence import Diverged, report
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.trainer import build_trainer, parse
 
-from .conftest import TRAIN_FLAGS
+from ..conftest import TRAIN_FLAGS
 
 TINY = ("--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
         "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2")  # fmt: skip

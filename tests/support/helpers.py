@@ -16,9 +16,9 @@ from fairseq.models.transformer import TransformerModel
 
 from deepnet_fairseq.building import blank_task, build
 
-from .warm import client
+from ..warm import client
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
 USER_DIR = str(ROOT / "deepnet_fairseq")
 PAD, EOS, FIRST, VOCAB = 1, 2, 4, 60

@@ -1,0 +1,1 @@
+"""What several test files stand on: trainings, corpora, servers and models made for tests; no test is here."""
