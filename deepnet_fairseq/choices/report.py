@@ -38,6 +38,7 @@ def summary(scored: list[Scored], normalise: str) -> dict:
 
 
 def as_text(found: dict) -> str:
+    """What `summary` found as lines for the terminal: accuracy and its interval, chance, what to know of the items."""
     lines = [f"{found['items']:,} item{'s' * (found['items'] != 1)}; log-likelihood, normalised: {found['normalise']}"]
     if found["answered"]:
         low, high = found["interval"]

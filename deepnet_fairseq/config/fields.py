@@ -23,12 +23,14 @@ METHOD = f"stabilisation method: {', '.join(sorted(METHODS))}"
 
 
 def flag(default, help: str):
-    """A config field with the help of its flag."""
+    """A field of a config dataclass: its default, and the help that `fairseq-train --help` prints for its flag."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class Common(FairseqDataclass):
+    """Flags of every model: method, initialisation, dropout, memory and speed of training, probes, rollbacks."""
+
     method: str = flag("deepnorm", METHOD)
     init_profile: Optional[str] = flag(None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}")
     activation_fn: ACTIVATIONS = flag("relu", ACTIVATION)
@@ -57,6 +59,8 @@ class Common(FairseqDataclass):
 
 @dataclass
 class EncoderFields(FairseqDataclass):
+    """Flags of an encoder. Depth, heads and widths (in features) are the architecture's where they are None."""
+
     encoder_layers: Optional[int] = flag(None, "N, number of encoder layers")
     encoder_embed_dim: Optional[int] = flag(None, "width of the encoder")
     encoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the encoder")
@@ -67,6 +71,8 @@ class EncoderFields(FairseqDataclass):
 
 @dataclass
 class DecoderFields(FairseqDataclass):
+    """Flags of a decoder. Depth, heads and widths (in features) are the architecture's where they are None."""
+
     decoder_layers: Optional[int] = flag(None, "M, number of decoder layers")
     decoder_embed_dim: Optional[int] = flag(None, "width of the decoder, by default the encoder's")
     decoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the decoder, by default the encoder's")
@@ -78,6 +84,8 @@ class DecoderFields(FairseqDataclass):
 
 @dataclass
 class TranslationFields(DecoderFields, EncoderFields, Common):
+    """Flags of `deepnet_transformer`; the longest sentences, in tokens, are the task's."""
+
     share_all_embeddings: bool = flag(False, "one matrix for encoder input, decoder input and output embeddings")
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
@@ -85,7 +93,7 @@ class TranslationFields(DecoderFields, EncoderFields, Common):
 
 @dataclass
 class CausalFields(DecoderFields, Common):
-    """None where the architecture has the word."""
+    """Flags of `deepnet_lm`; None where the architecture has the word."""
 
     method: Optional[str] = flag(None, METHOD)
     activation_fn: Optional[ACTIVATIONS] = flag(None, ACTIVATION)
@@ -96,7 +104,7 @@ class CausalFields(DecoderFields, Common):
 
 @dataclass
 class MaskedFields(EncoderFields, Common):
-    """None where the architecture has the word."""
+    """Flags of `deepnet_masked_lm`; None where the architecture has the word."""
 
     method: Optional[str] = flag(None, METHOD)
     activation_fn: Optional[ACTIVATIONS] = flag(None, ACTIVATION)

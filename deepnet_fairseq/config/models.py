@@ -43,5 +43,5 @@ CONFIGS = {
 
 
 def config_of(cfg) -> type:
-    """The config class of the model that `cfg` names."""
+    """The config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
     return CONFIGS[archs.model_of(cfg)]

@@ -22,11 +22,15 @@ HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
 
 @dataclass
 class ChunkedLabelSmoothedCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
+    """The flags of fairseq's label_smoothed_cross_entropy, and --loss-chunk-tokens."""
+
     loss_chunk_tokens: int = flag(0, HELP)
 
 
 @dataclass
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
+    """The flags of fairseq's cross_entropy, and --loss-chunk-tokens."""
+
     loss_chunk_tokens: int = flag(0, HELP)
 
 
@@ -49,7 +53,7 @@ class Chunked:
         self.chunk = loss_chunk_tokens
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
-        """The batch's loss, its sample size and what is logged; not reduced, fairseq's own way."""
+        """The batch's loss (a sum over tokens, nats), its sample size and what is logged; unreduced, fairseq's way."""
         if not reduce:
             return super().forward(model, sample, reduce)
         weight = projection(model, self.registered)
@@ -80,7 +84,7 @@ class Chunked:
 
 @register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)
 class ChunkedLabelSmoothedCrossEntropy(Chunked, LabelSmoothedCrossEntropyCriterion):
-    """For translation."""
+    """`--criterion chunked_label_smoothed_cross_entropy`, for translation: sums over target tokens, in nats."""
 
     registered = NAME
 
@@ -97,7 +101,7 @@ class ChunkedLabelSmoothedCrossEntropy(Chunked, LabelSmoothedCrossEntropyCriteri
 
 @register_criterion(PLAIN, dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
-    """For language models."""
+    """`--criterion chunked_cross_entropy`, for language models: sums over tokens, in nats."""
 
     registered = PLAIN
 
@@ -106,7 +110,10 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 
 
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
-    """The matrix (V, C) that turns features into scores; `model` may be wrapped for several processes."""
+    """The matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
+
+    UserError, naming the flag, where there is no such matrix, or none that is whole or that autograd sees used.
+    """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
     if type(model).__name__ == "FullyShardedDataParallel":

@@ -22,7 +22,8 @@ SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 unt
 
 
 class Losses(NamedTuple):
-    """Sums over tokens: the loss to train on, -log p of the targets, and how many targets were the likeliest word."""
+    """Sums over tokens: the loss to train on and -log p of the targets, both in nats, and how many targets were the
+    likeliest word, None where that was not asked for."""
 
     loss: Tensor
     nll_loss: Tensor
@@ -35,8 +36,9 @@ def label_smoothed_loss(
     """fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
     features (N, C), weight (V, C), targets (N,) without padding; smoothing: epsilon; chunk: tokens at a time, 0 for a
-    number that is fast. Differentiable once with respect to features and weight; where no gradient is wanted none is
-    computed.
+    number that is fast; count_correct: is Losses.correct wanted? Differentiable once with respect to features and
+    weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
+    (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
     device = features.device.type
     if torch.is_autocast_enabled(device):

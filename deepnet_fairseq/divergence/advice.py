@@ -15,7 +15,7 @@ from .event import FLOOR
 LARGEST_HALF = 65504.0
 USUAL = (1e-4, 5e-3)  # peaks of the papers' learning rates, and twice the largest
 BOTH = archs.STACKS[archs.MODEL_NAME]
-Rule = Callable[[dict, object], str | None]
+Rule = Callable[[dict, object], str | None]  # (event, trainer) -> a sentence, nothing where it does not apply
 RULES: list[Rule] = []
 
 
@@ -25,12 +25,14 @@ def advice(event: dict, trainer) -> list[str]:
 
 
 def rule(function: Rule) -> Rule:
+    """Decorator: adds a rule behind those there are."""
     RULES.append(function)
     return function
 
 
 @rule
 def broken_weights(event, trainer):
+    """Weights that are not finite: no update can be made of them."""
     broken = event["parameters"]
     if not broken["count"]:
         return None
@@ -41,6 +43,7 @@ def broken_weights(event, trainer):
 
 @rule
 def odd_sentence(event, trainer):
+    """A sentence pair of very different lengths in the batch."""
     stacks = archs.STACKS.get(archs.model_of(trainer.cfg.model), BOTH)
     pairs = len(stacks) > 1  # a language model's target is its source's
     odd = pairs and odd_one(event["batch"])
@@ -52,6 +55,7 @@ def odd_sentence(event, trainer):
 
 @rule
 def unscaled_depth(event, trainer):
+    """Post-LN of more than 12 layers with nothing that follows the depth."""
     method = _method(trainer)
     if method is None or not _plain_post_norm(method):
         return None
@@ -61,6 +65,7 @@ def unscaled_depth(event, trainer):
 
 @rule
 def wild_shortcuts(event, trainer):
+    """A trained omega ten times as large as the root of the number of branches that have one."""
     found = {n: m for n, m in trainer.get_model().named_modules() if isinstance(m, LearnedShortcut)}
     sizes = {name: float(module.omega.detach().abs().amax()) for name, module in found.items()}
     name = max(sizes, key=lambda name: sizes[name], default=None)
@@ -71,6 +76,7 @@ def wild_shortcuts(event, trainer):
 
 @rule
 def half_precision(event, trainer):
+    """fp16, whose numbers end at 65504 where bf16's do not."""
     common, largest = trainer.cfg.common, (event["first"] or {}).get("largest", 0.0)
     if not (common.fp16 or common.amp):
         return None
@@ -81,12 +87,14 @@ def half_precision(event, trainer):
 
 @rule
 def absurd_rate(event, trainer):
+    """A peak of the learning rate above all that the papers use."""
     given = max(event["setting"]["lr"])
     return given > USUAL[1] and f"--lr {given:g} is above all that is usual: {USUAL[0]:g} to {USUAL[1]:g} with Adam"
 
 
 @rule
 def warm_up(event, trainer):
+    """No warm-up, or a divergence within it."""
     warmup = event["setting"]["warmup_updates"]
     if not warmup:
         return "there is no warm-up: --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7"
@@ -98,6 +106,7 @@ def warm_up(event, trainer):
 
 @rule
 def growing_gradients(event, trainer):
+    """A last gradient norm of four times the median, and no clipping."""
     norms = [row["gnorm"] for row in event["updates"] if row["gnorm"] is not None]
     if len(norms) < 4 or trainer.cfg.optimization.clip_norm > 0:
         return None
@@ -108,6 +117,7 @@ def growing_gradients(event, trainer):
 
 @rule
 def risen_loss(event, trainer):
+    """A loss that had risen by half before it was not finite."""
     losses = {row["loss"]: row["update"] for row in event["updates"] if row["loss"] is not None}
     if not losses:
         return None
@@ -119,6 +129,7 @@ def risen_loss(event, trainer):
 
 @rule
 def lower_rate(event, trainer):
+    """Half of the learning rate, unless it is absurd."""
     if max(event["setting"]["lr"]) > USUAL[1]:
         return None
     again = "" if event["rollbacks"]["limit"] else ", or --rollbacks 3, which does so from a checkpoint by itself"

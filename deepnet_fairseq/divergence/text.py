@@ -57,6 +57,7 @@ def long(event: dict) -> str:
 
 
 def place(event: dict) -> str:
+    """Where the first number that is not finite came up, in words, or why that was not found."""
     first = event["first"]
     if first is None:
         return (

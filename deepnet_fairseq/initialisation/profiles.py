@@ -22,6 +22,7 @@ ATTENTION_INPUTS = ("q", "k", "v")
 
 
 def xavier_std(linear: nn.Linear) -> float:
+    """sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010, equation 12)."""
     return math.sqrt(2 / (linear.in_features + linear.out_features))
 
 
@@ -31,6 +32,7 @@ def torch_std(linear: nn.Linear) -> float:
 
 
 def draw_normal(tensor: Tensor, std: float) -> None:
+    """N(0, std^2) into `tensor`, from torch's generator."""
     nn.init.normal_(tensor, 0.0, std)
 
 

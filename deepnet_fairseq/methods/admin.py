@@ -17,6 +17,8 @@ from .base import Method, Option, register
 
 @register("admin")
 class Admin(Method):
+    """omega (C,) of each branch from a profile of the model; UserError at the start of a training without one."""
+
     equation = "LN(omega o x + f(x)), omega from a profile"
     paper = "Liu et al. 2020"
     init_profiles = ("xavier_legacy", "fairseq_head")

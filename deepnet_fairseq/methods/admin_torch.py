@@ -5,8 +5,9 @@ Microsoft's package admin-torch (2022), by the authors of Admin. With n branches
     log       O(log n)  omega = sqrt((n + 1) / ln(n + 1) - 1)   the default
     constant  O(1)      omega = sqrt(n)
     linear    O(n)      omega = 1, which is Post-LN
-The package leaves n to its user and divides by zero at n = 0; here n follows from the depth. omega is a constant there
-by default, a trained vector (C,) in its translation scripts: `--admin-torch-as-parameter`.
+At n = 12: 2.017, 3.464, 1. The package leaves n to its user and divides by zero at n = 0; here n follows from the
+depth. omega is a constant there by default, a trained vector (C,) in its translation scripts:
+`--admin-torch-as-parameter`.
 """
 
 import math
@@ -23,6 +24,8 @@ OMEGA = {
 
 @register("admin_torch")
 class AdminTorch(Method):
+    """omega by OMEGA of the number of branches: a constant, or the start of a vector (C,)."""
+
     equation = "LN(omega x + f(x)), omega from the depth"
     paper = "Liu et al. 2022 (admin-torch)"
     init_profiles = ("xavier_legacy", "fairseq_head")
@@ -32,6 +35,7 @@ class AdminTorch(Method):
     }
 
     def omega(self, stack: str) -> float:
+        """The factor of every shortcut of `stack`, where it is trained its first value."""
         return OMEGA[self.output_change](self.branches(stack))
 
     def residual(self, site):

@@ -14,7 +14,7 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """x + a f; fairseq tells every module that asks the number of updates done."""
+    """x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold."""
 
     def __init__(self, num_updates: int):
         super().__init__()
@@ -22,6 +22,7 @@ class RisingBranch(FullPrecision, Residual):
         self.register_buffer("a", torch.tensor(1 / num_updates))
 
     def set_num_updates(self, t: int) -> None:
+        """t: updates done; fairseq tells every module that has a method of this name, before each update."""
         self.a.fill_(min((t + 1) / self.num_updates, 1.0))
 
     def forward(self, x, f):
@@ -33,6 +34,8 @@ class RisingBranch(FullPrecision, Residual):
 
 @register("branchnorm")
 class BranchNorm(Method):
+    """a_t on every branch; UserError for --branchnorm-updates below 1."""
+
     equation = "LN(x + a_t f(x)), a_t = min((t + 1) / T, 1)"
     paper = "Liu et al. 2023"
     init_profiles = ("xavier_legacy", "fairseq_head")

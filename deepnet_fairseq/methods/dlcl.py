@@ -1,8 +1,8 @@
 """DLCL, dynamic linear combination of layers: layer l+1 reads x = sum_{k<=l} W[l,k] LN_k(y_k) of all outputs so far.
 
-Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation", section 4. y_0 is the embedding, y_k the
-output of layer k; both stacks have a W of their own, (L+1, L+1), lower triangle, row l starting at 1/(l+1); the layers
-are Pre-LN; one more row and the stack's last LayerNorm close the stack. LN_0 is the identity.
+Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation", its section of the method's name. y_0 is
+the embedding, y_k the output of layer k; both stacks have a W of their own, (L+1, L+1), lower triangle, row l starting
+at 1/(l+1); the layers are Pre-LN; one more row and the stack's last LayerNorm close the stack. LN_0 is the identity.
 `--dlcl-norm post`: x = LN_l(sum_{k<=l} W[l,k] y_k) around Post-LN layers.
 The authors' code keeps the history in module attributes (not re-entrant) and stacks all of it for each layer, O(L^2)
 activations; here it lives in the forward pass, each y_k kept once. Its flag for a normalised embedding writes an
@@ -20,7 +20,10 @@ from .base import Method, Option, register
 
 
 class WeightedSum(torch.autograd.Function):
-    """sum_k w[k] h_k in the type of w; keeps references to the h_k for the backward pass, and no products."""
+    """w (n,), h_1 to h_n (B, T, C) -> sum_k w[k] h_k (B, T, C), computed in the type of w, given in that of h_1.
+
+    Keeps references to the h_k for the backward pass, and no products.
+    """
 
     @staticmethod
     def forward(ctx, weights: Tensor, *states: Tensor) -> Tensor:
@@ -39,7 +42,10 @@ class WeightedSum(torch.autograd.Function):
 
 
 class LayerWeights(FullPrecision):
-    """W (L+1, L+1); row i mixes the i+1 outputs there are after layer i, or the last `window` of them."""
+    """W (size, size), size = L+1; row i mixes the i+1 outputs there are after layer i, or the last `window` of them.
+
+    init: "average", each row's weights equal with the sum 1, or "one", all of them 1; window: 0 for all outputs.
+    """
 
     def __init__(self, size: int, init: str, window: int | None):
         super().__init__()
@@ -48,12 +54,13 @@ class LayerWeights(FullPrecision):
         self.weight = nn.Parameter(rows / rows.sum(1, keepdim=True) if init == "average" else rows)
 
     def forward(self, history: list[Tensor]) -> Tensor:
+        """The outputs so far, (B, T, C) each -> their combination (B, T, C)."""
         row, first = len(history) - 1, max(0, len(history) - self.window)
         return WeightedSum.apply(self.weight[row, first : row + 1], *history[first:])
 
 
 class Combination(nn.Module):
-    """The mixer of one stack, see Method.mixer."""
+    """The mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C)."""
 
     def __init__(self, layers: int, dim: int, norm: str, normalize_embedding: bool, weights: LayerWeights):
         super().__init__()
@@ -71,6 +78,8 @@ class Combination(nn.Module):
 
 @register("dlcl")
 class DLCL(Method):
+    """Pre-LN or Post-LN layers with a Combination between them; UserError for --dlcl-window below 0."""
+
     equation = "x + f(LN(x)), each layer reads sum_k W_k LN(y_k)"
     paper = "Wang et al. 2019"
     norm = "pre"

@@ -1,8 +1,8 @@
 """DS-Init, depth-scaled initialisation: y = LN(x + dropout(f(x))), weights of layer l drawn l^(-1/2) as wide.
 
-Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention",
-section 4: W ~ U(-alpha g / sqrt(l), alpha g / sqrt(l)), g = sqrt(6 / (d_in + d_out)), for every matrix of layer l,
-counted from 1 in each stack; alpha in (0, 1], 1 by default. Embeddings are not scaled.
+Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention", its
+section of the first name: W ~ U(-alpha g / sqrt(l), alpha g / sqrt(l)), g = sqrt(6 / (d_in + d_out)), for every matrix
+of layer l, counted from 1 in each stack; alpha in (0, 1], 1 by default. Embeddings are not scaled.
 The authors' code hands l^(-1/2) to an initialiser that takes a variance, so its std falls as l^(-1/4) only; we follow
 the paper, `--ds-init-exponent 0.25` is the code. There q, k, v of self-attention are one matrix (gain 1/sqrt2 each, as
 here) and those of cross-attention three (gain 1; here 1/sqrt2, as in the profile that all methods share). The paper
@@ -15,6 +15,8 @@ from .base import Method, Option, register
 
 @register("ds_init")
 class DSInit(Method):
+    """Post-LN with the gain alpha l^(-exponent) on every matrix; UserError for exponent < 0, alpha outside (0, 1]."""
+
     equation = "LN(x + f(x)), W_l drawn alpha l^(-1/2) as wide"
     paper = "Zhang et al. 2019 (EMNLP)"
     init_profiles = ("xavier_legacy", "fairseq_head")

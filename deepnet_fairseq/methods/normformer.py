@@ -18,7 +18,7 @@ from .base import Method, Option, register
 
 
 class HeadScale(nn.Module):
-    """Multiplies chunk i of the features (C / h wide) by c_i."""
+    """x (B, T, C) -> same: chunk i of the features, C / h wide, times c_i; c (h,), 1 at first."""
 
     def __init__(self, num_heads: int):
         super().__init__()
@@ -30,6 +30,8 @@ class HeadScale(nn.Module):
 
 @register("normformer")
 class NormFormer(Method):
+    """Pre-LN with LayerNorms and factors on heads in further slots, each of which an option leaves out."""
+
     equation = "x + LN(f(LN(x))), heads scaled, LN behind the activation"
     paper = "Shleifer et al. 2021"
     norm = "pre"
@@ -44,6 +46,7 @@ class NormFormer(Method):
     }
 
     def scales_heads(self, site, placement: str) -> bool:
+        """Has the branch a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)?"""
         in_scope = site.sublayer == "self_attn" or (self.head_scale_scope == "all" and site.sublayer == "encoder_attn")
         return in_scope and self.head_scale == placement
 

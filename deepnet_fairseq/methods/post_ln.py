@@ -10,6 +10,8 @@ from .base import Method, register
 
 @register("post_ln")
 class PostLN(Method):
+    """No slot filled: what fairseq's `transformer` computes; under the profile fairseq_head it starts as that too."""
+
     equation = "LN(x + f(x))"
     paper = "Vaswani et al. 2017"
     norm = "post"

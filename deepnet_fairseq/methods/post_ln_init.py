@@ -14,6 +14,8 @@ OUTPUTS = ("out", "fc2")
 
 @register("post_ln_init")
 class PostLNInit(Method):
+    """Post-LN with the gain 1 / (N - l + 1) on the matrices of layer l."""
+
     equation = "LN(x + f(x)), W_l drawn 1/(N - l + 1) as wide"
     paper = "Wang et al. 2022, section 3"
     options = {"weights": Option("all", "the matrices to scale", ("all", "output"))}

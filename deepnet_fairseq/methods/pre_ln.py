@@ -11,6 +11,8 @@ from .base import Method, register
 
 @register("pre_ln")
 class PreLN(Method):
+    """No slot filled, LayerNorms before the branches: fairseq's `transformer` with both --*-normalize-before."""
+
     equation = "x + f(LN(x))"
     paper = "Wang et al. 2019"
     norm = "pre"

@@ -21,6 +21,8 @@ POWER = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2}
 
 @register("r_fixup")
 class RFixup(Method):
+    """Shift and Multiply in all slots, matrices without biases."""
+
     equation = "x + m f(x - b), f without biases, last matrices 0 at first"
     paper = "Zhang et al. 2019 (ICLR)"
     norm = "none"

@@ -15,7 +15,7 @@ from .base import Method, Option, register
 
 
 class Gate(FullPrecision, Residual):
-    """x + a f in float32; the sum returns to the type of x, or stays in float32 if `widen`."""
+    """x + a f of (B, T, C) each, a number a, in float32; the sum returns to the type of x, or stays so if `widen`."""
 
     def __init__(self, a: nn.Parameter, widen: bool):
         super().__init__()
@@ -42,6 +42,8 @@ class Narrow(nn.Module):
 
 @register("rezero")
 class ReZero(Method):
+    """A Gate in place of every merge; those of a layer share one parameter a_l, unless per_sublayer."""
+
     equation = "x + a_l f(x), a_l = 0 at first"
     paper = "Bachlechner et al. 2020"
     norm = "none"

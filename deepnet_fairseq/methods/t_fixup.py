@@ -18,6 +18,8 @@ from .base import Method, register
 
 @register("t_fixup")
 class TFixup(Method):
+    """No LayerNorm and no slot filled: gains alone, on branches and embeddings."""
+
     equation = "x + f(x), init scaled by N^(-1/4)"
     paper = "Huang et al. 2020"
     norm = "none"

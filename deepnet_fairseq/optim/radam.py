@@ -12,6 +12,8 @@ from .adam_flags import settings
 
 @dataclass
 class RAdamConfig(FairseqDataclass):
+    """The flags of `--optimizer radam`, by the names of adam's."""
+
     adam_betas: str = field(default="(0.9, 0.999)", metadata={"help": "betas for RAdam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for RAdam"})
     weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})

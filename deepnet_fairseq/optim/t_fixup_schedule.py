@@ -14,13 +14,18 @@ from ..errors import UserError
 
 @dataclass
 class TFixupScheduleConfig(FairseqDataclass):
+    """The flags of `--lr-scheduler t_fixup`."""
+
     decay_period: int = field(default=4000, metadata={"help": "P, updates until the rate has fallen to lr / sqrt(2)"})
     lr: list[float] = II("optimization.lr")
 
 
 @register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
 class TFixupSchedule(FairseqLRScheduler):
-    """No warm-up, inverse square root decay; t counts updates from 0."""
+    """No warm-up, inverse square root decay; t counts updates from 0.
+
+    UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
+    """
 
     def __init__(self, cfg, optimizer):
         super().__init__(cfg, optimizer)

@@ -137,6 +137,7 @@ def _from_columns(text: str) -> Profile:
 
 
 def positive(value) -> float:
+    """`value` as an omega, a finite number above 0; ValueError for anything else."""
     value = float(value)
     if not 0 < value < float("inf"):
         raise ValueError(f"omega {value}")
