@@ -67,9 +67,9 @@ def _matrix(layer: nn.Module, sublayer: str, role: str) -> nn.Linear:
     return next(w.linear for w in layer.weights() if (w.site.sublayer, w.role) == (sublayer, role))
 
 
-def _scale_output(layer: nn.Module, sublayer: str, factor: float) -> None:
+def _scale_output(layer: nn.Module, sublayer: str, factor: Scale) -> None:
     last = _matrix(layer, sublayer, LAST[sublayer])
-    last.weight *= factor
+    last.weight *= factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor  # a vector multiplies rows
     last.bias *= factor
 
 
