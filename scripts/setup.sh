@@ -5,8 +5,8 @@
 #   PYTHON=python3.12 scripts/setup.sh    another interpreter (3.11 or 3.12)
 #   TORCH_CUDA=1 scripts/setup.sh         the CUDA build of torch even where no GPU is seen
 
+# shellcheck disable=SC1091,SC2317
 if [ -z "${BASH_VERSION:-}" ]; then  # run by sh or sourced by zsh, where $0 is this file
-    # shellcheck disable=SC1091,SC2317
     bash "$0" && . "$(dirname "$0")/../.venv/bin/activate"
     return 2>/dev/null || exit
 fi
@@ -141,12 +141,14 @@ setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9
     else
         python="$(setup_python)" || return
         echo "setup: making $deepnet_venv with $("$python" --version) (about 4 minutes the first time)"
-        rm -rf "$deepnet_venv" && "$python" -m venv "$deepnet_venv" && printf %s "$made" >"$deepnet_venv/made" || return
+        rm -rf "$deepnet_venv" && mkdir "$deepnet_venv" &&
+            setup_step "environment" "$python" -m venv "$deepnet_venv" &&
+            printf %s "$made" >"$deepnet_venv/made" || return
     fi
     setup_compiler &&
         setup_step "torch" setup_torch "$torch" &&
         setup_step "build tools" setup_pip install numpy cython setuptools wheel &&
-        setup_step "fairseq (compiles for about two minutes)" setup_fairseq &&
+        setup_step "fairseq (about two minutes where it is compiled)" setup_fairseq &&
         setup_step "deepnet_fairseq and its tools" setup_pip install --no-build-isolation -e ".[dev]" &&
         printf %s "$1" >"$deepnet_venv/complete"
 }
