@@ -19,7 +19,7 @@ iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint a
     metric=tokenised beam=(--beam 5)
     batch 4000 1
     width 512 2048 8
-    settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000 --disable-validation
+    settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000
 }
 
 wmt17_setting() {  # DeepNet, Table 5; checkpoints and beam as in admin-torch's replication: the paper does not give them
