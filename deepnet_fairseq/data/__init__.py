@@ -1,1 +1,6 @@
-"""Text in, binarised data out: the embedded corpus, and preparation of any parallel text."""
+"""Text in, fairseq's binarised data out.
+
+The embedded corpus (corpus.py, language/), any parallel text (prepare.py), the corpora of the papers (recipes/) with
+what fetches them (remote/) and stands in for them (miniature/), text for language models (monolingual/) and of many
+languages (multilingual/).
+"""

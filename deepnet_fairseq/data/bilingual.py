@@ -23,17 +23,21 @@ Lines = Callable[[], Iterable[str]]
 
 
 def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
+    """The files P.SRC and P.TGT of a prefix P."""
     return [prefix.with_name(f"{prefix.name}.{lang}") for lang in langs]
 
 
 class Bilingual:
-    """What is made in `dest` for the languages `langs`, source and target."""
+    """What is made in `dest` for the languages `langs`, source and target; each method is one of `steps` or several."""
 
     def __init__(self, steps: Steps, dest: Path, langs: tuple[str, str], workers: int):
         self.steps, self.dest, self.langs, self.workers = steps, dest, langs, workers
 
     def tokenise(self, subset: str, lines: dict[str, Lines], tool: Moses, chain: Chain) -> tuple[Path, int]:
-        """lines: language -> its raw lines. The tokenised text, and its sentences."""
+        """The tokenised text, and its sentences.
+
+        lines: language -> its raw lines. UserError if the languages have not as many.
+        """
         prefix = self._stage("tokenised") / subset
         counts = {}
         for lang, path in zip(self.langs, sides(prefix, self.langs), strict=True):
@@ -52,7 +56,10 @@ class Bilingual:
         return prefix, counts[self.langs[0]]
 
     def references(self, subset: str, lines: dict[str, Lines], sentences: int) -> None:
-        """DEST/reference/SUBSET.SRC-TGT.TGT for both directions; as many lines as the test set has `sentences`."""
+        """DEST/reference/SUBSET.SRC-TGT.TGT for both directions.
+
+        UserError unless they have as many lines as the test set has `sentences`.
+        """
         folder = self.dest / "reference"
 
         def make() -> None:
@@ -102,6 +109,7 @@ class Bilingual:
         return {subset: folder / subset for subset in counts}, counts
 
     def learn(self, train: Path, merges: int) -> Path:
+        """DEST/text/codes: subword-nmt's codes, learnt on both languages together."""
         codes = self.dest / "text" / "codes"
         self.steps.run(
             "learn-bpe", [codes], {"merges": merges}, lambda: bpe.learn(sides(train, self.langs), merges, codes)

@@ -18,7 +18,10 @@ MARK = "@@"  # at the end of a piece that its word goes on after
 
 
 def learn(texts: list[Path], merges: int, dest: Path) -> None:
-    """`merges` merge operations, fewer if no pair of symbols occurs twice any more, from the words of all texts."""
+    """`merges` merge operations, fewer if no pair of symbols occurs twice any more, from the words of all texts.
+
+    dest: subword-nmt's codes, a merge a line; Sennrich et al. 2016 (arXiv 1508.07909).
+    """
     from subword_nmt import learn_bpe
 
     learn_bpe.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
@@ -45,6 +48,7 @@ def apply(codes: Path, text: Path, dest: Path, workers: int) -> dict[str, int]:
 
 
 def line_function(codes: Path) -> Callable[[str], str]:
+    """line of words -> line of pieces, by the codes in a file."""
     from subword_nmt.apply_bpe import BPE
 
     with open(codes, encoding="utf-8", newline="\n") as file:

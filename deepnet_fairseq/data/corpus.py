@@ -29,7 +29,10 @@ def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str
 
 
 def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, ParallelText]:
-    """split -> text; the same numbers always give the same corpus, and a longer train split extends a shorter one."""
+    """split -> text; the same numbers always give the same corpus, and a longer train split extends a shorter one.
+
+    sizes: split -> sentence pairs. UserError for fewer than 1 of these, 1 noun or 10 verbs.
+    """
     if min(sizes.values()) < 1 or nouns < 1 or verbs < 10:
         raise UserError("the corpus needs at least 1 sentence a split, 1 noun and 10 verbs")
     pairs = sentence_pairs(seed, nouns, verbs)

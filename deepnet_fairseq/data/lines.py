@@ -12,7 +12,7 @@ from ..whole_file import whole
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """As they are, without their \\n; UserError for a missing file or bad UTF-8."""
+    """The lines as they are, without their \\n and a byte order mark; UserError for a missing file or bad UTF-8."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with open(path, "rb") as file:

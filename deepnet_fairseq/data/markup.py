@@ -12,7 +12,7 @@ OPENING, CLOSING = re.compile(r'<seg id="[0-9]*">\s*'), re.compile(r"\s*</seg>\s
 
 
 def training_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences, titles and descriptions of the talks of a train.tags file."""
+    """Sentences, titles and descriptions of the talks of a train.tags file (WIT3)."""
     for line in lines:
         if not any(tag in line for tag in HEADERS):
             yield TITLES.sub("", line)

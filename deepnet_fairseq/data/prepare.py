@@ -25,7 +25,7 @@ def prepare_text(
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
     then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
-    data, spm.model, and the segmented text under text/.
+    data, spm.model, and the segmented text under text/. UserError, before `dest` is there, for text that does not do.
     """
     if dest.exists() and any(dest.iterdir() if dest.is_dir() else [dest]):
         raise UserError(f"{dest}: exists already; remove it or name another folder")

@@ -67,7 +67,7 @@ def _digest(content) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """{} for a file that is missing or torn."""
+    """A JSON object; {} for a file that is missing or torn."""
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -76,6 +76,7 @@ def read_json(path: Path) -> dict:
 
 
 def write_json(path: Path, content: dict) -> None:
+    """An object as indented JSON in UTF-8, whole or not at all; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

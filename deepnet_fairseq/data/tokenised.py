@@ -51,6 +51,7 @@ class Tokenised:
         return names
 
     def files(self) -> list[Path]:
+        """All of them: texts in both languages, and codes and dictionary where they are."""
         texts = [Path(f"{prefix}.{lang}") for prefix in self.texts.values() for lang in self.langs]
         return texts + [path for path in (self.codes, self.dictionary) if path]
 

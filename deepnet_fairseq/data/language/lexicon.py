@@ -57,6 +57,8 @@ class Preposition(Word):
 
 @dataclass(frozen=True)
 class Lexicon:
+    """All words that sentences are made of, names apart."""
+
     nouns: tuple[Noun, ...]
     verbs: tuple[Verb, ...]
     adjectives: tuple[Word, ...]
@@ -106,6 +108,7 @@ class _Coin:
 
 
 def coin_word(random: Random, lang: str, syllables: int) -> str:
+    """A stem of so many syllables in the sounds of qaa or qab."""
     return "".join(
         random.choice(ONSETS[lang]) + random.choice(VOWELS[lang]) + random.choice(CODAS[lang]) for _ in range(syllables)
     )

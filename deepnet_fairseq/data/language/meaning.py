@@ -39,11 +39,14 @@ class Pronoun:
 
     @property
     def plural(self) -> bool:
+        """As what it takes up."""
         return self.referent.plural
 
 
 @dataclass(frozen=True)
 class Clause:
+    """A verb with what belongs to it; objects that the verb does not take are None."""
+
     subject: NounPhrase | Name | Pronoun | None  # None: the relative pronoun
     verb: Verb
     tense: str
@@ -70,6 +73,7 @@ class Speaker:
         self.lexicon, self.random = lexicon, random
 
     def sentence(self) -> Sentence:
+        """The next one; the same lexicon and random state give the same sentences."""
         main = self._clause()
         rest, before = [], main
         while len(rest) < 4 and self._chance(0.4):

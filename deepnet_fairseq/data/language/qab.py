@@ -40,10 +40,12 @@ def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
 
 
 def finite(verb: Verb, tense: str, plural: bool) -> str:
+    """The verb in one of TENSES, which qab makes by an ending."""
     return verb.qab + AGREEMENT[tense][plural]
 
 
 def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
+    """A noun phrase, name or pronoun; there are no cases."""
     if isinstance(thing, Name):
         return [respell(thing.word.lower()).capitalize()]
     if isinstance(thing, Pronoun):

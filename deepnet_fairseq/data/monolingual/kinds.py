@@ -25,6 +25,8 @@ class Kind(ABC):
 
 
 class SentencePiece(Kind):
+    """Kudo and Richardson 2018 (arXiv 1808.06226); pieces are written as they are."""
+
     name = "sentencepiece"
     files = {"sentencepiece_model": "spm.model"}
 

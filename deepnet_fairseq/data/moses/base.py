@@ -28,11 +28,12 @@ class Chain:
         return f"{normalise}tokenise{aggressive}{', lower-case' if self.lowercase else ''}"
 
     def as_json(self) -> dict[str, bool]:
+        """What the record of a step keeps."""
         return asdict(self)
 
 
 class Moses(ABC):
-    """Tokenises and cleans."""
+    """Tokenises and cleans, as the scripts of https://github.com/moses-smt/mosesdecoder do."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -40,7 +41,10 @@ class Moses(ABC):
 
     @abstractmethod
     def process(self, lines: Iterable[str], lang: str, chain: Chain, workers: int, label: str) -> Iterator[str]:
-        """One line for each of `lines`, which are in `lang` ("de"); label: of the progress bar."""
+        """One line for each of `lines`, which are in `lang` ("de"); label: of the progress bar.
+
+        UserError if a tool fails or loses lines.
+        """
 
     @abstractmethod
     def clean(self, langs: tuple[str, str], source: Path, dest: Path, limits: Limits) -> None:

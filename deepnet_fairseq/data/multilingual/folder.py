@@ -22,6 +22,7 @@ class Folder:
     shards: int
 
     def data(self, shard: int = 0) -> Path:
+        """The folder of a shard, by its number from 0."""
         folder = self.dest / "bin"
         return folder if self.shards == 1 else folder / f"shard{shard:02d}"
 
@@ -50,5 +51,6 @@ class Folder:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes `path` in UTF-8, whole or not at all."""
     with whole(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -64,6 +64,7 @@ class Archives:
         return sum(path.stat().st_size for path in self.paths.values()) // ZIPPED
 
     def remove(self) -> None:
+        """Deletes what was fetched, and what was noted of it; the next reading fetches anew."""
         for corpus in VERSIONS:
             path = self.downloads / archive_of(corpus, self.pair).name
             path.unlink(missing_ok=True)

@@ -15,10 +15,12 @@ Sentences = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class PairText:
-    """langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start;
-    state: whatever changes when the text does (sizes and times of its files, checksums), for the record of a step;
-    bound: a quick upper bound of the training pairs, where reading them takes long;
-    finish: called when all of it is binarised."""
+    """A language pair's text, which nothing holds in memory.
+
+    langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start; state:
+    whatever changes when the text does (sizes and times of its files, checksums), for the record of a step; bound: a
+    quick upper bound of the training pairs, where reading them takes long; finish: called when all of it is binarised.
+    """
 
     langs: tuple[str, str]
     subsets: dict[str, Callable[[], Sentences]]
@@ -28,10 +30,12 @@ class PairText:
 
     @property
     def name(self) -> str:
+        """As "de-en"."""
         return "-".join(self.langs)
 
     @property
     def directions(self) -> tuple[str, str]:
+        """As ("de-en", "en-de")."""
         return self.name, "-".join(reversed(self.langs))
 
 

@@ -45,6 +45,7 @@ class Multilingual:
         return counts
 
     def step(self, name: str, outputs: Sequence[Path], settings: dict, make) -> dict:
+        """A step by itself, which depends on none before it; see Steps.run."""
         return Steps(self.folder.dest).run(name, outputs, settings, make)
 
     def lay_out(self) -> None:

@@ -20,7 +20,10 @@ MINIATURE_VOCAB = 600
 
 
 class MultilingualRecipe(Recipe):
-    """One model for many pairs; `vocab` is the recipe's number of pieces."""
+    """One model for many pairs: a subclass says which pairs there are and where their text is.
+
+    vocab: pieces of the SentencePiece model that all languages share. --temperature and --spm: see Pieces.
+    """
 
     takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
     vocab: int
@@ -58,9 +61,11 @@ class MultilingualRecipe(Recipe):
         return super().settings(options) | {"state": state}
 
     def vocabulary_size(self, options: Options) -> int:
+        """Pieces to train: of --vocab, else of the miniature or the recipe."""
         return options.vocab or (MINIATURE_VOCAB if options.miniature else self.vocab)
 
     def temperature(self, options: Options) -> float:
+        """That by which languages are drawn, see temperature.shares."""
         return TEMPERATURE if options.temperature is None else options.temperature
 
     def check(self, options: Options) -> None:

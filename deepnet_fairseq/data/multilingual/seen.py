@@ -10,11 +10,11 @@ HASHES = 7
 
 
 class Seen:
-    """A Bloom filter (Bloom, 1970) of about `expected` strings; two hashes give all their places (Kirsch and
-    Mitzenmacher, 2006).
+    """A Bloom filter (Bloom, 1970) of about `expected` strings; two hashes give all their places.
 
-    After n strings a new one counts as seen with probability (1 - exp(-7 n / bits)) ** 7: at most 1.4e-4 for what is
-    expected, and 1.3e-4 in 1 GiB after 400 million, the size of the largest pairs of CCMatrix.
+    The latter by Kirsch and Mitzenmacher (2006). After n strings a new one counts as seen with probability (1 - exp(-7
+    n / bits)) ** 7: below 2e-4 for what is expected, and 1.3e-4 in 1 GiB after 400 million, the size of the largest
+    pairs of CCMatrix. At most 1 GiB is taken.
     """
 
     def __init__(self, expected: int):

@@ -30,7 +30,10 @@ class Pieces:
     given: Path | None = None
 
     def vocabulary(self, texts: Sequence[PairText], counted: dict[str, int]) -> Vocabulary:
-        """counted: pair -> training pairs, where none is given. Pairs that come later change nothing."""
+        """The model, trained unless it is given or there; UserError if the file given is none.
+
+        counted: pair -> training pairs, where none is given. Pairs that come later change nothing.
+        """
         path = self.dest / "spm.model"
         if self.given is not None:
             Vocabulary(self.given)  # is one, or UserError

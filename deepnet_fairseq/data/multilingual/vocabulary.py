@@ -18,6 +18,7 @@ class Vocabulary:
     """SentencePiece's pieces in their order behind fairseq's four special symbols.
 
     The dictionary is that of the model, not of the words some text happens to hold: text binarised later fits it.
+    UserError if the file is no SentencePiece model.
     """
 
     def __init__(self, model: Path):

@@ -24,7 +24,11 @@ FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--v
 
 @dataclass(frozen=True)
 class Options:
-    """What `deepnet prepare` was asked for; None where the recipe's own value holds."""
+    """What `deepnet prepare` was asked for; None where the recipe's own value holds.
+
+    dest: the folder to fill; mirror: see remote/mirror.py; miniature: the files are generated ones; pairs: as "de-en";
+    vocab: BPE merges or SentencePiece pieces; temperature: see multilingual/temperature.py.
+    """
 
     dest: Path
     downloads: Path
@@ -41,7 +45,12 @@ class Options:
 
 
 class Recipe(ABC):
-    """How one corpus is made: from which files, by which steps, with which outcome."""
+    """How one corpus is made: from which files, by which steps, with which outcome.
+
+    A new one derives from BilingualRecipe or MultilingualRecipe and stands in RECIPES. It fills DEST/bin (binarised
+    data) and DEST/reference (raw references of the test sets) and describes both in DEST/recipe.json; DEST/steps
+    remembers what is done.
+    """
 
     name: str
     title: str
@@ -51,7 +60,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        """What is downloaded."""
+        """What is downloaded, with sizes and checksums where they are published."""
 
     @abstractmethod
     def outline(self, options: Options) -> tuple[str, ...]:
@@ -65,7 +74,8 @@ class Recipe(ABC):
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         """Runs the steps that make DEST/bin and DEST/reference; returns what recipe.json says beside the common part.
 
-        files: name -> what was downloaded. Returned are "pieces", "detokenise", "lowercase", "counts" and more.
+        files: name -> what was downloaded. Returned are "pieces" (fairseq's name of the segmentation), "detokenise" (is
+        the text in Moses tokens?), "lowercase", "counts" and more.
         """
 
     def needs(self, options: Options) -> int:
@@ -73,14 +83,18 @@ class Recipe(ABC):
         return self.space
 
     def settings(self, options: Options) -> dict:
-        """What the outcome depends on, as JSON can hold it."""
+        """What the outcome depends on, as JSON can hold it; another value of it makes the corpus anew."""
         chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
         chosen = {field: os.fspath(value) if isinstance(value, Path) else value for field, value in chosen.items()}
         chosen["pairs"] = list(options.pairs) if options.pairs else None
         return chosen | {"tools": self.tools(options)}
 
     def build(self, options: Options) -> None:
-        """Makes DEST, or what is missing of it; says so if nothing is."""
+        """Makes DEST, or what is missing of it; says so if nothing is.
+
+        UserError for options or tools that do not do, a folder that holds something else, a full disk, files that
+        cannot be had, and counts more than 1% off. Stopped anywhere, it goes on there when it is called again.
+        """
         self.check(options)
         with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
             settings, summary = self.settings(options), options.dest / "recipe.json"
@@ -151,7 +165,7 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """What build() would do."""
+        """What build() would do, a line each file, step, tool and count; downloads and writes nothing."""
         self.check(options)
         size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
@@ -169,4 +183,5 @@ class Recipe(ABC):
 
 
 def versions(*packages: str) -> dict[str, str]:
+    """Python packages -> the versions that are installed."""
     return {package: version(package) for package in packages}

@@ -19,7 +19,10 @@ MINIATURE_MERGES = 500
 
 
 class BilingualRecipe(Recipe):
-    """One language pair. Cleaning is done on words, before BPE, or on pieces, after it."""
+    """One language pair: a subclass says where its lines are, how they are tokenised and what is kept.
+
+    Cleaning is done on words, before BPE, or on pieces, after it; merges: of a BPE on both languages together.
+    """
 
     takes = frozenset({"moses", "text", "vocab"})
     langs: tuple[str, str]  # source and target
@@ -32,13 +35,17 @@ class BilingualRecipe(Recipe):
 
     @abstractmethod
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines to be tokenised: of "train", "test", and of "valid" where nothing is held out."""
+        """The lines to be tokenised: of "train", "test", and of "valid" where nothing is held out.
+
+        files: name -> what was downloaded.
+        """
 
     @abstractmethod
     def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The test set as published, for references."""
+        """The lines of the test set as published, for references."""
 
     def number_of_merges(self, options: Options) -> int:
+        """Of --vocab, else of the miniature or the recipe."""
         return options.vocab or (MINIATURE_MERGES if options.miniature else self.merges)
 
     def needs(self, options: Options) -> int:

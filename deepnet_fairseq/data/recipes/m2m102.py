@@ -63,6 +63,7 @@ class M2m102(MultilingualRecipe):
         return tuple("-".join(sorted(parse_pair(pair))) for pair in options.pairs or MINIATURE)
 
     def evaluation(self, options: Options) -> Evaluation:
+        """Its test sets, which are fetched before any pair."""
         return Evaluation(options.dest, options.downloads, options.mirror, options.text)
 
     def text(self, options: Options, pair: str) -> PairText:

@@ -24,7 +24,10 @@ HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "i
 
 @contextmanager
 def answer(session: requests.Session, url: str, headers: dict | None = None, method: str = "GET"):
-    """A requests.Response whose body is still to be read. Interrupted, Unavailable: before it, or while it is read."""
+    """A requests.Response whose body is still to be read, in a `with` block.
+
+    Interrupted, Unavailable: before it, or while it is read. Waits as long as patience.PATIENCE says.
+    """
     session.trust_env = urlsplit(url).hostname not in LOOPBACK
     timeout = (patience.PATIENCE.connect, patience.PATIENCE.read)
     try:
@@ -44,6 +47,7 @@ def answer(session: requests.Session, url: str, headers: dict | None = None, met
 
 
 def status(response: requests.Response) -> str:
+    """As "404 Not Found"."""
     return f"{response.status_code} {response.reason}"
 
 

@@ -18,6 +18,7 @@ def note_of(path: Path) -> Path:
 
 
 def read_note(path: Path) -> dict:
+    """What is known of a file; {} if nothing is, or the note is torn."""
     with suppress(OSError, ValueError):
         note = parse(note_of(path).read_text())
         return note if isinstance(note, dict) else {}
@@ -31,7 +32,7 @@ def write_note(path: Path, **facts) -> None:
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """HEX; read from the file only if its size or its time of change is another than when it was last read."""
+    """HEX by a name of hashlib; read from the file only if its size or time of change is another than before."""
     stat = path.stat()
     same = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     note = read_note(path)

@@ -27,10 +27,13 @@ def progress(what: str, total: int | None, start: int = 0):
 
 
 class Bar:
+    """A bar of tqdm; takes positions in bytes."""
+
     def __init__(self, what: str, total: int | None, start: int = 0):
         self.bar = tqdm(total=total, initial=start, desc=what, unit="B", unit_scale=True, file=sys.stderr)
 
     def at(self, position: int, total: int | None = None) -> None:
+        """Shows the position, and a total that was not known before."""
         self.bar.total = total or self.bar.total
         self.bar.update(position - self.bar.n)
 
@@ -52,6 +55,7 @@ class Lines:
         self.start = self.told_at = start
 
     def at(self, position: int, total: int | None = None) -> None:
+        """The position in bytes, perhaps with a total that was not known before; prints if it is time."""
         self.total = total or self.total
         self.start = min(self.start, position)
         self.position = position
@@ -61,6 +65,7 @@ class Lines:
             self.tell()
 
     def tell(self) -> None:
+        """Prints position, share, bytes a second and seconds left."""
         self.told, self.told_at = time.monotonic(), self.position
         rate = (self.position - self.start) / max(self.told - self.begun, 1e-3)
         text = f"{self.what}: {amount(self.position)}"

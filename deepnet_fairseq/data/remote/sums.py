@@ -28,6 +28,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def record_sum(folder: Path, name: str, sha256: str) -> None:
+    """Adds a file to FOLDER/SHA256SUMS, or replaces its sum; the lines are sorted by name."""
     sums = recorded_sums(folder) | {name: sha256}
     with whole(folder / NAME) as part:
         part.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))

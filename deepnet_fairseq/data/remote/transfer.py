@@ -33,6 +33,7 @@ class Transfer:
         self.longest = self.here()
 
     def here(self) -> int:
+        """Bytes that have come so far."""
         return self.part.stat().st_size if self.part.exists() else 0
 
     def take_from(self, url: str) -> None:
