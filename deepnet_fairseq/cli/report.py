@@ -22,9 +22,13 @@ def report(args) -> None:
         raise UserError(f"--format {args.format}: name the files' common beginning with --out; each gets its ending")
     out = Path(args.out) if args.out else None
     places = {form: out.with_name(f"{out.name}.{form}") if len(forms) > 1 else out for form in forms}
-    texts = reports(Path(args.runs), args.table, places, args.baseline)
+    into = Path(args.into) if args.into else None
+    texts = reports(Path(args.runs), args.table, places, args.baseline, into)
     for form, place in places.items():
-        print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
+        if place or not into:
+            print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
+    if into:
+        print(f"put table {args.table} into {into}")
 
 
 def add(command) -> None:
@@ -35,4 +39,6 @@ def add(command) -> None:
                      "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
     sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, tex, json, or several")
     sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
+    sub.add_argument("--into", metavar="PAGE", help="Markdown page that gets the overview, between its lines "
+                     "<!-- report NAME --> and <!-- /report NAME -->")  # fmt: skip
     sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")

@@ -15,7 +15,7 @@ def markdown(document: Document) -> str:
     parts += [f"> **{escape(document.banner)}**"] if document.banner else []
     parts += [f"> **Warning:** {escape(warning)}" for warning in document.warnings]
     for grid in (document.overview, *document.grids):
-        parts.append(f"## {escape(grid.title)}\n\n{escape(grid.caption)}\n\n{_grid(grid)}")
+        parts.append(f"## {escape(grid.title)}\n\n{escape(grid.caption)}\n\n{grid_text(grid)}")
     parts.append("## Notes\n\n" + "\n".join(f"- {escape(note)}" for note in document.notes))
     footnotes = [f"- <sup>{letter}</sup> {escape(text)}" for letter, text in document.footnotes.items()]
     parts.append("Trained with:\n\n" + "\n".join(footnotes))
@@ -27,7 +27,8 @@ def escape(text: str) -> str:
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def _grid(grid: Grid) -> str:
+def grid_text(grid: Grid) -> str:
+    """The table alone."""
     aligned = ["---" if words else "---:" for words in grid.of_words]
     rows = [list(map(escape, grid.header)), aligned, *([_text(cell) for cell in row] for row in grid.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

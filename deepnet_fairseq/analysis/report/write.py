@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...whole_file import check_file, whole
 from .as_json import as_json
+from .brief import brief, find_block, put_into
 from .collect import collect, find_table
 from .html import html
 from .latex import latex
@@ -29,15 +30,28 @@ def report(runs: Path, table: str, form: str, out: Path | None = None, baseline:
     return reports(runs, table, {form: out}, baseline)[form]
 
 
-def reports(runs: Path, table: str, places: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
-    """Several formats of one report, whose runs are read and compared once. places: format -> file or None."""
+def reports(
+    runs: Path,
+    table: str,
+    places: dict[str, Path | None],
+    baseline: str | None = None,
+    into: Path | None = None,
+) -> dict[str, str]:
+    """Several formats of one report, whose runs are read and compared once. places: format -> file or None.
+
+    into: a page that gets the overview, see brief.put_into.
+    """
     chosen = find_table(table)
     for out in filter(None, places.values()):
         check_file("--out", out)
+    if into:
+        find_block(into, table)
     found, texts = collect(runs, chosen, baseline), {}
     for form, out in places.items():
         texts[form] = FORMATS[form](found, lay_out(found, out))
         if out:
             with whole(out) as part:
                 part.write_text(texts[form], encoding="utf-8")
+    if into:
+        put_into(into, table, brief(found, lay_out(found, into), into, next(filter(None, places.values()), None)))
     return texts
