@@ -18,13 +18,14 @@ SINGLE_DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 
 @dataclass(frozen=True)
 class Width:
-    """Residual width, feed-forward width, attention heads."""
+    """Residual width and feed-forward width in features, attention heads."""
 
     embed_dim: int
     ffn_embed_dim: int
     attention_heads: int
 
     def fields(self, stack: str) -> dict[str, int]:
+        """The widths as config fields of `stack`: "encoder_embed_dim" -> 512."""
         return {f"{stack}_{field}": value for field, value in vars(self).items()}
 
 
@@ -94,7 +95,7 @@ def depths(cfg) -> tuple[int, int]:
 
 
 def same_width(arch: str, other: str) -> bool:
-    """Do two architectures differ in depth only?"""
+    """Do two architectures differ in depth only? KeyError for a name that is not in PRESETS."""
 
     def widths(name):
         return {field: value for field, value in PRESETS[name].items() if not field.endswith("_layers")}

@@ -24,7 +24,10 @@ PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 
 
 def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
-    """Stands for a task over made-up symbols; one shared dictionary unless two sizes are given."""
+    """Stands for a task over made-up symbols; one shared dictionary unless two sizes are given.
+
+    Sizes in symbols, fairseq's four (bos, pad, eos, unk) included.
+    """
     source = _dictionary(source_vocab)
     same = target_vocab in (None, source_vocab)
     return argparse.Namespace(source_dictionary=source, target_dictionary=source if same else _dictionary(target_vocab))
@@ -38,12 +41,20 @@ def _dictionary(size: int) -> Dictionary:
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepModel:
-    """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols."""
+    """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols.
+
+    fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
+    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
+    naming the flag, for fields that no model can be built from.
+    """
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
 def own_config(state: dict, path: str):
-    """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's."""
+    """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's or broken.
+
+    state: what fairseq's load_checkpoint_to_cpu gives; path: for the message.
+    """
     try:
         saved = state["cfg"]["model"]
     except (KeyError, TypeError, ConfigKeyError) as error:
@@ -111,7 +122,10 @@ def _size(arch: str, vocab: int, *layers: int) -> int:
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers."""
+    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
+
+    KeyError for an architecture that is not in archs.PRESETS.
+    """
     preset, stacks = archs.PRESETS[arch], archs.STACKS[archs.MODELS[arch]]
     stem = next(name for name in archs.PRESETS if archs.same_width(name, arch))
     ones = [1] * len(stacks)

@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def graphics(gpus: int) -> str:
-    """As "8 x NVIDIA H200", by the driver's names."""
+    """As "8 x NVIDIA H200", by the name that nvidia-smi has for most GPUs of this machine; "8 x GPU" without it."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True

@@ -8,7 +8,10 @@ from hydra.errors import CompactHydraException
 
 
 class UserError(CompactHydraException, ValueError):
-    """A ValueError for Python callers; hydra prints its kind without a traceback."""
+    """What a user asked for cannot be: str(error) is the line to print. A ValueError for Python callers.
+
+    A subclass of hydra's error too, for hydra prints its kind without a traceback.
+    """
 
 
 def user_error_line(error: BaseException | None) -> str | None:

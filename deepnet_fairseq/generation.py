@@ -21,8 +21,8 @@ from .whole_file import whole
 def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
     """FOLDER/SRC-TGT.txt is what fairseq-generate prints for each of `directions`, FOLDER/SRC-TGT.log what it logs.
 
-    flags: those of fairseq-generate but for the languages. A direction that is there already is left alone. UserError
-    for words that are no direction.
+    flags: those of fairseq-generate but for the languages. A direction that is there already is left alone; an
+    interrupted one is not there. UserError, naming --directions, for words that are no direction.
     """
     for direction in directions:
         if len(direction.split("-")) != 2 or not all(direction.split("-")):

@@ -19,7 +19,7 @@ def parse(text: str):
 
 
 def read_object(path: Path, mend: str) -> dict:
-    """The object in a file; UserError, with the way out `mend`, for a file that holds none."""
+    """The object in a UTF-8 file; UserError, naming it, with the way out `mend`, for a file that holds none."""
     if not path.is_file():
         raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
     try:

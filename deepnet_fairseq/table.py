@@ -2,7 +2,7 @@
 
 
 def render(rows: list[list[str]]) -> str:
-    """First row is the header; numbers align right."""
+    """The rows, equally long, as lines in columns. The first row is the header; numbers align right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(c.rjust(w) if _is_number(c) else c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()

@@ -28,7 +28,7 @@ def train(root: nn.Module, mode: bool) -> None:
 
 
 def set_num_updates(root: nn.Module, num_updates: int) -> None:
-    """Tells the modules that have a method of this name, not root itself."""
+    """Tells the modules that have a method of this name, not root itself; num_updates: updates done so far."""
     for module in modules(root):
         if module is not root and hasattr(type(module), "set_num_updates"):
             module.set_num_updates(num_updates)

@@ -40,7 +40,10 @@ def _check_parent(flag: str, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path):
-    """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well."""
+    """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
+
+    Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it.
+    """
     path = path.resolve()  # a link stays, what it points to is replaced
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -53,7 +56,7 @@ def whole(path: Path):
 
 
 def save(content: dict, path: Path) -> None:
-    """torch.save, whole; UserError if the disk does not take it."""
+    """torch.save, whole; UserError, naming the file, if torch cannot write it, as on a full disk."""
     with whole(path) as part:
         try:
             torch.save(content, part)

@@ -1,4 +1,4 @@
-"""One visit of every parameter; one that nobody claims raises."""
+"""One visit of every parameter; one that nobody claims is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def branch_weights(model: nn.Module) -> Iterator[Weight]:
 
 
 def weight_std(method: Method, profile: str, weight: Weight) -> float:
-    """The std that `profile` and the method's gain give to one weight matrix."""
+    """The std that the profile of that name (a key of PROFILES) and the method's gain give to one weight matrix."""
     return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
 
 
@@ -34,7 +34,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
 
     Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; matrices of
     a head N(0, 1/C) too; norms 1 and 0; branches by profile and method; modules in a method's slots keep the values
-    they were constructed with.
+    they were constructed with. ValueError, naming them, for parameters that none of this is about.
     """
     visited: set[nn.Parameter] = set()
     base = PROFILES[profile]

@@ -4,6 +4,8 @@
 
 A method fills slots per Site. A slot left None is the identity (residual: x + f). `norm` places the LayerNorm:
 "post" in the slot `after`, "pre" in the slot `before` (and one more at the end of each stack), "none" nowhere.
+
+Shapes: B sentences, T tokens, C width of the residual stream. docs/adding_a_method.md has a whole example.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ METHODS: dict[str, type[Method]] = {}
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one method; the flag is --METHOD-KEY. Type and choices follow from default and choices."""
+    """A setting of one method; the flag is --METHOD-KEY. Its type is that of `default`, text for None.
+
+    help: of the flag; choices: the words it may be, () for any value of the type.
+    """
 
     default: bool | int | float | str | None
     help: str
@@ -33,7 +38,10 @@ class Method:
     """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
-    `options`, which become attributes.
+    `options`, which become attributes. TypeError for an option that the class does not have; UserError, naming the
+    flag, for a value that is none of its choices, or that `check` refuses.
+
+    A subclass sets equation and paper, as tables print them, and under @register gets its name.
     """
 
     name: ClassVar[str]
@@ -59,7 +67,7 @@ class Method:
 
     @classmethod
     def from_config(cls, cfg) -> Method:
-        """The method at the depth and with the options of a filled config."""
+        """The method at the depth and with the options of a filled model config; UserError as __init__."""
         values = {}
         for key, option in cls.options.items():
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
@@ -97,11 +105,11 @@ class Method:
         return None
 
     def hidden(self, site: Site, dim: int) -> nn.Module | None:
-        """Module between fc1 and the activation of the feed-forward branch; `dim` is its width."""
+        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same."""
         return None
 
     def inner(self, site: Site, dim: int) -> nn.Module | None:
-        """Module in front of the branch's last matrix (out_proj or fc2); `dim` is its input width."""
+        """Module in front of the branch's last matrix, out_proj or fc2. (B, T, dim) -> same."""
         return None
 
     def outer(self, site: Site) -> nn.Module | None:
@@ -109,7 +117,10 @@ class Method:
         return None
 
     def residual(self, site: Site) -> nn.Module | None:
-        """Module called as residual(x, f) that merges shortcut and branch, see slots.Residual; None is x + f."""
+        """Module called as residual(x, f) that merges shortcut and branch; (B, T, C) each -> same. None is x + f.
+
+        A subclass of transformer.slots.Residual tells by its `scales` how it folds into a plain Transformer.
+        """
         return None
 
     # the slots of a stack
@@ -129,7 +140,7 @@ class Method:
     # initialisation
 
     def gain(self, site: Site, role: str) -> float:
-        """Factor on the std that the init profile gives to the weight `role` of this branch."""
+        """Factor on the std that the init profile gives to the weight of this branch in `role`, see site.Weight."""
         return 1.0
 
     def embedding_gain(self, stack: str) -> float:
@@ -155,7 +166,7 @@ class Method:
 
 
 def register(name: str):
-    """Class decorator: offers a Method as `--method NAME`."""
+    """Class decorator: offers a Method as `--method NAME`; ValueError if another class has the name."""
 
     def add(cls: type[Method]) -> type[Method]:
         if METHODS.setdefault(name, cls) is not cls:

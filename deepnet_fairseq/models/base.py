@@ -16,7 +16,10 @@ from ..transformer.stack import Stack
 
 
 class DeepModel(nn.Module):
-    """Mixin for fairseq's model shells: stacks of any depth under any registered method."""
+    """Mixin for fairseq's model shells: stacks of any depth under any registered method.
+
+    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
+    """
 
     NAME: str  # as fairseq knows the model
 
@@ -24,7 +27,8 @@ class DeepModel(nn.Module):
     def build_model(cls, cfg, task) -> DeepModel:
         """The model for a config (filled in place where the architecture leaves values open) and a task.
 
-        Raises UserError, naming the flag, for a config no model can be built from.
+        cfg: argparse.Namespace, omegaconf or dataclass; task: fairseq's, or building.blank_task. Values are drawn from
+        torch's global generator. UserError, naming the flag, for a config no model can be built from.
         """
         config.complete(cfg)
         archs.fill(cfg)
@@ -55,7 +59,7 @@ class DeepModel(nn.Module):
         raise NotImplementedError
 
     def vocabulary_projection(self) -> nn.Linear:
-        """The matrix that gives scores."""
+        """The matrix (V, C) that gives scores of V symbols."""
         raise NotImplementedError
 
     def head_linears(self) -> Iterator[nn.Linear]:
@@ -87,7 +91,10 @@ class DeepModel(nn.Module):
 
 
 def register_architectures(model: str) -> None:
-    """Behind register_model, which has put an empty function under the model's own name."""
+    """Registers `model` and its presets in archs.MODELS as fairseq's --arch, each filled in by archs.fill.
+
+    To be called behind register_model, which has put an empty function under the model's own name.
+    """
     ARCH_CONFIG_REGISTRY[model] = archs.fill
     for arch, owner in archs.MODELS.items():
         if owner == model and arch != model:

@@ -14,7 +14,7 @@ from .base import DeepModel, register_architectures
 
 @register_model(archs.LM, dataclass=DeepLanguageModelConfig)
 class DeepLanguageModel(DeepModel, FairseqLanguageModel):
-    """A causal language model of any depth under any registered method."""
+    """A causal language model of M layers under any registered method. B texts, T tokens, C width, V symbols."""
 
     NAME = archs.LM
 
@@ -31,7 +31,7 @@ class DeepLanguageModel(DeepModel, FairseqLanguageModel):
         return cls(Decoder(cfg, method, target, embed_tokens, tied=cfg.share_decoder_input_output_embed))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **options):
-        """src_tokens (B, T) -> what Decoder.forward returns, scores (B, T, V) of the tokens that follow first."""
+        """src_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V) of the tokens that follow."""
         return self.decoder(src_tokens, **options)
 
     def tokens(self, src_tokens, src_lengths=None):

@@ -22,7 +22,10 @@ OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 @register_model(archs.MASKED_LM, dataclass=DeepMaskedLanguageModelConfig)
 class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
-    """A masked language model of any depth under any registered method, and heads to fine-tune it with."""
+    """A masked language model of N layers under any registered method, and heads to fine-tune it with.
+
+    Devlin et al. 2019, as RoBERTa (Liu et al. 2019) trains it. B texts, T tokens, C width, V symbols.
+    """
 
     NAME = archs.MASKED_LM
 
@@ -91,14 +94,14 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         return len(self.classification_heads) > 0
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
-        """Probabilities of what forward gives, in float32."""
+        """Probabilities, or their natural logarithms, of what forward gives, in float32: (B, T, V) or as those."""
         logits = net_output[0].float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
     ) -> None:
-        """fairseq's sentence_prediction asks for its head by this name."""
+        """Adds the head `name`, or replaces it; inner_dim: C by default. fairseq's sentence_prediction calls it."""
         dim = self.encoder.embed_tokens.embedding_dim
         self.classification_heads[name] = ClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
 

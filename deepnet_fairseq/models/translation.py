@@ -15,7 +15,10 @@ from .base import DeepModel, register_architectures
 
 @register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
 class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
-    """A Transformer of any depth under any registered method."""
+    """A Transformer of N encoder and M decoder layers under any registered method.
+
+    B sentences, S source and T target tokens, C width, V target symbols.
+    """
 
     NAME = archs.MODEL_NAME
 
@@ -59,7 +62,10 @@ class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
 
 
 def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding, nn.Embedding]:
-    """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings."""
+    """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings.
+
+    UserError under it for two dictionaries. Their values are still to be drawn.
+    """
 
     def embedding(dictionary, dim):
         return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())

@@ -19,6 +19,7 @@ class SequentialOmega:
         self.running: dict[str, float] = {}
 
     def __call__(self, site, residual, x, f) -> None:
+        """Shortcut x and branch f, (B, T, C) each, are about to be merged by `residual`, a LearnedShortcut."""
         omega = self.omegas[site] = self.running.get(site.stack, 1.0)
         residual.omega.fill_(omega)
         self.running[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
@@ -27,7 +28,8 @@ class SequentialOmega:
 def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
     """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
 
-    The model's weights, omegas, modes and the generators of random numbers are as before afterwards.
+    In forward order, the encoder's first. The model's weights, omegas, modes and the generators of random numbers are
+    as before afterwards.
     """
     sequential = SequentialOmega()
     with aside(model, seed), watching(model, sequential):
@@ -42,6 +44,6 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
 
 @torch.no_grad()
 def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
-    """Fills the omegas of all branches, given in forward order, encoder first."""
+    """Fills the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
     for (_, residual), omega in zip(residuals(model), omegas, strict=True):
         residual.omega.fill_(omega)

@@ -20,7 +20,7 @@ FORMAT = "deepnet_fairseq admin profile 1"
 
 @dataclass
 class Profile:
-    """What was profiled, and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
+    """What was profiled (Liu et al. 2020), and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
 
     encoder_layers N, decoder_layers M, 0 for a stack that the model does not have; widths in features, None if unknown;
     seed of weights and dropout; dropout: the three probabilities; data: hash and size of the batch.
@@ -39,7 +39,10 @@ class Profile:
     method: str = "admin"
 
     def check(self, model: nn.Module, path: str) -> None:
-        """UserError if the profile, read from `path`, was taken of a model of other depth or width."""
+        """UserError if the profile, read from `path`, was taken of a model of other depth or width.
+
+        Other dropout is a warning in the log.
+        """
         built = shape(model)
         for name, value in built.items():
             held = getattr(self, name)
@@ -72,12 +75,12 @@ class Profile:
         _write(path, "".join(f"{index} {omega!r}\n" for index, omega in columns))
 
     def of(self, stack: str) -> list[float]:
-        """The omegas of one stack."""
+        """The omegas of one stack, in forward order."""
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
 
 
 def shape(model: nn.Module) -> dict[str, int]:
-    """Depth and widths of the stacks that the model has."""
+    """Depth and widths of the stacks that the model has, by the names of Profile's fields."""
     stacks = model.stacks()
     depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
     widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
@@ -93,7 +96,7 @@ def dropouts(model: nn.Module) -> dict[str, float]:
 
 
 def read_profile(path: str) -> Profile:
-    """A profile from either format; UserError if the file is none."""
+    """A profile from a file of either format; UserError, naming it, if there is none or it is none."""
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
         raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
     try:

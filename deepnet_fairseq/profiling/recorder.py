@@ -52,7 +52,7 @@ class BranchVariance:
 
 @contextmanager
 def recording(model: nn.Module):
-    """Gives a dict Site -> BranchVariance that each forward pass inside the context fills anew."""
+    """Gives a dict Site -> BranchVariance that each forward pass inside the context fills anew, in forward order."""
     found: dict[Site, BranchVariance] = {}
 
     def visit(site, residual, x, f):
@@ -76,7 +76,8 @@ def in_mode(model: nn.Module, training: bool):
 
 @contextmanager
 def aside(model: nn.Module, seed: int):
-    """A forward pass without trace: training mode, no gradients, dropout drawn from `seed`; then all as before."""
+    """For a forward pass without trace: inside, training mode, no gradients, dropout drawn from `seed`; then all as
+    before, torch's generators included."""
     device = next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)

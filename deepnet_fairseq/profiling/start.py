@@ -43,7 +43,7 @@ def profile_before_training(model: nn.Module, task, source: str | None) -> None:
 
 
 def check_source(source: str | None) -> Profile | None:
-    """The profile in file `source`, None for "auto"; UserError if there is none."""
+    """The profile in file `source`, None for "auto"; UserError, with the way to one, without a source or a profile."""
     if source is None:
         raise UserError(
             "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
@@ -69,7 +69,7 @@ def first_training_batch(iterator) -> dict:
 
 
 def held_training_batch(iterator, device: torch.device, sentences: int = 32) -> dict:
-    """net_input of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
+    """net_input on `device` of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
     net_input = _net_input(iterator, _first_epoch(iterator)[-1][:sentences])
     return utils.move_to_cuda(net_input, device) if device.type == "cuda" else net_input
 

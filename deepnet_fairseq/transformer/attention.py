@@ -15,10 +15,12 @@ from .products import attend, split, to_add
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention to keys and values that the caller projects (and may cache).
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2) to projections that the caller asks for, and may
+    cache: attention(attention.project_own(x)).
 
-    dim: width C of queries and output; source_dim: width of what keys and values are made from;
-    inner: the method's module in front of out_proj, if any; bias: do the four matrices have one?
+    dim: width C of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of
+    what keys and values are made from; inner: the method's module in front of out_proj, if any; bias: do the four
+    matrices have one?
     """
 
     def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner=None, bias=True):
@@ -32,7 +34,7 @@ class Attention(nn.Module):
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
     def weights(self) -> dict[str, nn.Linear]:
-        """The branch's matrices by role."""
+        """The branch's matrices by role, see site.Weight."""
         return {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj, "out": self.out_proj}
 
     def project_own(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -54,13 +56,16 @@ class Attention(nn.Module):
         return self.out_proj(y if self.inner is None else self.inner(y))
 
     def alignment(self, packed: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
-        """The attention of the same projections, (B, T, S)."""
+        """The attention of the same projections, averaged over heads, (B, T, S); mask as in products.attend."""
         q, keys, _values = split(packed, self.num_heads)
         return attention_weights(q, keys, mask)
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q k / sqrt(d)) averaged over heads, (B, T, S): what alignments are read from, without dropout."""
+    """softmax(q k / sqrt(d)) of q (B, h, T, d) and keys (B, h, S, d), averaged over heads: (B, T, S), float32.
+
+    What alignments are read from, without dropout; mask as in products.attend.
+    """
     scores = torch.matmul(q * q.size(-1) ** -0.5, keys.transpose(2, 3)).float()
     if mask is not None:
         scores = scores + to_add(mask, scores.dtype)

@@ -19,7 +19,11 @@ from .step import LayerStep
 
 
 class Decoder(Stack, FairseqIncrementalDecoder):
-    """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention."""
+    """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention.
+
+    cfg: a filled model config; tied: is the projection the matrix of embed_tokens? B sentences (rows of hypotheses in
+    beam search), T target and S source tokens, C width, V symbols.
+    """
 
     CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 

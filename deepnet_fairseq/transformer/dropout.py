@@ -10,7 +10,10 @@ RESOLUTION = 2**16  # probabilities are multiples of 1 / RESOLUTION on a CPU; wh
 
 
 class Dropout(FairseqDropout):
-    """fairseq's dropout, with its flags and its random generator, from 16 random bits a number on a CPU."""
+    """fairseq's dropout, with its flags and torch's random generator, from 16 random bits a number on a CPU.
+
+    There p is rounded to a multiple of 2^-16; what is kept is scaled to that, so the mean is exact.
+    """
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """x of any shape -> same, each number zero with probability p and else x / (1 - p)."""

@@ -14,7 +14,7 @@ from .stack import Stack
 
 
 class Encoder(Stack, FairseqEncoder):
-    """N EncoderLayers over source tokens."""
+    """N EncoderLayers over source tokens; cfg: a filled model config. B sentences, S tokens, C width."""
 
     def __init__(self, cfg, method: Method, dictionary, embed_tokens):
         FairseqEncoder.__init__(self, dictionary)

@@ -3,6 +3,7 @@
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
 The method fills the slots when the layer is built (methods/base.py); nothing here knows which method it is.
+B sentences, T target and S source tokens, C width.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ class Slots(nn.ModuleDict):
         super().__init__({name: module for name, module in modules.items() if module is not None})
 
     def forward(self, sublayer: str, x: Tensor) -> Tensor:
+        """x (B, T, C) through the module of that branch; x itself if there is none."""
         return self[sublayer](x) if sublayer in self else x
 
 
 class Layer(nn.Module):
-    """Slots and feed-forward branch, shared by the layers of all stacks."""
+    """Slots and feed-forward branch, shared by the layers of all stacks. index: l of the papers, from 1.
+
+    Parameters outside the slots have the names of fairseq's Transformer layers. sites: sublayer -> Site.
+    """
 
     def __init__(self, shape: StackShape, method: Method, index: int):
         super().__init__()
@@ -83,18 +88,19 @@ class Layer(nn.Module):
         return *slots, getattr(self, NORM_NAMES[sublayer], None)
 
     def enter(self, sublayer: str, x: Tensor) -> Tensor:
-        """Shortcut x -> input of the branch."""
+        """Shortcut x (B, T, C) -> input of the branch, same."""
         if self.norm_place == "pre":
             x = getattr(self, NORM_NAMES[sublayer])(x)
         return self.before(sublayer, x)
 
     def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
-        """Shortcut x and output f of the branch -> output of the sublayer."""
+        """Shortcut x and output f of the branch, (B, T, C) each -> output of the sublayer, same."""
         f = self.dropout(self.outer(sublayer, f))
         x = self.residual[sublayer](x, f)
         return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place == "post" else x
 
     def feed_forward(self, x: Tensor) -> Tensor:
+        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, C) -> same."""
         h = self.fc1(self.enter("ffn", x))
         if self.hidden is not None:
             h = self.hidden(h)
@@ -105,7 +111,7 @@ class Layer(nn.Module):
 
 
 class EncoderLayer(Layer):
-    """Self-attention and feed-forward."""
+    """A layer of an encoder: self-attention and feed-forward."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, C) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
@@ -114,19 +120,20 @@ class EncoderLayer(Layer):
 
 
 class CausalLayer(Layer):
-    """Causal self-attention and feed-forward."""
+    """A layer of a decoder alone: causal self-attention and feed-forward."""
 
     def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
         """x (B, T, C) -> same; self_mask as in DecoderLayer."""
         return self.feed_forward(self.look_back(x, self_mask))
 
     def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
+        """The whole sublayer of self-attention: x (B, T, C) -> same."""
         packed = self.self_attn.project_own(self.enter("self_attn", x))
         return self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
 
 
 class DecoderLayer(CausalLayer):
-    """Causal self-attention, attention to the encoder's output, feed-forward."""
+    """A layer of a decoder with an encoder: causal self-attention, attention to the encoder's output, feed-forward."""
 
     def forward(
         self,

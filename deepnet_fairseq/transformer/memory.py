@@ -20,7 +20,7 @@ class Memory:
 
     @classmethod
     def of(cls, encoder_out: dict, rows: bool = True) -> Memory:
-        """From fairseq's dictionary. rows: one sentence a row of the decoder, instead of one for a group of beams."""
+        """From what Encoder.forward returns. rows: one sentence a row of the decoder, not one for a group of beams."""
         states = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
         padding = encoder_out["encoder_padding_mask"]
         padding = padding[0] if len(padding) and padding[0].any() else None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of several projections, one below the other."""
+    """Weights (C', C) and biases (C',) of n projections, one below the other: (n C', C), and (n C',) or None."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
     return torch.cat([linear.weight for linear in linears]), bias
 
@@ -19,7 +19,10 @@ def watched(*modules: nn.Module) -> bool:
 
 
 def project(x: Tensor, *linears: nn.Linear) -> Tensor:
-    """x (B, T, C) -> the outputs of n linears of equal shape side by side, (B, T, n C')."""
+    """x (B, T, C) -> the outputs of n linears of equal shape side by side, (B, T, n C').
+
+    Their forward hooks are called; RuntimeError for one that wants to change what it sees.
+    """
     if torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled():
         y = F.linear(x, *pack(*linears))
     else:

@@ -39,7 +39,7 @@ class Recomputation:
 
     @staticmethod
     def check(cfg) -> None:
-        """UserError, naming the flag, for what cannot be."""
+        """UserError, naming the flag, for groups of less than a layer."""
         every = getattr(cfg, "checkpoint_every", None)
         if every is not None and every < 1:
             raise UserError(f"--checkpoint-every {every}: must be at least 1 layer; drop it to keep activations")
@@ -50,7 +50,10 @@ class Recomputation:
         return [layers[start : start + self.every] for start in range(0, len(layers), self.every)]
 
     def __call__(self, part: Part, x: Tensor, history: list[Tensor]) -> Tensor:
-        """part(x, history), with nothing of it kept but x; without gradients that and no more."""
+        """part(x, history), with nothing of it kept but x; without gradients that and no more.
+
+        RuntimeError in the backward pass if the part then computes something else than it did.
+        """
         if not torch.is_grad_enabled():
             return part(x, history)
         group = _Group(part, x, list(history), self.offload and x.is_cuda)

@@ -1,4 +1,4 @@
-"""Modules that stand in the slots of the one equation, shared by several methods."""
+"""Modules that stand in the slots of the one equation, shared by several methods. B sentences, T tokens, C width."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Residual(nn.Module):
 
 
 class ConstantShortcut(Residual):
-    """alpha * x + f as one operation."""
+    """alpha * x + f, (B, T, C) each, as one operation; alpha a number that is not trained."""
 
     def __init__(self, alpha: float):
         super().__init__()
@@ -71,7 +71,7 @@ class LearnedShortcut(FullPrecision, Residual):
 
 
 class Multiply(FullPrecision):
-    """s * x with a learned number s."""
+    """s * x with a learned number s, kept in float32; x of any shape and type -> same."""
 
     def __init__(self, value: float = 1.0):
         super().__init__()
@@ -82,7 +82,7 @@ class Multiply(FullPrecision):
 
 
 class Shift(FullPrecision):
-    """x - b with a learned number b, 0 at first."""
+    """x - b with a learned number b, 0 at first, kept in float32; x of any shape and type -> same."""
 
     def __init__(self):
         super().__init__()

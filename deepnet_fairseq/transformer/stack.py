@@ -18,7 +18,7 @@ from .shape import StackShape
 
 
 class Stack(nn.Module):
-    """Mixin for fairseq's encoder and decoder shells: `build` after their __init__."""
+    """Mixin for fairseq's encoder and decoder shells: `build` after their __init__. B sentences, T tokens, C width."""
 
     def build(self, cfg, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]):
         """Makes the modules under fairseq's names and the method's constants as buffers."""
@@ -63,7 +63,10 @@ class Stack(nn.Module):
         return x
 
     def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
-        """The same, x before the layers and behind each one; more: further inputs by the layer's index."""
+        """As `transform`, but layer by layer, and gives x (B, T, C) before the first and behind each one.
+
+        more: further inputs of one layer, by its index from 0.
+        """
         history = []
         yield x
         x = self.mix(x, history)
@@ -86,7 +89,7 @@ class Stack(nn.Module):
         return y if self.mixer is None else self.mixer(y, history)
 
     def finish(self, x: Tensor) -> Tensor:
-        """The end of the stack."""
+        """The end of the stack, x (B, T, C) -> same: its LayerNorm under Pre-LN, then the method's `ending`."""
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return x if self.ending is None else self.ending(x)
@@ -98,7 +101,7 @@ class Stack(nn.Module):
             yield from layer.slots()
 
     def set_num_updates(self, num_updates: int) -> None:
-        """To the modules below that change with time."""
+        """Tells the modules below that change with time how many updates are done."""
         walk.set_num_updates(self, num_updates)
 
     def max_positions(self) -> int:

@@ -101,7 +101,10 @@ class _Branch:
 
 
 def called(module: nn.Module | None) -> Callable | None:
-    """How to call a module without the cost of nn.Module's own call; None for one that does nothing here."""
+    """How to call a module without the cost of nn.Module's own call; None for one that does nothing here.
+
+    One that hooks watch is called as ever.
+    """
     if module is None or (isinstance(module, FairseqDropout) and not _drops(module)):
         return None
     if watched(module):
