@@ -16,7 +16,9 @@ TRAINED, DIVERGED = "trained", "diverged"
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one depth: the verdict of check.json, and whether the training beside it diverged."""
+    """One method at one depth, N layers a stack: the verdict of check.json, and whether the training beside it
+    diverged.
+    """
 
     method: str
     depth: int
@@ -30,7 +32,10 @@ class Cell:
 
 
 def cells_of(folder: Path) -> list[Cell]:
-    """The finished cells below `folder`, each a recorded run (recorded_run.py) with check.json; UserError for none."""
+    """The finished cells below `folder`, each a recorded run (recorded_run.py) with check.json.
+
+    UserError if there is none, or a report is broken.
+    """
     found = [_cell(path.parent) for path in sorted(folder.glob("*/check.json")) if (path.parent / "trained").exists()]
     if not found:
         raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")

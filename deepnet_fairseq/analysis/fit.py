@@ -28,7 +28,7 @@ class Line:
 
 
 def line(x, y) -> Line:
-    """The line through points (n,), (n,); UserError with fewer than two different x."""
+    """The line through points (n,), (n,) by ordinary least squares; UserError with fewer than two different x."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     if len(set(x.tolist())) < 2:
         raise UserError(f"a line needs two depths or more, there are {len(set(x.tolist()))}; record another run")
@@ -44,7 +44,7 @@ def line(x, y) -> Line:
 
 
 def power_law(x, y) -> Line:
-    """y = 10^intercept x^slope, fitted as a line in log10 x and log10 y."""
+    """y = 10^intercept x^slope, fitted as a line in log10 x and log10 y; both must be above 0."""
     return line(np.log10(x), np.log10(y))
 
 

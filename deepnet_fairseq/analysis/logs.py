@@ -15,7 +15,11 @@ DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum los
 
 @dataclass
 class RunLog:
-    """updates[i] optimiser updates -> training losses[i], label-smoothed, in bits per token; seconds of training."""
+    """updates[i] optimiser updates -> training losses[i], label-smoothed, in bits per token.
+
+    Each loss is the mean of its logged interval; seconds: of training, all attempts together; diverged: was it stopped
+    as such, by fairseq or by this package?
+    """
 
     updates: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -23,7 +27,7 @@ class RunLog:
     diverged: bool = False
 
     def final_loss(self, last: int = 4) -> float:
-        """Mean of the last few logged intervals."""
+        """Mean of the last few logged intervals, bits per token."""
         return sum(self.losses[-last:]) / len(self.losses[-last:])
 
 

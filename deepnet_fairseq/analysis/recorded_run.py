@@ -46,6 +46,7 @@ class RecordedRun:
 
     @property
     def method(self) -> str:
+        """A name of METHODS."""
         return self.facts["method"]
 
     @property
@@ -65,6 +66,7 @@ class RecordedRun:
 
     @property
     def total_layers(self) -> int:
+        """Of encoder and decoder together."""
         return self.encoder_layers + self.decoder_layers
 
     @property
@@ -76,6 +78,7 @@ class RecordedRun:
 
     @property
     def seed(self) -> int | None:
+        """None where run.json has none."""
         return self.facts.get("seed")
 
     @property
@@ -108,7 +111,7 @@ class RecordedRun:
         return _json(path) if path.exists() else None
 
     def choice(self, key: str, choices) -> str:
-        """run.json's value of `key`, one of `choices`."""
+        """run.json's value of `key`; UserError unless it is one of `choices`."""
         value = self.facts.get(key)
         if not isinstance(value, str) or value not in choices:
             raise UserError(f"{self.folder / 'run.json'}: {key} {value!r}: must be one of {', '.join(choices)}")
@@ -116,11 +119,15 @@ class RecordedRun:
 
     @cached_property
     def log(self) -> RunLog:
+        """Of train.log; UserError if there is none, or nothing in it."""
         return read_log(self.folder / "train.log")
 
     @cached_property
     def validation(self) -> Validation:
-        """Without points if the run diverged before its first validation."""
+        """The validation losses; without points if the run diverged before its first validation.
+
+        UserError if any other run has none.
+        """
         try:
             return read_validation(self.folder / "train.log")
         except UserError:
@@ -130,6 +137,7 @@ class RecordedRun:
 
     @cached_property
     def record(self) -> Record:
+        """What the probes found, of probes.jsonl; UserError if it is missing or broken."""
         return read_record(self.folder / FILE)
 
     def probe(self, update: int, probe: str) -> dict[str, float]:
@@ -157,7 +165,10 @@ class RecordedRun:
 
     @cached_property
     def bleu(self) -> float | None:
-        """BLEU in 0..100; None if the run diverged before there was anything to score."""
+        """BLEU in 0..100; None if the run diverged before there was anything to score.
+
+        UserError if any other run has none.
+        """
         path = self.folder / "score.json"
         if self.score is None and self.diverged:
             return None
@@ -175,6 +186,7 @@ def name_of(figure: int | str) -> str:
 def folder_of(figure: int | str) -> str:
     """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
     shared = {6: "iwslt14", 8: "opus100", "normformer3": "normformer_clm", "normformer4": "normformer_clm"}
+    shared["depth"] = "quickstart"
     return shared.get(figure, name_of(figure))
 
 
@@ -201,8 +213,11 @@ def _recorded(folder: Path, figure: int | str) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Folders with a run.json; the scripts add an empty file `trained` when the run is over."""
-    return sorted(path.parent for path in folder.glob("*/run.json"))
+    """Folders with a run.json; the scripts add an empty file `trained` when the run is over.
+
+    The quickstart's lie one deeper, in a folder of their depth, length and seed.
+    """
+    return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern))
 
 
 def _json(path: Path) -> dict:

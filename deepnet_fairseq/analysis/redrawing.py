@@ -14,7 +14,10 @@ Figure = int | str  # a number of the DeepNet paper, or a name
 
 
 def chosen(runs: Path, only: str | None) -> list[Figure]:
-    """The figures asked for by "4,5,normformer4", or all that have a folder below `runs`."""
+    """The figures asked for by "4,5,normformer4", or all that have a folder below `runs`.
+
+    UserError for a figure that is none, and where there is no folder.
+    """
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
@@ -34,7 +37,10 @@ def _figure(word: str) -> Figure:
 
 
 def redraw(runs: Path, figure: Figure, out: Path) -> str:
-    """Writes the figure's PNG in `out` and, with the summary it returns, the text of the same name."""
+    """Writes the figure's PNG in `out` and, with the summary it returns, the text of the same name.
+
+    UserError if none of its runs is finished, or one lacks what the figure needs.
+    """
     recorded, left_out, name = runs_of(runs, figure), unfinished(runs, figure), name_of(figure)
     out.mkdir(parents=True, exist_ok=True)
     text = EVERY[figure](recorded, out / f"{name}.png")

@@ -17,6 +17,7 @@ class Style:
     marker: str
 
     def called(self, label: str) -> Style:
+        """The same look under another name."""
         return replace(self, label=label)
 
 
@@ -42,7 +43,7 @@ MARKERS = "osD^v<"
 
 
 def style_of(method: str) -> Style:
-    """A method added later is grey until it gets a line above."""
+    """How a method looks; one added later is grey until it gets a line above."""
     return STYLES.get(method, Style(method, PLAIN, "P"))
 
 

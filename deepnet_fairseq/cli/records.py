@@ -20,6 +20,7 @@ def record(args) -> None:
 
 
 def add(command) -> None:
+    """Registers `deepnet record` and its flags; command: as parser() gives it."""
     sub = command("record", record)
     sub.add_argument("runs", metavar="RUNS", help="folder with runs at any depth, each with run.json")
     sub.add_argument("dest", metavar="DEST", help="folder for the records, as results/runs")

@@ -1,6 +1,8 @@
 """One file a figure of a paper; a figure's file offers draw(runs, path) -> summary.
 
-figureN is Figure N of the DeepNet paper and goes by its number, the others go by their name.
+figureN is Figure N of the DeepNet paper and goes by its number, the others go by their name. draw writes a PNG to path;
+the summary is text, with what was measured beside what was read off the paper. It raises UserError, naming the run,
+where one lacks what the figure needs.
 """
 
 import importlib

@@ -21,7 +21,7 @@ def probed(runs: list[RecordedRun], probe: str) -> list[RecordedRun]:
 
 
 def must_be_probed(runs: list[RecordedRun], probe: str, what: str) -> list[RecordedRun]:
-    """The same; UserError, calling the runs `what`, if there is none."""
+    """The same; UserError, calling the runs `what`, if there is none with this probe."""
     if found := probed(runs, probe):
         return found
     raise UserError(f"{runs[0].folder.parent}: no {what} with {probe}; record one with --deepnet-probe {probe}")

@@ -24,7 +24,7 @@ PAPER_WIDTH = 512
 
 
 def update_curve(run: RecordedRun) -> tuple[list[int], list[float]]:
-    """Updates, and ||F(x, theta_i) - F(x, theta_0)|| of the decoder after them."""
+    """Updates, and ||F(x, theta_i) - F(x, theta_0)|| of the decoder after them; UserError if it was not recorded."""
     updates, values = run.record.series("model_update", "decoder")
     if not updates:
         raise UserError(f"{run.folder / 'probes.jsonl'}: has no model_update; record it again with that probe")
@@ -32,7 +32,10 @@ def update_curve(run: RecordedRun) -> tuple[list[int], list[float]]:
 
 
 def norm_curve(run: RecordedRun, sublayer: str) -> tuple[list[int], list[float]]:
-    """Updates, and the norm that the LayerNorms of all such branches of both stacks read, their mean."""
+    """Updates, and the norm that the LayerNorms of all such branches of both stacks read, their mean.
+
+    sublayer: "ffn", "self_attn" or "encoder_attn". UserError if it was not recorded.
+    """
     site = re.compile(rf"(encoder|decoder)\.\d+\.{sublayer}")
     found = {}
     for update in run.record.updates():
@@ -46,7 +49,7 @@ def norm_curve(run: RecordedRun, sublayer: str) -> tuple[list[int], list[float]]
 
 
 def gradients(run: RecordedRun) -> tuple[int, dict[int, float]]:
-    """The last update with gradient norms, and decoder layer, from 1 -> norm."""
+    """The last update with gradient norms, and decoder layer, from 1 -> norm; UserError if there is none."""
     updates = [u for u in run.record.updates() if run.record.rows[u].get("gradient_norm")]
     if not updates:
         raise UserError(f"{run.folder / 'probes.jsonl'}: has no gradient_norm; record it again with that probe")

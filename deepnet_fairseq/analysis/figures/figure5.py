@@ -24,12 +24,12 @@ ASKED = (50, 100)  # layers where the methods are compared
 
 
 def update_of(run: RecordedRun) -> float:
-    """||F(x, theta_U) - F(x, theta_0)|| of the decoder, U from run.json."""
+    """||F(x, theta_U) - F(x, theta_0)|| of the decoder, U from run.json; NaN if the probe left the decoder out."""
     return run.probe(early(run), "model_update").get("decoder", np.nan)
 
 
 def early(run: RecordedRun) -> int:
-    """U, the number of updates after which the paper's figure is taken."""
+    """U, the number of updates after which the paper's figure is taken; UserError if run.json names none."""
     update = run.facts.get("update")
     if not isinstance(update, int) or update < 1:
         raise UserError(f"{run.folder / 'run.json'}: update {update!r}: must be a number of updates, 1 or more")

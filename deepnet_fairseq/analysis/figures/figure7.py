@@ -18,7 +18,7 @@ PANELS = {"lr": "(a) learning rate", "batch": "(b) batches per update", "size": 
 
 
 def setting(run: RecordedRun) -> str:
-    """run.json's "value", which begins with a number."""
+    """run.json's "value", which begins with a number; UserError if it does not."""
     value = str(run.facts.get("value", ""))
     if not re.match(r"\d", value):
         raise UserError(f"{run.folder / 'run.json'}: value {value!r}: must be a setting such as 5e-4 or 512-2048-8")

@@ -23,7 +23,8 @@ Names = dict[str, Style]  # in the order of the legend
 class Sheet:
     """Panels in rows; every curve enters a legend below its panel, or below all panels where `shared`.
 
-    paper: setting of the paper's points, for the legend. size: width and height of a panel in inches.
+    Panels go by their number from 0, row by row. paper: setting of the paper's points, for the legend. size: width and
+    height of a panel in inches.
     """
 
     def __init__(self, columns: int, rows: int, paper: str, size: tuple[float, float] = (4.0, 3.2), shared=True):
@@ -73,7 +74,7 @@ class Sheet:
         return axes
 
     def save(self, path: Path) -> None:
-        """Writes the PNG; the same points give the same bytes."""
+        """Writes the PNG, whole; the same points give the same bytes."""
         for axes in self.from_zero:
             axes.set_xlim(left=0)
         below = [Line2D([], [], color=PLAIN, label=kind, **self.kinds[kind]) for kind in sorted(self.kinds)]

@@ -31,7 +31,7 @@ def summary(figure: int, title: str, tables: Iterable[list[list[str]]], missing:
 
 
 def page(heading: str, tables: Iterable[list[list[str]]], missing: Iterable[str], source: str) -> str:
-    """The same for any paper's figure."""
+    """The same for any paper's figure; source: where its published numbers are from."""
     parts = [heading, *(render(rows) for rows in tables if len(rows) > 1)]
     gaps = list(missing)
     if gaps:

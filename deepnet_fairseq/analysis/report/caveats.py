@@ -33,6 +33,7 @@ def caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
 
 
 def is_miniature(entry: Entry) -> bool:
+    """Was it trained on generated data, in a few updates? The scripts write "smoke" into its run.json."""
     return entry.run.facts.get("smoke") is True
 
 

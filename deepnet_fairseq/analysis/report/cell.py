@@ -11,7 +11,10 @@ from .standing import Standing, State
 
 @dataclass(frozen=True)
 class Cell:
-    """outcomes: a run's standing, with its value if it has one. published: number, "diverged", or None: not given."""
+    """One measured number, beside the published one, both in the metric's unit.
+
+    outcomes: a run's standing, with its value if it has one. published: number, "diverged", or None: not given.
+    """
 
     outcomes: tuple[tuple[Standing, float | None], ...]
     published: float | str | None = None
@@ -19,15 +22,17 @@ class Cell:
 
     @property
     def values(self) -> list[float]:
+        """Those of the runs that have one, a seed each."""
         return [value for _, value in self.outcomes if value is not None]
 
     @property
     def mean(self) -> float | None:
+        """Over the seeds; None without values."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def sd(self) -> float | None:
-        """Of the sample; None for one value."""
+        """Standard deviation of the sample (n - 1); None for one value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -45,6 +50,8 @@ class Cell:
 
     @property
     def state(self) -> State:
+        """SCORED if any run is; else the first of running, in part, not scored and diverged that one is; else NOT_RUN.
+        """
         if self.values:
             return State.SCORED
         states = [standing.state for standing in self.without_value]

@@ -19,7 +19,11 @@ from .tables import TABLES
 
 @dataclass
 class Report:
-    """entries: in the order of the results they belong to. environments: letter -> what runs were trained with."""
+    """A table with its runs, from which every format is made.
+
+    runs: the folder RUNS. entries: in the order of the results they belong to. environments: letter -> what runs were
+    trained with. miniature: is any run one? baseline: the method compared with, "" for none.
+    """
 
     table: Table
     runs: Path
@@ -31,10 +35,12 @@ class Report:
 
     @property
     def entries(self) -> list[Entry]:
+        """All runs, those of one result together."""
         return [entry for result in self.results for entry in result.entries]
 
 
 def find_table(name: str) -> Table:
+    """The table that `deepnet report --table` calls so; UserError, with the list of them, if there is none."""
     if name not in TABLES:
         raise UserError(f"--table {name}: no such table; choose one of {', '.join(TABLES)}")
     return TABLES[name]

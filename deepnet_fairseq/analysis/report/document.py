@@ -21,7 +21,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Grid:
-    """name: short, for addresses within a page. The first column says what a row is."""
+    """A table of cells. name: short, for addresses within a page. The first column says what a row is."""
 
     name: str
     title: str

@@ -32,6 +32,7 @@ class Entry:
 
     @cached_property
     def standing(self) -> Standing:
+        """How far the run has come."""
         return Standing.of(self.run)
 
     @cached_property
@@ -45,18 +46,22 @@ class Entry:
 
     @cached_property
     def updates(self) -> int | None:
+        """The last update that its log names; None before the first."""
         return updates(self.run)
 
     @cached_property
     def wall_hours(self) -> float | None:
+        """Hours of training, all attempts together; None if the log does not tell."""
         return training_hours(self.run.folder / "train.log")
 
     @property
     def cost(self) -> tuple[float, str] | None:
+        """Hours, and "GPU" or "CPU"; None if they are not recorded."""
         return cost(self.run, self.wall_hours)
 
     @cached_property
     def parameters(self) -> int | None:
+        """Of its model; None if neither run.json nor the log says it."""
         return parameters(self.run)
 
 

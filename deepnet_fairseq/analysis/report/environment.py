@@ -40,6 +40,7 @@ class Environments:
         self._known: dict[str, str] = {}
 
     def letter(self, run: RecordedRun) -> str:
+        """That of the run's environment: a new one if no run before had the same."""
         environment = environment_of(run)
         key = json.dumps(environment, sort_keys=True)
         if key not in self._known:

@@ -23,4 +23,5 @@ def element(tag: str, /, *children: str, **attributes: str | bool | None) -> Htm
 
 
 def joined(*children: str) -> Html:
+    """One after another, what is no markup yet escaped."""
     return Html("".join(child if isinstance(child, Html) else escape(child, quote=False) for child in children))

@@ -11,6 +11,7 @@ MISSING = Text(DASH, "absent")
 
 
 def number(value: float | None, digits: int) -> str:
+    """With so many decimals."""
     return DASH if value is None else f"{value:.{digits}f}"
 
 
@@ -20,6 +21,7 @@ def change(value: float | None, digits: int) -> str:
 
 
 def whole_number(value: int | None) -> str:
+    """Without thousands' separators."""
     return DASH if value is None else f"{value}"
 
 
@@ -34,7 +36,7 @@ def size(parameters: int | None) -> str:
 
 
 def hours(cost: tuple[float, str] | None) -> str:
-    """Three significant digits at most: 0.042 GPU-hours, 1250 GPU-hours."""
+    """With at most three decimals: 0.042 GPU-hours, 1250 GPU-hours."""
     if cost is None:
         return DASH
     value, unit = cost

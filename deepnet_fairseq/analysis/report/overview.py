@@ -90,6 +90,7 @@ def further_metrics(report: Report) -> dict[str, str]:
 
 
 def name_header(table: Table) -> list[str]:
+    """Heads of the columns that say what a row is."""
     return ["model", *table.others, *["layers"] * (DEPTH[1] in table.keys), *[table.tuned] * bool(table.tuned)]
 
 
@@ -103,4 +104,5 @@ def names(result: Result) -> list[Text]:
 
 
 def parameters(result: Result) -> Text:
+    """Measured, as papers give it, with the published number."""
     return Text(size(result.parameters), "number", result.row.parameters)

@@ -15,7 +15,10 @@ from .table import DEPTH, Column, Row, Table
 
 @dataclass
 class Result:
-    """One row: `row` of the paper or, without published numbers, of runs that the paper does not have."""
+    """One row: `row` of the paper or, without published numbers, of runs that the paper does not have.
+
+    entries: its runs, which differ in their seed and, in a tuned table, in what was searched over.
+    """
 
     table: Table
     row: Row
@@ -29,6 +32,7 @@ class Result:
 
     @property
     def label(self) -> str:
+        """The system as the paper names it, else the method's name in figures and tables."""
         return self.row.label or style_of(self.method).label
 
     @property
@@ -93,6 +97,7 @@ class Result:
 
     @property
     def parameters(self) -> int | None:
+        """Of the first of its runs that tells; None if none does."""
         return next((entry.parameters for entry in self.entries if entry.parameters), None)
 
     @property

@@ -10,6 +10,8 @@ from ..recorded_run import RecordedRun
 
 
 class State(StrEnum):
+    """What a cell says of a run without a number; SCORED has one."""
+
     SCORED = "scored"
     UNSCORED = "not scored"
     IN_PART = "scored in part"
@@ -20,7 +22,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Standing:
-    """update: at which it diverged, or up to which it has come."""
+    """How far a run has come. update: at which it diverged, or up to which it has come."""
 
     state: State
     update: int | None = None

@@ -11,15 +11,18 @@ DEPTH = ("method", "encoder_layers", "decoder_layers")
 
 @dataclass(frozen=True)
 class Paper:
+    """Authors, year and title; where it is to be read."""
+
     citation: str
     url: str
 
 
 @dataclass(frozen=True)
 class Metric:
-    """kind: that of the published numbers, as score.json names it; "" if each column has its own.
+    """What a table's numbers are.
 
-    digits: decimals of measured values.
+    kind: that of the published numbers, as score.json names it (tokenised, sacrebleu, spbleu); "" if each column has
+    its own. digits: decimals of measured values.
     """
 
     name: str
@@ -30,14 +33,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Column:
-    """path: the keys that lead to the value in score.json."""
+    """A number of each row. key: in Row.published; name: in the head; path: the keys that lead to it in score.json."""
 
     key: str
     name: str
     path: tuple[str, ...]
 
     def read(self, score: Mapping) -> float | None:
-        """The value; None where the score has none."""
+        """The value, from the content of score.json; None where that has none."""
         value = score
         for key in self.path:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -47,9 +50,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """facts: what run.json of its runs holds under the table's keys; empty for a system that is not trained here.
+    """A system of the paper.
 
-    published: key of a column -> number or DIVERGED. label, layers: only for a system that is not trained here.
+    facts: what run.json of its runs holds under the table's keys; empty for a system that is not trained here.
+    published: key of a column -> number or DIVERGED. parameters: as the paper prints them. label, layers: only for a
+    system that is not trained here.
     """
 
     facts: Mapping[str, str | int]
@@ -61,12 +66,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """folders: where below RUNS its runs lie; script: what records them; place: where in the paper the numbers stand.
+    """A table of a paper, or the numbers of a figure; each module of tables/ offers one, its published numbers cited.
 
-    keys: of run.json, by which its rows differ; runs that differ in others alone, as in the seed, share a row.
-    grid: print it as methods by depths, for tables of one column. baseline: the method whose run at the same depth the
-    others are compared with. figure: of the DeepNet paper, drawn from the same runs. tuned: a key of run.json that was
-    searched over: the row's numbers are of the value whose runs have the best mean in the first column.
+    name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; place: where
+    in the paper the numbers stand. keys: of run.json, by which its rows differ; runs that differ in others alone, as in
+    the seed, share a row. grid: print it as methods by depths, for tables of one column. baseline: the method whose run
+    at the same depth the others are compared with. figure: of the DeepNet paper, drawn from the same runs. tuned: a key
+    of run.json that was searched over: the row's numbers are of the value whose runs have the best mean in the first
+    column. notes: a paragraph each, below the table.
     """
 
     name: str
@@ -102,12 +109,12 @@ PERPLEXITIES = tuple(Column(subset, subset, ("sets", subset, "perplexity")) for 
 
 
 def model(method: str, encoder_layers: int, decoder_layers: int, **facts) -> dict:
-    """Facts of a row."""
+    """Facts of a row: DEPTH, and further keys of run.json."""
     return {"method": method, "encoder_layers": encoder_layers, "decoder_layers": decoder_layers} | facts
 
 
 def by_depth(published: Mapping[str, tuple], layers: tuple[int, ...]) -> tuple[Row, ...]:
-    """Rows of a grid of N-N models. published: method -> a value for each N in layers."""
+    """Rows of a grid of N-N models. published: method -> BLEU (or DIVERGED) for each N in layers."""
     return tuple(
         Row(model(method, n, n), {"bleu": value})
         for method, values in published.items()

@@ -1,4 +1,8 @@
-"""Scores of what fairseq-generate printed, and whether two systems differ."""
+"""Scores of what fairseq-generate printed, and whether two systems differ.
+
+score() makes the content of score.json, significance() compares systems; all BLEU, chrF and perplexity are computed
+here, by sacreBLEU or from fairseq's logs.
+"""
 
 from .generated import hypotheses
 from .metrics import bleu

@@ -33,6 +33,7 @@ class Corpus:
         return self.detokenise or self.pieces == "subword_nmt"
 
     def tokenizer(self, language: str) -> str:
+        """Name of sacreBLEU's tokenizer for a target language's code; 13a if the corpus does not say."""
         return self.tokenize.get(language, self.tokenize.get("*", DEFAULT_TOKENIZER))
 
     def reference(self, subset: str, direction: str) -> Path | None:
@@ -71,7 +72,11 @@ class Corpus:
 
 
 def read_corpus(data: str | Path | None) -> Corpus:
-    """data: the binarised data as fairseq takes it, DEST/bin, a shard in it, or several joined with colons."""
+    """What lies over the binarised data; a Corpus of defaults without data or recipe.json.
+
+    data: as fairseq takes it, DEST/bin, a shard in it, or several joined with colons. UserError if there is no such
+    folder, or recipe.json is damaged.
+    """
     if data is None:
         return Corpus()
     binarised = Path(os.path.abspath(str(data).split(":")[0]))

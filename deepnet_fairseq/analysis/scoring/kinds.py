@@ -27,4 +27,5 @@ class PaperKinds:
                 self.default = kind
 
     def of(self, subset: str) -> str:
+        """The kind of the paper's BLEU on a test set."""
         return self.named.get(subset, self.default)

@@ -14,7 +14,10 @@ RESAMPLES = 1000
 
 
 def bleu(generated: Path, reference: Path) -> tuple[float, str]:
-    """BLEU in 0..100 and sacreBLEU's signature, against the lines of a file."""
+    """BLEU in 0..100 and sacreBLEU's signature, against the lines of a file, with tokenizer 13a.
+
+    generated: what fairseq-generate printed. UserError unless there are as many lines as translations.
+    """
     output, metric = read_generated(generated), bleu_metric("13a")
     score = metric.corpus_score(output.translations, [read_references(reference, output)])
     return score.score, str(metric.get_signature())

@@ -21,7 +21,10 @@ class Output:
 
 
 def find_outputs(path: Path) -> list[Output]:
-    """path: a file, a run's folder, or a folder of SRC-TGT.txt (subset "test") or SUBSET/SRC-TGT.txt."""
+    """path: a file, a run's folder, or a folder of SRC-TGT.txt (subset "test") or SUBSET/SRC-TGT.txt.
+
+    UserError for a folder that holds neither; a file is not looked for yet.
+    """
     if not path.is_dir():
         return [_named(path)]
     if (path / "generated.txt").is_file():
@@ -37,6 +40,7 @@ def find_outputs(path: Path) -> list[Output]:
 
 
 def is_multilingual(outputs: list[Output]) -> bool:
+    """Are they of directions, each with scores of its own? A bilingual run has one output."""
     return len(outputs) > 1 or outputs[0].subset is not None
 
 

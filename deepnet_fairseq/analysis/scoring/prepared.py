@@ -40,6 +40,7 @@ class Prepared:
 
     @property
     def tokenizer(self) -> str:
+        """Name of sacreBLEU's tokenizer for the target language."""
         return self.corpus.tokenizer(self.target)
 
 
