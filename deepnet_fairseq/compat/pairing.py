@@ -51,7 +51,7 @@ def check(arch: str | None, task: str | None, criterion: str | None) -> None:
 
 
 def check_criterion(task: str | None, criterion: str | None) -> None:
-    """The second half of `check`, for programs that name no architecture."""
+    """The second half of `check`, with its UserError, for programs that name no architecture."""
     if task not in TASKS:
         return
     losses = TASKS[task][1]

@@ -27,7 +27,8 @@ def binarise(
 
     langs: source and target; prefixes: "train", "valid" and "test" -> P of the files P.LANG; fairseq calls several of
     them test, test1, ... Returns {"types": of the dictionary with its special symbols, "text": {subset: {lang:
-    {"sentences", "pieces", "unknown": per cent}}}}.
+    {"sentences", "pieces", "unknown": per cent}}}}. RuntimeError with the last that fairseq-preprocess said if it
+    fails.
     """
     flags = ["--joined-dictionary", "--source-lang", langs[0], "--target-lang", langs[1]]
     subsets, said = _preprocess(flags, prefixes, dest, workers, dictionary)

@@ -29,7 +29,7 @@ class Steps:
         settings: what the step depends on beside the steps before it, as JSON can hold it. The step is skipped when it
         was done with these settings, after the same steps, and its outputs still have the sizes and times they had;
         otherwise the outputs are removed first (with `keep` make deals with them), and the steps after this one are
-        done again, too.
+        done again, too. RuntimeError if make() leaves an output out.
         """
         record = self.folder / "steps" / f"{name}.json"
         asked = _digest([name, settings, self.previous])

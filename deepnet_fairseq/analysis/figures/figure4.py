@@ -68,7 +68,10 @@ OVER_UPDATES = (  # title, y axis, what is measured, the paper's
 
 
 def draw(runs: list[RecordedRun], path: Path) -> str:
-    """runs: one for each "series" of SERIES, probed at every update."""
+    """runs: one for each "series" of SERIES, probed at every update.
+
+    UserError for two runs of a series, and for runs of several widths.
+    """
     found: dict[str, RecordedRun] = {}
     for run in runs:
         other = found.setdefault(run.choice("series", SERIES), run)

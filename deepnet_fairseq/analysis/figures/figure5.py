@@ -37,7 +37,7 @@ def early(run: RecordedRun) -> int:
 
 
 def draw(runs: list[RecordedRun], path: Path) -> str:
-    """runs: both methods at several depths, "update": U, probed at update U."""
+    """runs: both methods at several depths, "update": U, probed at update U; UserError if U is not the same for all."""
     for run in runs:
         run.choice("method", METHODS)
         if early(run) != early(runs[0]):

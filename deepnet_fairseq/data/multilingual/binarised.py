@@ -25,8 +25,9 @@ def binarise(
 ) -> dict[str, int]:
     """Writes what fairseq-preprocess would, without segmented text in between.
 
-    prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard
-    i modulo their number. Returns how many sentences there were, and pieces on either side.
+    prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard i
+    modulo their number. Returns how many sentences there were, and pieces on either side, as {"sentences", "source",
+    "target"}. UserError for fewer sentences than shards.
     """
     counts = {"sentences": 0, "source": 0, "target": 0}
     pairs = iter(pairs)

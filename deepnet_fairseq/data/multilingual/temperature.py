@@ -9,7 +9,10 @@ from ...errors import UserError
 
 
 def shares(sizes: dict[str, int], temperature: float) -> dict[str, float]:
-    """p_l proportional to (n_l / sum of n) ** (1 / T), as in Arivazhagan et al. (2019); T = 1 keeps the proportions."""
+    """p_l proportional to (n_l / sum of n) ** (1 / T), as in Arivazhagan et al. (2019); T = 1 keeps the proportions.
+
+    sizes: language -> sentences; the shares sum to 1. UserError unless the temperature T is above 0.
+    """
     if not temperature > 0:
         raise UserError(f"--temperature {temperature}: must be above 0; 1 keeps the proportions, M2M-100 took 5")
     total = sum(sizes.values())

@@ -124,7 +124,10 @@ class Recipe(ABC):
         self.tools(options)
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Downloads what is missing; name -> {"sha256", "size", "url"}."""
+        """Downloads what is missing; name -> {"sha256", "size" in bytes, "url"}.
+
+        UserError if no address gives a file, or it is another than was published.
+        """
         files = self.files(options)
         paths = [options.downloads / file.name for file in files]
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}

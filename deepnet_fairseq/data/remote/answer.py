@@ -74,7 +74,10 @@ def asked_to_wait(response: requests.Response) -> float:
 
 
 def extent(response: requests.Response) -> tuple[int, int | None]:
-    """(first, total): which byte of the file the body starts with, and how many the file has, None if untold."""
+    """(first, total): which byte of the file the body starts with, and how many the file has, None if untold.
+
+    Unavailable if the server's Content-Range makes no sense.
+    """
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else None

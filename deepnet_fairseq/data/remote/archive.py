@@ -51,7 +51,10 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool] | None = Non
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
-    """The lines of one member of an archive, without their "\\n", unpacked only as they are read (UTF-8)."""
+    """The lines of one member of an archive, without their "\\n", unpacked only as they are read (UTF-8).
+
+    UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
+    """
     archive = Path(archive)
     with members_of(archive) as (members, _):
         for each in members:
