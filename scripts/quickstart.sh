@@ -74,6 +74,10 @@ while read -r -u 3 _ method more; do  # "--method NAME" and what else its traini
     if [ ! -f "$run/trained" ]; then
         step "training $depth-$depth $method, $updates updates"
         [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
+        [ -f "$run/environment.json" ] || deepnet environment --gpus 0 >"$run/environment.json"
+        echo "{\"method\": \"$method\", \"encoder_layers\": $depth, \"decoder_layers\": $depth, \"seed\": $seed," \
+            "\"experiment\": \"quickstart\"}" >"$run/run.json"
+        echo "scripts/quickstart.sh --methods $method --depth $depth --updates $updates --seed $seed" >"$run/command"
         # shellcheck disable=SC2086
         if ! train "$run" --method "$method" $more; then
             grep -q "error: diverged at update" "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from PIL import Image
+
 from ..errors import UserError
 from ..whole_file import whole
 from .figures import FIGURES, OTHERS
@@ -36,16 +38,27 @@ def _figure(word: str) -> Figure:
     return figure
 
 
-def redraw(runs: Path, figure: Figure, out: Path) -> str:
+def redraw(runs: Path, figure: Figure, out: Path, colours: int | None = None) -> str:
     """Writes the figure's PNG in `out` and, with the summary it returns, the text of the same name.
 
-    UserError if none of its runs is finished, or one lacks what the figure needs.
+    colours: that the picture is reduced to, 2 to 256; None leaves it as it was drawn. UserError if none of its runs is
+    finished, or one lacks what the figure needs.
     """
+    if colours is not None and not 2 <= colours <= 256:
+        raise UserError(f"--colours {colours}: must be 2 to 256")
     recorded, left_out, name = runs_of(runs, figure), unfinished(runs, figure), name_of(figure)
     out.mkdir(parents=True, exist_ok=True)
     text = EVERY[figure](recorded, out / f"{name}.png")
+    if colours:
+        _reduce(out / f"{name}.png", colours)
     if left_out:
         text += f"\nnot finished, left out: {', '.join(left_out)}\n"
     with whole(out / f"{name}.txt") as part:
         part.write_text(text, encoding="utf-8")
     return text
+
+
+def _reduce(path: Path, colours: int) -> None:
+    """To the colours that occur most: lines and letters on white lose little, the file half its size or more."""
+    with Image.open(path) as picture, whole(path) as part:
+        picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(part, format="png", optimize=True)

@@ -8,14 +8,15 @@ from pathlib import Path
 def figures(args) -> None:
     """Figures 3-8 of the DeepNet paper, and 3 and 4 of NormFormer's, measured beside published, from recorded runs.
 
-    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt.
+    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. `depth` draws
+    the losses of the quickstart's runs, RUNS/quickstart.
     """
     from ..analysis.redrawing import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs
     for figure in chosen(runs, args.only):
-        print(redraw(runs, figure, out))
+        print(redraw(runs, figure, out, args.colours))
 
 
 def add(command) -> None:
@@ -24,3 +25,4 @@ def add(command) -> None:
     sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
     sub.add_argument("--only", metavar="N,N", help="figures to draw, as 4,5,normformer4; without it all that have runs")
     sub.add_argument("--out", metavar="DIR", help="folder to write to, made if it is not there; default RUNS")
+    sub.add_argument("--colours", type=int, metavar="N", help="reduce the pictures to N colours, for smaller files")
