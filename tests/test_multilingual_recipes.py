@@ -82,6 +82,20 @@ def test_opus100_plan(tmp_path, capsys):
     assert not (tmp_path / "dest").exists()
 
 
+def test_m2m102_plan_with_further_test_sets(tmp_path, capsys):
+    """--from adds test sets: the archives are fetched all the same. Text of one's own needs none."""
+    (tmp_path / "text" / "de-en").mkdir(parents=True)
+    for lang in ("de", "en"):
+        (tmp_path / "text" / "de-en" / f"train.{lang}").write_text("ja\n")
+    found = {}
+    for recipe in ("m2m102", "multilingual"):
+        main(["prepare", recipe, str(tmp_path / "d"), "--plan", "--pairs", "de-en", "--from", str(tmp_path / "text")])
+        found[recipe] = capsys.readouterr().out
+    for address in ("OPUS-CCMatrix/v1/moses/de-en.txt.zip", "flores101_dataset.tar.gz"):
+        assert address in found["m2m102"] and address not in found["multilingual"]
+    assert "files:" not in found["multilingual"] and "expected:" not in found["m2m102"]
+
+
 def test_opus100_is_what_its_archives_hold(opus):
     for pair in ("de-en", "en-fr", "en-ru"):
         archive = opus / "downloads" / "miniature" / f"opus-100-corpus-{pair}-v1.0.tar.gz"

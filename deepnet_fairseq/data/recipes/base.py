@@ -78,6 +78,10 @@ class Recipe(ABC):
         the text in Moses tokens?), "lowercase", "counts" and more.
         """
 
+    def downloads(self, options: Options) -> tuple[RemoteFile, ...]:
+        """Those of its files that build() fetches: none where --from gives the text."""
+        return () if options.text is not None else self.files(options)
+
     def needs(self, options: Options) -> int:
         """Bytes that downloads and all steps need together; 0 where nobody knows beforehand."""
         return self.space
@@ -172,16 +176,17 @@ class Recipe(ABC):
         self.check(options)
         size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
-        if options.text is None:
-            lines += ["files:"]
-            for file in self.files(options):
-                size = f"{file.size:,} bytes" if file.size else "size not known"
-                checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
-                lines += [f"  {file.name}, {size}, {checksum}"]
-                lines += [f"    {url}" for url in file.urls]
+        files = self.downloads(options)
+        lines += ["files:"] * bool(files)
+        for file in files:
+            size = f"{file.size:,} bytes" if file.size else "size not known"
+            checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
+            lines += [f"  {file.name}, {size}, {checksum}"]
+            lines += [f"    {url}" for url in file.urls]
         lines += ["steps:", *(f"  {number}. {step}" for number, step in enumerate(self.outline(options), 1))]
         lines += ["tools:", *(f"  {tool} {number}" for tool, number in self.tools(options).items())]
-        lines += ["expected:", *(f"  {what}: {count:,}" for what, count in self.expected.items())]
+        lines += ["expected:"] * bool(self.expected)
+        lines += [f"  {what}: {count:,}" for what, count in self.expected.items()]
         return "\n".join(lines)
 
 

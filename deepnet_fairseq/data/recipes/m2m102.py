@@ -40,6 +40,10 @@ class M2m102(MultilingualRecipe):
             *(archive_of(corpus, pair) for pair in self.pairs(options) for corpus in VERSIONS),
         )
 
+    def downloads(self, options: Options) -> tuple[RemoteFile, ...]:
+        """All: --from adds test sets to them."""
+        return self.files(options)
+
     def outline(self, options: Options) -> tuple[str, ...]:
         return (
             "unpack Flores-101 (valid: its dev, flores: its devtest) and the zero-shot test sets of OPUS-100 (opus)",
