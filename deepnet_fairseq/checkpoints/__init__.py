@@ -7,7 +7,7 @@ exactly; signals.py and training.py stop it. docs/checkpoints.md.
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq's saving, loading and training loop; may be called again."""
     from . import data_order, half_precision, remembered, saving, signals, training
 
     data_order.install()

@@ -25,7 +25,10 @@ OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
 
 
 def last(folder: Path, k: int) -> list[Path]:
-    """The last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates."""
+    """The last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
+
+    UserError, naming the folder, if there are not as many of either.
+    """
     for pattern in (EPOCH, UPDATE):
         numbered = [(int(m.group(1)), p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
         if len(numbered) >= k:
@@ -34,7 +37,10 @@ def last(folder: Path, k: int) -> list[Path]:
 
 
 def best(folder: Path, k: int) -> list[Path]:
-    """The k checkpoints with the best validation score, best first, by the run's own --best-checkpoint-metric."""
+    """The k checkpoints with the best validation score, best first, by the run's own --best-checkpoint-metric.
+
+    Reads every checkpoint of the folder. UserError if fewer than k have a finite score, or one is another model's.
+    """
     scored: dict[int, tuple[float, Path]] = {}  # updates -> ...; the best ones are saved under two names
     maximize = False
     for path in sorted(folder.iterdir()):
@@ -56,8 +62,9 @@ def best(folder: Path, k: int) -> list[Path]:
 def average(paths: list[Path], out: Path) -> None:
     """Writes the mean of the parameters with the first checkpoint's config, without optimiser state.
 
+    Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
     Accumulated in float64, one checkpoint in memory at a time beside the sum. UserError for checkpoints of different
-    runs, for one that does not exist, and for parameters that are no numbers.
+    runs, for one that does not exist, and for parameters that are no numbers; then nothing is written.
     """
     first, total = None, {}
     for path in paths:

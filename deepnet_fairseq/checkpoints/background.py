@@ -15,7 +15,7 @@ _thread: threading.Thread | None = None
 
 
 def do(job: Job) -> None:
-    """Now, or, while a save is being put together for the background, when its turn comes."""
+    """Does `job` now, or, while a save is being put together for the background, when its turn comes."""
     if _held is None or threading.current_thread() is not threading.main_thread():
         job()
     else:
@@ -47,7 +47,7 @@ def start(jobs: list[Job], failed: Callable[[Exception], None]) -> None:
 
 
 def wait() -> None:
-    """Until everything is written."""
+    """Returns when everything is written."""
     global _thread
     if _thread is not None:
         _thread.join()

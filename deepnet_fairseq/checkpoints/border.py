@@ -26,14 +26,19 @@ class Place:
     state: dict
 
     def end_of_epoch(self) -> bool:
+        """Was the epoch's last batch trained on?"""
         return self.ended
 
     def state_dict(self) -> dict:
+        """What a checkpoint holds of the iterator."""
         return self.state
 
 
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
-    """Does what is left. Returns fairseq's answer to an epoch: validation losses, and is the training over?"""
+    """Does what is left of the update and the epoch that `extra_state`, a checkpoint's, was saved after.
+
+    Returns fairseq's answer to an epoch: validation losses, and is the training over?
+    """
     ours, state = extra_state.get(remembered.KEY) or {}, extra_state["train_iterator"]
     program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, remembered.at_border(extra_state)
     place = Place(state["epoch"] - at_end, at_end, state)

@@ -13,7 +13,7 @@ from ..compat.wrapping import wrap
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches FairseqTask.get_batch_iterator; may be called again."""
     wrap(FairseqTask, "get_batch_iterator", _get_batch_iterator)
 
 

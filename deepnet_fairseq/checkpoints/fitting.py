@@ -47,7 +47,8 @@ def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
 
 
 def check_fit(state: StateDict, own: StateDict) -> None:
-    """UserError naming depth, method, width or vocabulary, whichever differs first."""
+    """UserError for the first of depth, method, shapes and constants in which `state`, a checkpoint's, differs from
+    `own`, the model's. It names the flag where that is known, and no file: fairseq's loader knows it."""
     for stack in ("encoder", "decoder"):
         held, built = depth(state, stack), depth(own, stack)
         if bool(held) != bool(built):

@@ -20,7 +20,7 @@ WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # keys beside fairseq's loss_sca
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq's optimisers for half precision; may be called again."""
     for kind in (_FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin, AMPOptimizer):
         wrap(kind, "state_dict", _state_dict)
         wrap(kind, "load_state_dict", _load_state_dict)

@@ -14,7 +14,11 @@ RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 
 
 def remove(cfg, suffix: str, mid_epoch: bool) -> None:
-    """cfg: fairseq's config of checkpoints; mid_epoch: was the save one between two ends of an epoch?"""
+    """Removes what the three flags keep no longer.
+
+    cfg: fairseq's config of checkpoints; suffix: of this process's files; mid_epoch: was the save one between two ends
+    of an epoch?
+    """
     gone = []
     if mid_epoch and cfg.keep_interval_updates > 0:
         found = checkpoint_paths(cfg.save_dir, rf"checkpoint_\d+_(\d+){suffix}\.pt", keep_match=True)

@@ -17,7 +17,7 @@ averages: dict = {}  # of the epoch, as they were before the resume; set while w
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches Trainer.save_checkpoint and load_checkpoint; may be called again."""
     wrap(Trainer, "save_checkpoint", _save)
     wrap(Trainer, "load_checkpoint", _load)
 

@@ -24,7 +24,7 @@ _failure: SaveError | None = None  # of the latest save
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches how fairseq's checkpoints are written; may be called again."""
     wrap(checkpoint_utils, "torch_persistent_save", _persist)
     wrap(checkpoint_utils, "save_checkpoint", _save)
     wrap(Trainer, "save_checkpoint", _lose_no_error)

@@ -20,7 +20,7 @@ _before: dict[int, object] = {}  # signal -> handler, while a training is watche
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches how torch's processes that load data take signals; may be called again."""
     wrap(signal_handling, "_set_worker_signal_handlers", _spare_worker)
 
 

@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
-    """Raised out of a validation."""
+    """A signal came: raised out of a validation, and caught where fairseq-train would save."""
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq-train's loop, and what it loads; may be called again."""
     wrap(utils, "import_user_module", _import)
     wrap(checkpoint_utils, "load_checkpoint", _load)
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _verified)

@@ -26,7 +26,7 @@ LARGEST = {None: 1e-2, "float32": 1e-2}  # on the log-probability of a token; qu
 
 @dataclass(frozen=True)
 class Check:
-    """Sentences scored by both; largest and mean difference of a token's log-probability."""
+    """Sentences scored by both; largest and mean difference of a token's log-probability, in nats."""
 
     sentences: int
     largest: float
@@ -96,7 +96,7 @@ class TranslationScorer:
         self.translator, self.task = ctranslate2.Translator(str(folder)), task
 
     def __call__(self, sample: dict) -> Tensor:
-        """Log-probabilities of one sentence's targets (T,)."""
+        """Log-probabilities of one sentence's targets (T,), nats; sample: of fairseq, of that sentence alone."""
         source = _words(self.task.source_dictionary, sample["net_input"]["src_tokens"][0])
         target = _words(self.task.target_dictionary, sample["target"][0])
         return torch.tensor(self.translator.score_batch([source], [target])[0].log_probs)
@@ -109,7 +109,7 @@ class LanguageModelScorer:
         self.generator = ctranslate2.Generator(str(folder))
 
     def __call__(self, sample: dict) -> Tensor:
-        """Log-probabilities of one sample's targets (T,)."""
+        """Log-probabilities of one text's targets (T,), nats; sample: of fairseq, of that text alone."""
         scores = self.generator.forward_batch(sample["net_input"]["src_tokens"].tolist(), return_log_probs=True)
         return torch.from_numpy(np.array(scores))[0].gather(-1, sample["target"][0].unsqueeze(-1)).squeeze(-1)
 

@@ -24,11 +24,10 @@ LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
 
 @torch.no_grad()
 def fold(model: nn.Module, way: str = "upstream") -> dict:
-    """Folds `model` in place, in float64; afterwards its slots can be left out.
+    """Folds a DeepModel that `obstacle` has nothing against, in place, in float64; its slots can be left out then.
 
     Returns the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
-    no longer be shared.
-    ValueError for a vector that way "downstream" cannot fold. `obstacle` has said None.
+    no longer be shared. ValueError for a vector that way "downstream" cannot fold.
     """
     model.double()
     changes: dict = {}

@@ -15,7 +15,7 @@ PLACES = {  # slot of a layer -> where its module stands
 
 
 def obstacle(model: nn.Module) -> str | None:
-    """The first thing in `model` that a plain Transformer has no place for, in words; None if it folds."""
+    """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
     for stack in model.stacks().values():
         if stack.layers[0].norm_place == "none":
             return "it has no LayerNorm in its layers"

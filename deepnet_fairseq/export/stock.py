@@ -40,6 +40,7 @@ class Stock:
         return plain | places | self.fixed | {"_name": self.name, "arch": self.name}
 
     def weight_name(self, ours: str) -> str:
+        """Its name for the weight that is called `ours` with us."""
         first, dot, rest = ours.partition(".")
         return self.shells.get(first, first) + dot + rest
 
@@ -75,10 +76,10 @@ BY_NAME = {stock.name: stock for stock in STOCK.values()}
 
 
 def stock_model(fields: dict, state: dict[str, Tensor]) -> models.BaseFairseqModel:
-    """fairseq's own model with these weights; it raises if one is missing or left over.
+    """fairseq's own model with these weights, in evaluation mode; RuntimeError of torch's for one missing or left over.
 
-    Built as fairseq builds what it loads: a transformer_lm without its architectures, which are Pre-LN whatever the
-    config says.
+    fields: of Stock.config; state: under that model's names. Built as fairseq builds what it loads: a transformer_lm
+    without its architectures, which are Pre-LN whatever the config says.
     """
     sizes = (state[weight].size(0) for weight in BY_NAME[fields["_name"]].symbols)
     model = models.build_model(argparse.Namespace(**fields), blank_task(*sizes))

@@ -28,7 +28,7 @@ NO_TRAINING = {  # fairseq reads these of every checkpoint
 @dataclass
 class Folded:
     """model: config fields of fairseq's model; state: its parameters; sections: the run's other config, plain data;
-    difference: largest difference of log-probabilities from the original on a made-up batch."""
+    difference: largest difference of log-probabilities, in nats, from the original on a made-up batch."""
 
     model: dict
     state: dict[str, Tensor]
@@ -37,11 +37,15 @@ class Folded:
 
     @property
     def stock(self) -> Stock:
+        """Which of fairseq's models it is."""
         return BY_NAME[self.model["_name"]]
 
 
 def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
-    """Folds the model of a checkpoint; UserError, naming the file, if it cannot be folded."""
+    """Folds the model of a checkpoint; UserError, naming the file, if it cannot be folded.
+
+    way: "upstream" or "downstream", where a factor goes; fold.py says how exact they are.
+    """
     model, cfg = from_checkpoint(path)
     try:
         folded = fold_model(model, cfg.model, way)

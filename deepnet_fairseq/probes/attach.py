@@ -19,7 +19,10 @@ from .session import Session
 
 
 class TrainingProbes:
-    """The probes of a fairseq-train run, every `interval` updates: into fairseq's log and the file in `folder`."""
+    """The probes of a fairseq-train run, every `interval` updates: into fairseq's log and the file in `folder`.
+
+    header: what the file says of the run beside the probes' names and the interval.
+    """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
         self.session = Session(model, probes)

@@ -1,4 +1,8 @@
-"""What a probe is, and the registry of probes. A probe watches one update."""
+"""What a probe is, and the registry of probes. A probe watches one update.
+
+Shapes: B sentences, T tokens, C width. A probe of one's own is a subclass under @register_probe, imported in
+probes/__init__.py.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,19 @@ PROBES: dict[str, type[Probe]] = {}
 
 
 class Held(NamedTuple):
-    """A batch that stays the same all through a run: its net_input, and what `outputs` gave on it for theta_0."""
+    """A batch that stays the same all through a run: its net_input, and what model_update.outputs gave for theta_0,
+    stack -> (tokens, C)."""
 
     net_input: dict
     reference: dict[str, Tensor]
 
 
 class Probe:
-    """One quantity of one update. A new instance watches each probed update."""
+    """One quantity of one update. A new instance watches each probed update.
+
+    model: the bare model, without DDP's wrapper. A subclass says in its docstring what its values are, their unit, and
+    which paper plots them.
+    """
 
     name: ClassVar[str]
     needs_held: ClassVar[bool] = False  # is `begin` to be given a Held?
@@ -46,12 +55,12 @@ class Probe:
 
     @staticmethod
     def summary(values: Values) -> Values:
-        """What goes into fairseq's log."""
+        """What goes into fairseq's log, of what `values` gave; by default all of it."""
         return values
 
 
 def register_probe(name: str):
-    """Class decorator: offers a Probe as `--deepnet-probe NAME`."""
+    """Class decorator: offers a Probe as `--deepnet-probe NAME`, in place of another of that name."""
 
     def add(cls: type[Probe]) -> type[Probe]:
         cls.name = name
@@ -62,7 +71,7 @@ def register_probe(name: str):
 
 
 def get_probes(names: str | None) -> list[type[Probe]]:
-    """The probes of a list with commas, or all of "all"; UserError for one that is not there."""
+    """The probes of a list with commas, all of them for "all", none for None; UserError for one that is not there."""
     if names is None:
         return []
     if names == "all":
@@ -82,12 +91,12 @@ class TokenSums(Probe):
         self.sums: dict[str, Tensor] = {}
 
     def add(self, address: str, *sums: Tensor) -> None:
-        """Adds numbers to the sums of `address`, in float64."""
+        """Adds numbers, each (), to the sums of `address`, in float64 on the device of the last one."""
         found = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
         self.sums[address] = self.sums.get(address, 0) + found
 
     def totals(self) -> dict[str, list[float]]:
-        """The sums over all ranks."""
+        """The sums of each address over all ranks; a call of all of them."""
         if not self.sums:
             return {}
         stacked = torch.stack(list(self.sums.values()))

@@ -13,9 +13,10 @@ from .base import TokenSums, register_probe
 
 @register_probe("branch_dependency")
 class BranchDependency(TokenSums):
-    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout.
+    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout; a number from 0 on.
 
-    x and f as they are summed: with the factors that the method gives to shortcut and branch.
+    x and f as they are summed: with the factors that the method gives to shortcut and branch. Addresses: of branches,
+    "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks):

@@ -27,7 +27,11 @@ def layer_norms(stack: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 @register_probe("ln_input")
 class LNInput(TokenSums):
-    """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c)."""
+    """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
+
+    sqrt(C) for features of unit variance. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others by their
+    module's name. In the log: the mean over layers, as "decoder.ffn".
+    """
 
     def hooks(self, masks):
         for name, stack in self.model.stacks().items():

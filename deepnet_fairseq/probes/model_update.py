@@ -14,7 +14,7 @@ class ModelUpdate(Probe):
     """The accumulated model update (Wang et al. 2022, Figure 4a): L2 norm over features, averaged over tokens.
 
     F: output of the decoder before the vocabulary ("decoder"), and of the encoder ("encoder"), in evaluation mode, so
-    without dropout. At most 2 sqrt(d) where a LayerNorm of unit gain ends the stack, sqrt(2 d) for independent outputs.
+    without dropout. At most 2 sqrt(C) where a LayerNorm of unit gain ends the stack, sqrt(2 C) for independent outputs.
     """
 
     needs_held = True
@@ -43,6 +43,6 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
 
 
 def token_masks(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Where each stack reads a token and not padding, (B, T)."""
+    """Where each stack reads a token and not padding, (B, T) bool; net_input: of a fairseq sample."""
     stacks = model.stacks()
     return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(**net_input).items()}

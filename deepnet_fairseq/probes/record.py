@@ -28,6 +28,7 @@ class Record:
     rows: dict[int, dict[str, Values]]
 
     def updates(self) -> list[int]:
+        """The probed updates, in order."""
         return sorted(self.rows)
 
     def series(self, probe: str, address: str) -> tuple[list[int], list[float]]:
@@ -37,7 +38,10 @@ class Record:
 
 
 class Writer:
-    """Appends to the file of a run; what a resumed run repeats counts anew, and so does its header."""
+    """Appends to the file of a run; what a resumed run repeats counts anew, and so does its header.
+
+    fresh: begin the file anew, as at update 0. OSError if it cannot be written.
+    """
 
     def __init__(self, path: Path, header: dict, fresh: bool):
         self.path = path
@@ -60,7 +64,7 @@ def _short(value: float) -> float | None:
 
 
 def read_record(path: Path) -> Record:
-    """The rows of a run's file, the later of two for one update; null is NaN. UserError if it is no such file."""
+    """The rows of a run's file, the later of two for one update; null is NaN. UserError, naming it, if it is none."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # the last is whole, or a killed run's

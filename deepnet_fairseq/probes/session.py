@@ -29,6 +29,7 @@ class Session:
 
     @property
     def active(self) -> bool:
+        """Is an update being watched?"""
         return bool(self.watching)
 
     def begin(self) -> None:

@@ -9,10 +9,8 @@ from ..probes.record import Values
 
 @dataclass(frozen=True)
 class Observed:
-    """One update: the loss before it in bits per token (NaN if the update failed), its learning rate, target tokens.
-
-    probes[probe][address]: values as the probes define them.
-    """
+    """One update: the updates made before it, its learning rate, the loss before it in bits per token (NaN if the
+    update failed), its target tokens. probes[probe][address]: values as the probes define them."""
 
     update: int
     lr: float

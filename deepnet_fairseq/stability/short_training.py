@@ -31,8 +31,9 @@ def train_briefly(
 ) -> ShortTraining:
     """Trains as `fairseq-train FLAGS` would, on one process, for `updates` or until `seconds` are over.
 
-    warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each. UserError for
-    flags that fairseq-train or this package refuses, and for another package's architecture.
+    warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each, loss in bits per
+    token. Nothing is left on the disk. UserError for flags that this package refuses, for another package's
+    architecture, and where no update could be made; a flag that fairseq-train refuses ends the program, as there.
     """
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)

@@ -11,7 +11,7 @@ from .observed import Observed
 
 
 def profile(observed: Observed, stack: str) -> list[float]:
-    """Gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
+    """Gradient norm of each layer of `stack`, L2, the first layer first; empty if the update has none."""
     norms = observed.probes.get("gradient_norm", {})
     layers = sorted(
         int(a.split(".")[1])
@@ -22,7 +22,10 @@ def profile(observed: Observed, stack: str) -> list[float]:
 
 
 def evenness(norms: list[float]) -> float:
-    """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing."""
+    """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing.
+
+    NaN for no layers and for norms that are not finite.
+    """
     if not norms or not all(map(math.isfinite, norms)):
         return math.nan
     return min(norms) / max(norms) if max(norms) > 0 else 0.0
@@ -48,7 +51,7 @@ class Headroom:
 
 
 def headroom(observed: list[Observed]) -> Headroom | None:
-    """Of all updates together; None where no update has finite numbers."""
+    """The least headroom of all updates; None where no update has finite numbers."""
     rows = [(o.probes["half_precision"], o.tokens) for o in observed if "half_precision" in o.probes]
     rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
     if not rows:
@@ -58,7 +61,8 @@ def headroom(observed: list[Observed]) -> Headroom | None:
 
 
 def ln_input(observed: Observed, kind: str) -> float:
-    """Mean norm of what the LayerNorms of one kind of branch read, "ffn" or "self_attn", over all stacks."""
+    """Mean norm of what the LayerNorms of one kind of branch read, "ffn" or "self_attn", over all stacks; NaN if the
+    update has none."""
     values = [
         v for a, v in observed.probes.get("ln_input", {}).items() if a.split(".")[-1] == kind and a.count(".") == 2
     ]

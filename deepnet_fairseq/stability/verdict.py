@@ -24,7 +24,7 @@ STABLE, AT_RISK, DIVERGING = "stable", "at risk", "diverging"
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: AT_RISK or DIVERGING; update: since when; evidence: one line with the numbers."""
+    """A reason for a verdict. kind: AT_RISK or DIVERGING; update: since when; evidence: one line with the numbers."""
 
     kind: str
     update: int
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """kind: the worst of the findings, STABLE without any; notes: what the check could not see."""
+    """kind: the worst of the findings, STABLE without any; notes: what the check could not see. str() is one line."""
 
     kind: str
     findings: list[Finding]
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def judge(training: ShortTraining) -> Verdict:
-    """The verdict on a short training."""
+    """The verdict on a short training: by its losses, the evenness of its gradients, the room it leaves in fp16."""
     findings = [
         *_not_finite(training),
         *(finding for stack in training.stacks for finding in _starved(training.observed, stack)),

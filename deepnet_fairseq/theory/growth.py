@@ -68,7 +68,11 @@ def check_arch(name: str) -> None:
 
 
 def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | None = None, seed: int = 1) -> Row:
-    """Builds `arch` at depth N-N under `method` and takes one SGD step; `seed` draws weights and tokens."""
+    """Builds `arch` at depth N-N under `method`, in float64, and takes one SGD step; `seed` draws weights and tokens.
+
+    lr: small enough for the step to be linear. UserError for a method that the theorems do not speak of; check_arch is
+    for an architecture's name.
+    """
     check_method(method)
     torch.manual_seed(seed)
     depths = {"encoder_layers": depth, "decoder_layers": depth}
@@ -102,7 +106,7 @@ def _means(found: list[Branch], stack: str) -> tuple[float, float]:
 
 
 def slopes(rows: list[Row]) -> dict[str, float]:
-    """For each growing quantity p of its growth as depth^p, a least-squares fit; empty for a single depth."""
+    """For each of GROWING the p of its growth as depth^p, a least-squares fit; empty for a single depth."""
     depths = [math.log(row.depth) for row in rows]
     if len(set(depths)) < 2:
         return {}

@@ -30,7 +30,7 @@ FIRST, LAST = ("v", "fc1"), ("out", "fc2")  # roles of v and of w
 
 @dataclass(frozen=True)
 class Branch:
-    """One theta_i = (v, w) of the theorems and the alpha it is merged with."""
+    """One theta_i = (v, w) of the theorems, in units of a Xavier draw's gain, and the alpha it is merged with."""
 
     site: Site
     v: float
@@ -44,7 +44,7 @@ class Branch:
 
 
 def matrices(model: nn.Module) -> Iterator[tuple[Site, nn.Linear, nn.Linear]]:
-    """Every branch with the matrices of v and of w, in forward order of each stack, the encoder first."""
+    """Every branch with the matrices of v (value or fc1) and of w (out or fc2), in forward order, the encoder first."""
     for stack in model.stacks().values():
         for layer in stack.layers:
             first = {weight.site: weight.linear for weight in layer.weights() if weight.role in FIRST}
