@@ -122,8 +122,8 @@ setup_fairseq() {  # builds against the torch just installed; CUDA_HOME would ma
 
 setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9
     local torch made python
-    unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX  # what lies elsewhere is not in .venv
-    export PIP_USER=0
+    local PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX  # unset: what lies elsewhere is not in .venv
+    local -x PIP_USER=0
     [ -w "$deepnet_root" ] && { [ ! -e "$deepnet_venv" ] || [ -w "$deepnet_venv" ]; } ||
         setup_fail "no finished .venv that you can use is in $deepnet_root, which is not yours to write;" \
             "let its owner run scripts/setup.sh, or clone into a folder of your own" || return
@@ -155,7 +155,7 @@ setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9
 
 deepnet_stamp="$(cat "$deepnet_root/setup.py" "$deepnet_root/scripts/constraints.txt" | cksum) $deepnet_root"
 # shellcheck disable=SC1091
-if { setup_holds complete "$deepnet_stamp" && setup_as_asked; } || (setup_main "$deepnet_stamp") 9<"$deepnet_root"; then
+if { setup_holds complete "$deepnet_stamp" && setup_as_asked; } || setup_main "$deepnet_stamp" 9<"$deepnet_root"; then
     source "$deepnet_venv/bin/activate"
 else
     [ "${BASH_SOURCE[0]}" = "$0" ] && exit 1
