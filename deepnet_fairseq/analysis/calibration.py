@@ -16,9 +16,7 @@ TRAINED, DIVERGED = "trained", "diverged"
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one depth, N layers a stack: the verdict of check.json, and whether the training beside it
-    diverged.
-    """
+    """A method at a depth of N layers a stack: check.json's verdict, and whether the training beside it diverged."""
 
     method: str
     depth: int

@@ -106,7 +106,7 @@ class RecordedRun:
 
     @cached_property
     def score(self) -> dict | None:
-        """score.json; None where there is none."""
+        """The content of score.json; None where there is none."""
         path = self.folder / "score.json"
         return _json(path) if path.exists() else None
 

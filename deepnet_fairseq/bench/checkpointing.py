@@ -14,8 +14,11 @@ POSITION = {"train_iterator": {"epoch": 1, "version": 2, "iterations_in_epoch": 
 
 
 class Checkpointing(Trial):
-    """Quantities: seconds to save; to resume, into a model that is built; to load for translation, which builds it;
-    bytes of the file. The file is in the page cache when it is read."""
+    """Saving, resuming and loading of a trained model.
+
+    Quantities: seconds to save; to resume, into a model that is built; to load for translation, which builds it; bytes
+    of the file. The file is in the page cache when it is read.
+    """
 
     name = "checkpoint"
     warmup = 0

@@ -43,5 +43,5 @@ def measure_memory(candidate: Candidate, shape: Shape, settings: Settings, cell:
 
 
 def conditions(settings: Settings) -> list[tuple[dict, Settings]]:
-    """Without and with activation checkpointing."""
+    """Settings without and with activation checkpointing, each behind its condition."""
     return [({"checkpointing": on}, replace(settings, checkpoint_activations=on)) for on in (False, True)]

@@ -29,7 +29,7 @@ class Shape:
         return WIDTHS[self.width]
 
     def flags(self) -> list[str]:
-        """fairseq's, for both stacks."""
+        """fairseq-train's flags for the depth and width of both stacks."""
         layers = [f"--{stack}-layers={number}" for stack, number in (("encoder", self.N), ("decoder", self.M))]
         widths = [
             f"--{stack}-{name.replace('_', '-')}={number}"
@@ -97,7 +97,7 @@ class Settings:
             raise UserError(f"--max-tokens {self.max_tokens}: one sentence has {longest}; give at least so many")
 
     def drawn(self) -> tuple[list, list]:
-        """The sentences that all candidates get."""
+        """Lines of source and target that all candidates get, (length + 1,) each, as task.sentences makes them."""
         return sentences(SENTENCES, self.vocabulary, self.lengths, self.seed)
 
     @property

@@ -12,8 +12,11 @@ PARTS = ("forward", "backward", "clip", "optimizer")  # clip: the scaling by the
 
 
 class Training(Trial):
-    """Quantities: seconds of PARTS, of the "rest" and of the whole "step"; target tokens per second; flops per second
-    of the model's products. A repeat is a batch."""
+    """Updates of fairseq's Trainer; a repeat is a batch.
+
+    Quantities: seconds of PARTS, of the "rest" and of the whole "step"; target tokens per second; flops per second of
+    the model's products.
+    """
 
     name = "train"
 

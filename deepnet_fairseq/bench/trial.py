@@ -27,7 +27,7 @@ class Trial(ABC):
         return [{}]
 
     def enter(self, candidate: Candidate) -> Contender:
-        """The candidate, alive."""
+        """Builds the candidate's model; whoever asks for it closes it."""
         return Contender(candidate, self.shape, self.settings)
 
     @abstractmethod

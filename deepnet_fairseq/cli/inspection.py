@@ -83,9 +83,7 @@ def environment(args) -> None:
 
 
 def add(command) -> None:
-    """Registers `deepnet environment`, `archs`, `coefficients` and `init-report` and their flags; command: as parser()
-    gives it.
-    """
+    """Registers `deepnet environment`, `archs`, `coefficients` and `init-report`; command: as parser() gives it."""
     sub = command("environment", environment)
     sub.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of the training, 0 for the CPU")
 

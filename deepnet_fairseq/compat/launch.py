@@ -190,8 +190,10 @@ def _on_any_device(original, module, device_ids=None, output_device=None, **kwar
 
 
 def _without_heartbeat(original, args, *rest, **kwargs):
-    """fairseq's wrapper kills the whole process group, whoever is in it, without a word; a collective that waits too
-    long raises instead."""
+    """Without fairseq's wrapper, which kills the whole process group, whoever is in it, without a word.
+
+    A collective that waits too long raises instead.
+    """
     seconds, args.heartbeat_timeout = args.heartbeat_timeout, -1
     try:
         return original(args, *rest, **kwargs)

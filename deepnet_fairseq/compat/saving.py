@@ -18,7 +18,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def keep_views() -> None:
-    """In place of fairseq.utils.move_to_cpu."""
+    """Replaces fairseq.utils.move_to_cpu, which moves each tensor by itself."""
     utils.move_to_cpu = move_to_cpu
 
 

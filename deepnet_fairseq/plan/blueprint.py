@@ -21,9 +21,12 @@ PADDING = 1  # index of fairseq's padding symbol; positions are counted behind i
 
 @dataclass(frozen=True)
 class Blueprint:
-    """layers: the first and one that stands for all others; tokens: the embedding matrix, empty if it is the other
+    """A stack of the model.
+
+    layers: the first and one that stands for all others; tokens: the embedding matrix, empty if it is the other
     stack's; tied: is it the output projection too?; embedding: positions and their LayerNorm; end: modules on the
-    stack's output; output: of the last stack, what makes scores of features, empty if that is an embedding."""
+    stack's output; output: of the last stack, what makes scores of features, empty if that is an embedding.
+    """
 
     name: str
     shape: StackShape

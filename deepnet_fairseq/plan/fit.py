@@ -55,9 +55,11 @@ class Option:
 
 
 def recommend(setting: Setting) -> list[Option]:
-    """What was asked for and, until one fits: the loss in chunks, batches half as large and twice as many, layers
-    recomputed in groups of the best size, both, the optimiser's state sharded, all sharded, more GPUs. The last is the
-    one to take, if it fits. Steps that save nothing are left out."""
+    """What was asked for and, until one fits, steps towards less memory; the last is the one to take, if it fits.
+
+    In this order: the loss in chunks, batches half as large and twice as many, layers recomputed in groups of the best
+    size, both, the optimiser's state sharded, all sharded, more GPUs. Steps that save nothing are left out.
+    """
     options = [_option("as given", setting, setting)]
     for ways in (_chunked, _in_smaller_batches, _recomputed, _recomputed_in_smaller_batches, _sharded):
         for name, candidate in ways(setting, options[-1].setting):

@@ -16,9 +16,10 @@ from .walk import walk
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations. Of a target token and a source token with it: forward; attention, the part of it that
-    grows with the length of sentences; train, forward and backward; recomputed. Of a whole update on all GPUs,
-    recomputation included: step.
+    """Floating-point operations of the forward and backward passes.
+
+    Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
+    sentences; train, forward and backward; recomputed. Of a whole update on all GPUs, recomputation included: step.
     """
 
     forward: float

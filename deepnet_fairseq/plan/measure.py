@@ -19,9 +19,11 @@ WARMUP, STEPS = 3, 5
 
 
 def measured_rate(setting: Setting) -> float:
-    """Floating-point operations a second of a training update, 4 layers a stack, on one device of the setting's kind:
-    the median of 5 updates through fairseq's Trainer with its widths, method, batch, precision and loss. UserError
-    without one."""
+    """Floating-point operations a second of a training update, on one device of the setting's kind.
+
+    The median of 5 updates through fairseq's Trainer, with the setting's widths, method, batch, precision and loss, and
+    4 layers a stack. UserError without such a device.
+    """
     shallow = _shallow(setting)
     trial = Trial(shallow)
     try:

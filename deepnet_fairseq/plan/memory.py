@@ -93,8 +93,10 @@ def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) ->
 
 
 def _optimiser(setting: Setting, parameters: Parameters) -> tuple[int, int]:
-    """Bytes kept between updates, and bytes of an update's temporaries; sharded, each GPU has its part of
-    moments and float32 weights."""
+    """Bytes kept between updates, and bytes of an update's temporaries.
+
+    Sharded, each GPU has its part of moments and float32 weights.
+    """
     adam, precision = setting.optimizer, setting.precision
     moments, kept = MOMENTS, adam.kept(precision)
     if setting.sharding != "none":
@@ -104,8 +106,10 @@ def _optimiser(setting: Setting, parameters: Parameters) -> tuple[int, int]:
 
 
 def _backward(segments: list[Segment], waiting: int, shards: int = 1) -> int:
-    """Most bytes at a time in the backward pass; waiting: of the gradients that are there from its start; shards: of
-    each gradient one stays."""
+    """Most bytes at a time in the backward pass.
+
+    waiting: of the gradients that are there from its start; shards: of each gradient one stays.
+    """
     held, arrived, most = sum(segment.held_bytes for segment in segments), 0, 0
     for segment in reversed(segments):
         rest = held - segment.held_bytes

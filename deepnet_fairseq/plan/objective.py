@@ -19,9 +19,12 @@ Tokens = Callable[[int], Tensor]  # size of a vocabulary -> (B, T) of its symbol
 
 @dataclass(frozen=True)
 class Objective:
-    """task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
+    """What one of the models is trained for.
+
+    task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
     length: tokens of a sample, by default; length_flags: what says so; dictionaries: files that the task reads; added:
-    symbols that it adds to them; flags: of fairseq-train, that the task and the loss need."""
+    symbols that it adds to them; flags: of fairseq-train, that the task and the loss need.
+    """
 
     task: str
     criterion: str

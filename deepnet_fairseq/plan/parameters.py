@@ -10,10 +10,13 @@ from .setting import Setting
 
 @dataclass(frozen=True)
 class Parameters:
-    """embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0
-    for a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
+    """Numbers of parameters.
+
+    embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
+    a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
     trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
-    all."""
+    all.
+    """
 
     embeddings: int
     encoder: int

@@ -66,15 +66,19 @@ class Adam:
 
     @staticmethod
     def step(precision: Precision, parameters: int, largest: int) -> int:
-        """Temporary bytes of an update: the root of the second moment, and where the weights are in half precision,
-        they and their gradient in float32; of one tensor at a time."""
+        """Temporary bytes of an update, of one tensor at a time.
+
+        They are the root of the second moment and, where the weights are in half precision, these and their gradient in
+        float32.
+        """
         copies = 3 if precision.memory_efficient else 1
         return copies * FLOAT32 * (parameters if precision.flattened else largest)
 
 
 class DeepnetAdam:
-    """`--optimizer deepnet_adam` (optim/flat.py): gradients are copied into float32 piece by piece, so an update has no
-    temporaries of its own; the methods are Adam's.
+    """`--optimizer deepnet_adam` (optim/flat.py); the methods are Adam's.
+
+    Gradients are copied into float32 piece by piece, so an update has no temporaries of its own.
     """
 
     name = "deepnet_adam"

@@ -12,8 +12,11 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Speed:
-    """rate: floating-point operations a second that one GPU achieves in training; step: seconds of an update;
-    tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training, None where nobody asked."""
+    """How fast a training is.
+
+    rate: floating-point operations a second that one GPU achieves in training; step: seconds of an update;
+    tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training, None where nobody asked.
+    """
 
     rate: float
     step: float

@@ -41,8 +41,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Device:
-    """mask_itemsize: bytes of a number of dropout's mask, None where it has the type of what is dropped; longest: keys
-    up to which attention is made of products; fused_dropout: has the one kernel a dropout of its own?"""
+    """What torch does otherwise on a CPU than on a GPU.
+
+    mask_itemsize: bytes of a number of dropout's mask, None where it has the type of what is dropped; longest: keys up
+    to which attention is made of products; fused_dropout: has the one kernel a dropout of its own?
+    """
 
     name: str
     mask_itemsize: int | None

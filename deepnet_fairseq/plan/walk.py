@@ -144,8 +144,11 @@ def _loss(tape: Tape, setting: Setting, last: Blueprint, features: Value) -> Non
 
 
 def _chunked_loss(tape: Tape, setting: Setting, features: Value) -> None:
-    """criterions/projected.py: the gradients of features and matrix are there at the end of the forward pass, in
-    float32; the logits of a chunk exist as they are, widened and as log-probabilities."""
+    """The loss of criterions/projected.py.
+
+    The gradients of features and matrix are there at the end of the forward pass, in float32; the logits of a chunk
+    exist as they are, widened and as log-probabilities.
+    """
     vocab = setting.target_vocab
     rows = min(features.rows, setting.chunk or max(FEWEST, BUDGET[setting.device.name] // (FLOAT32 * vocab)))
     of_features, of_matrix = tape.like(features, FLOAT32), tape.value(vocab, features.width, FLOAT32)

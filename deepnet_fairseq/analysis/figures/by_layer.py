@@ -28,12 +28,12 @@ def must_be_probed(runs: list[RecordedRun], probe: str, what: str) -> list[Recor
 
 
 def updates(run: RecordedRun, probe: str) -> list[int]:
-    """Those at which the probe found something."""
+    """Those at which the probe found something, in their order."""
     return [update for update in run.record.updates() if run.record.rows[update].get(probe)]
 
 
 def depth(run: RecordedRun) -> int:
-    """Layers of the stack."""
+    """Layers of the stack that is drawn."""
     return run.decoder_layers or run.encoder_layers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -37,20 +38,30 @@ def _panel(axes: Axes, runs: list[RecordedRun]) -> None:
         axes.plot(run.log.updates, run.log.losses, color=style.colour, linewidth=1.6)
         ends[run] = run.log.losses[-1]
     end = max(run.log.updates[-1] for run in runs)
-    height = 0.0
-    for run in sorted(runs, key=ends.get):
+    lowest, *others = sorted(runs, key=ends.get)
+    _name(axes, lowest, end, ends[lowest], -6)  # below, for a falling curve comes from above
+    height = ends[lowest]
+    for run in others:
         height = max(ends[run], height + APART)
-        style = style_of(run.method)
-        axes.annotate(
-            f"{style.label} {_described(run)}", (end, height), (0, 6), textcoords="offset points",
-            color=style.colour, fontsize=8.5, ha="right", va="bottom",
-        )  # fmt: skip
+        _name(axes, run, end, height, 6)
     axes.set_title(f"{runs[0].layers} encoder + {runs[0].layers} decoder layers", fontsize=9.5)
     axes.set_xlabel("updates")
     axes.set_xlim(0, end)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name(axes: Axes, run: RecordedRun, x: float, y: float, points: int) -> None:
+    """Writes what the curve is, so many points above its end."""
+    style = style_of(run.method)
+    place = {
+        "xytext": (0, points),
+        "textcoords": "offset points",
+        "ha": "right",
+        "va": "bottom" if points > 0 else "top",
+    }
+    axes.annotate(f"{style.label} {_described(run)}", (x, y), color=style.colour, fontsize=8.5, **place)
 
 
 def _described(run: RecordedRun) -> str:
@@ -72,8 +83,9 @@ def _finding(runs: list[RecordedRun], depths: list[int]) -> str:
     return f"{_listed(map(str, depths))} layers: {words}"
 
 
-def _listed(words) -> str:
-    *most, last = words
+def _listed(words: Iterable[str]) -> str:
+    """Each once."""
+    *most, last = dict.fromkeys(words)
     return f"{', '.join(most)} and {last}" if most else last
 
 

@@ -14,7 +14,7 @@ FORMAT = 1
 
 
 def as_json(report: Report, document: Document) -> str:
-    """One object; ends in a line break."""
+    """The report as one object, with the keys of docs/reports.md; ends in a line break."""
     table = report.table
     content = {
         "format": FORMAT,

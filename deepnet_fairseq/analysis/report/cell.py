@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def state(self) -> State:
-        """SCORED if any run is; else the first of running, in part, not scored and diverged that one is; else NOT_RUN."""
+        """SCORED if any run is; else the first of running, in part, not scored, diverged that one is; else NOT_RUN."""
         if self.values:
             return State.SCORED
         states = [standing.state for standing in self.without_value]

@@ -23,7 +23,7 @@ def environment_of(run: RecordedRun) -> dict:
 
 
 def described(environment: dict) -> str:
-    """In one line."""
+    """An environment in one line."""
     if not environment["commit"] and not environment["versions"] and not environment["hardware"]:
         return "environment not recorded"
     modified = " (modified)" if environment["modified"] else ""

@@ -10,7 +10,7 @@ from .style_sheet import CSS
 
 
 def html(document: Document, pictures: dict[str, bytes]) -> str:
-    """pictures: title -> PNG."""
+    """The page, which refers to nothing but logs and papers. pictures: title -> PNG."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

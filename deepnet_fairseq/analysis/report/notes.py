@@ -11,7 +11,7 @@ NAMES = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU", "chrf": "chrF"
 
 
 def notes(report: Report) -> list[str]:
-    """Paragraphs, in the order of importance."""
+    """Paragraphs below the tables, in the order of importance."""
     better = "Higher" if report.table.metric.higher_is_better else "Lower"
     found = [
         f"In parentheses the published number, of {report.table.place}; no parentheses where the paper gives none. "

@@ -16,7 +16,7 @@ def number(value: float | None, digits: int) -> str:
 
 
 def change(value: float | None, digits: int) -> str:
-    """With its sign."""
+    """With its sign, a minus as typographers have it."""
     return DASH if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
 
 

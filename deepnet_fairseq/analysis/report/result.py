@@ -37,7 +37,7 @@ class Result:
 
     @property
     def norm(self) -> str | None:
-        """Where its LayerNorms stand."""
+        """Where the method's LayerNorms stand: post, pre or none."""
         return METHODS[self.method].norm if self.method in METHODS else None
 
     @property
@@ -80,7 +80,7 @@ class Result:
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
-        """Key of a column -> its numbers."""
+        """Key of a column -> its measured and its published number."""
         return {
             column.key: _cell(
                 column,
@@ -102,7 +102,7 @@ class Result:
 
     @property
     def letters(self) -> list[str]:
-        """Of the environments of its runs."""
+        """Those of the environments that its runs were trained in."""
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
 
 

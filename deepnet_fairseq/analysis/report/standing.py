@@ -47,7 +47,7 @@ class Standing:
 
 
 def updates(run: RecordedRun) -> int | None:
-    """The last one logged; None before the first."""
+    """Updates that a run had made when it last logged; None before the first line."""
     try:
         return run.log.updates[-1]
     except UserError:

@@ -22,7 +22,7 @@ TEST_TALKS, TEST_SENTENCES = 2, 30  # of each test set
 
 
 def archive(url: str) -> bytes:
-    """de-en.tgz, at whatever address."""
+    """Bytes of de-en.tgz, at whatever address."""
     pairs = translations("iwslt14", tuple(LANGS))
     tests = {name: [_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)] for name in TEST_SETS}
     talks = [_talk(pairs, SENTENCES) for _ in range(TALKS)]

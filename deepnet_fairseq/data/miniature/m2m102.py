@@ -17,7 +17,7 @@ HELD_OUT = 100  # of Flores' dev and devtest each, and of a zero-shot pair
 
 
 def archive(url: str) -> bytes:
-    """What lies at that address."""
+    """Bytes of what lies at that address: a zip of OPUS, Flores-101 or the zero-shot sets."""
     if url.endswith("/flores101_dataset.tar.gz"):
         return tar_gz(_flores())
     if url.endswith("/opus-100-corpus-zeroshot-v1.0.tar.gz"):

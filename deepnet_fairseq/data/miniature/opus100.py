@@ -14,7 +14,7 @@ HELD_OUT = 100  # of dev, and of test
 
 
 def archive(url: str) -> bytes:
-    """opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
+    """Bytes of opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
     pair = re.search(r"/opus-100-corpus-(\w+-\w+)-v1\.0\.tar\.gz$", url)[1]
     langs = tuple(pair.split("-"))
     wanted = {"train": SIZES.get(pair, SMALL)}

@@ -20,7 +20,7 @@ DOCUMENTS, SENTENCES = 10, 20  # of a held-out set
 
 
 def archive(url: str) -> bytes:
-    """What lies at that address, by its file name."""
+    """Bytes of what lies at that address, by its file name."""
     name = url.rsplit("/", 1)[-1]
     return tar_gz(_training(*TRAINING[name]) if name in TRAINING else _held_out(*HELD_OUT[name]))
 

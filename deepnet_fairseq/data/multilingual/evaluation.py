@@ -59,7 +59,7 @@ class Evaluation:
         return {name: partial(read_pairs, *paths, "keep") for name, paths in self._paths(langs).items()}
 
     def state(self, langs: tuple[str, str]) -> dict:
-        """As PairText.state."""
+        """What changes when the test sets of a pair do, as PairText.state."""
         paths = self._paths(langs)
         given = [path for name in self._given("-".join(langs)) for path in paths[name]]
         return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in given}}

@@ -12,8 +12,10 @@ LONGEST = 1000  # characters a side; sentences beyond are menus and lists
 
 
 def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], expected: int, name: str) -> Sentences:
-    """Leaves out pairs with an empty side, equal sides, a side over 1,000 characters, one of the sentences `held_out`
-    for evaluation on its side, and pairs that came before; says at the end how many of each. expected: pairs, about.
+    """The pairs that are fit for training; says at the end how many were left out for which reason.
+
+    Left out are pairs with an empty side, equal sides, a side over 1,000 characters, one of the sentences `held_out`
+    for evaluation on its side, and pairs that came before (but see Seen). expected: pairs, about.
 
     Of what M2M-100 did (Fan et al., 2020, examples/m2m_100 of fairseq) three filters are not here: too much
     punctuation, characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.

@@ -47,14 +47,14 @@ class Archives:
         return paths
 
     def read(self) -> Sentences:
-        """All pairs, as they are."""
+        """The sentence pairs of all archives, as they are; UserError where languages have not as many lines."""
         for corpus, path in self.paths.items():
             members = tuple(f"{corpus}.{self.pair}.{lang}" for lang in parse_pair(self.pair))
             source, target = (map(one_line, stream_lines(path, member)) for member in members)
             yield from align(source, target, members, empty="keep")
 
     def lines(self) -> int:
-        """Of all archives together."""
+        """Sentence pairs of all archives together."""
         lang = parse_pair(self.pair)[0]
         members = (stream_lines(path, f"{corpus}.{self.pair}.{lang}") for corpus, path in self.paths.items())
         return sum(1 for _ in chain.from_iterable(members))

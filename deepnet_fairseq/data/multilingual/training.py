@@ -54,7 +54,7 @@ class Pieces:
         return Vocabulary(path)
 
     def draw(self, texts: Sequence[PairText], counted: dict[str, int]) -> dict[str, Iterator[str]]:
-        """language -> its share of the sample."""
+        """language -> lines, its share of the sample by temperature."""
         languages = sorted({lang for text in texts for lang in text.langs})
         sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
         total = min(SAMPLE, sum(sizes.values()))

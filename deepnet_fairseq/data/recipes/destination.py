@@ -42,8 +42,10 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def locked(mark: Path) -> Iterator[IO[str]]:
-    """The file, open and locked: one process at a time, the others wait. The lock goes with its process, and with it
-    alone: children that outlive it hold no lockf."""
+    """The file, open and locked: one process at a time, the others wait.
+
+    The lock goes with its process, and with it alone: children that outlive it hold no lockf.
+    """
     while True:
         with open(mark, "a+", encoding="utf-8") as file:
             try:

@@ -13,11 +13,12 @@ GIGA, TERA, MICRO = 1e9, 1e12, 1e-6
 
 @dataclass(frozen=True)
 class Network:
-    """node: GPUs of a machine; intra, inter: bytes/s that one GPU sends inside of it, and out of it; share: of these
-    that collectives reach; start: seconds before one moves; hop_intra, hop_inter: seconds of a step to the next GPU.
+    """What connects the GPUs.
 
-    The latencies are those NCCL chooses its algorithms by (src/graph/tuning.cc, protocol LL128): of a ring 10 us, and
-    1.9 us or 4.0 us a step; of a tree 4.4 us, and 1.2 us or 8.5 us.
+    node: GPUs of a machine; intra, inter: bytes/s that one GPU sends inside of it, and out of it; share: of these that
+    collectives reach; start: seconds before one moves; hop_intra, hop_inter: seconds of a step to the next GPU. The
+    latencies are those NCCL chooses its algorithms by (src/graph/tuning.cc, protocol LL128): of a ring 10 us, and 1.9
+    us or 4.0 us a step; of a tree 4.4 us, and 1.2 us or 8.5 us.
     """
 
     node: int
@@ -34,10 +35,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Hardware:
-    """half, single: FLOP/s of dense matrix products in half precision and in float32; memory: bytes of a GPU;
-    bandwidth: bytes/s of it; asynchronous: does the host run ahead of the device?; storage: bytes/s of the shared file
-    system, all writers together; mtbf: GPU-hours for one failure that ends the run; restart: seconds from a failure to
-    the first update, reading the checkpoint apart; source: where the figures are from."""
+    """A kind of machine; UserError, naming the flag, for values out of range.
+
+    half, single: FLOP/s of dense matrix products in half precision and in float32; memory: bytes of a GPU; bandwidth:
+    bytes/s of it; asynchronous: does the host run ahead of the device?; storage: bytes/s of the shared file system, all
+    writers together; mtbf: GPU-hours for one failure that ends the run; restart: seconds from a failure to the first
+    update, reading the checkpoint apart; source: where the figures are from.
+    """
 
     name: str
     half: float

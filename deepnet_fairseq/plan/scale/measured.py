@@ -15,8 +15,10 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer's passes over n target tokens and as many source tokens take host + n * token seconds; flops: of the
-    forward pass, a token."""
+    """Passes of one layer over n target tokens and as many source tokens, which take host + n * token seconds.
+
+    flops: of the forward pass, a token.
+    """
 
     forward_host: float
     forward_token: float
@@ -34,18 +36,19 @@ class Width:
     decoder: LayerTime
 
     def share(self, matmul: float) -> float:
-        """Share of `matmul` FLOP/s, the rate of one large product, that forward and backward passes of both layers
-        reach.
-        """
+        """Share of `matmul` FLOP/s, the rate of one large product, that passes of both layers reach."""
         seconds = sum(layer.forward_token + layer.backward_token for layer in (self.encoder, self.decoder))
         return 3 * (self.encoder.flops + self.decoder.flops) / (seconds * matmul)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """matmul: FLOP/s of one large product; widths: smallest first; adam: seconds of an update a parameter; loader:
-    target tokens/s that one worker makes batches of; index_seconds, index_bytes: of a pair, to sort and batch an epoch;
-    write, read: bytes/s of a checkpoint, one writer; environment: commit, versions, hardware; settings: of the run."""
+    """What one machine takes.
+
+    matmul: FLOP/s of one large product; widths: smallest first; adam: seconds of an update a parameter; loader: target
+    tokens/s that one worker makes batches of; index_seconds, index_bytes: of a pair, to sort and batch an epoch; write,
+    read: bytes/s of a checkpoint, one writer; environment: commit, versions, hardware; settings: of the run.
+    """
 
     matmul: float
     widths: tuple[Width, ...]

@@ -66,8 +66,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of segments on some hardware that reaches `efficiency` of its peak; the host's are as measured, none
-    under CUDA graphs."""
+    """Seconds of segments on some hardware that reaches `efficiency` of its peak.
+
+    The host's are as measured, none under CUDA graphs.
+    """
 
     hardware: Hardware
     measured: Measured

@@ -22,8 +22,11 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class Scenario:
-    """batch: target tokens of an update over all GPUs; updates: of the training; efficiencies: share of the peak that
-    matrix products and what stands between them reach, least first; workers: processes that make batches, a GPU."""
+    """A training, and what it runs on.
+
+    batch: target tokens of an update over all GPUs; updates: of the training; efficiencies: share of the peak that
+    matrix products and what stands between them reach, least first; workers: processes that make batches, a GPU.
+    """
 
     model: Model
     hardware: Hardware

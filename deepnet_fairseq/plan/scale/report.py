@@ -47,7 +47,7 @@ class Report:
 
     @property
     def passes(self) -> float:
-        """Over the corpus."""
+        """How often the training goes over the corpus."""
         return self.scenario.updates * self.scenario.batch / (self.pairs * self.scenario.model.given.length)
 
     @property

@@ -21,8 +21,11 @@ MAX_TOKENS = 4096
 
 
 def loader_rate(folder: Path) -> float:
-    """Target tokens/s that one process makes batches of, in its processor time: sentences like IWSLT-14's in fairseq's
-    memory-mapped files (from the page cache), in batches of 4,096 tokens, no subprocess."""
+    """Target tokens/s that one process makes batches of, in its processor time.
+
+    Sentences like IWSLT-14's in fairseq's memory-mapped files (from the page cache), in batches of 4,096 tokens, no
+    subprocess.
+    """
     task = _task(folder)
     for language, lines in zip(LANGUAGES, sentences(PAIRS, VOCABULARY, None, 1), strict=True):
         _write(folder / f"train.{LANGUAGES[0]}-{LANGUAGES[1]}.{language}", lines)

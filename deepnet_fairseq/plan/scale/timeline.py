@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds: device: of the GPU's work; host: of Python and torch until the work is queued; gather, send: of the
-    network. waits: for all that was sent before it starts (the optimiser needs every gradient)."""
+    """A stretch of an update.
+
+    Seconds: device: of the GPU's work; host: of Python and torch until the work is queued; gather, send: of the
+    network. waits: for all that was sent before it starts (the optimiser needs every gradient).
+    """
 
     device: float
     host: float = 0.0
@@ -25,8 +28,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds that an update takes: device: of the GPU's work; host: what the host needs on top; network: what is not
-    hidden behind computing; sent: all that the network is busy."""
+    """Seconds that an update takes.
+
+    device: of the GPU's work; host: what the host needs on top; network: what is not hidden behind computing; sent: all
+    that the network is busy.
+    """
 
     device: float = 0.0
     host: float = 0.0
