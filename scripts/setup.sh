@@ -122,8 +122,7 @@ setup_fairseq() {  # builds against the torch just installed; CUDA_HOME would ma
 
 setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9
     local torch made python
-    local PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX  # unset: what lies elsewhere is not in .venv
-    local -x PIP_USER=0
+    local -x PYTHONPATH="" PYTHONHOME="" PIP_TARGET="" PIP_PREFIX="" PIP_USER=0  # what lies elsewhere is not in .venv
     [ -w "$deepnet_root" ] && { [ ! -e "$deepnet_venv" ] || [ -w "$deepnet_venv" ]; } ||
         setup_fail "no finished .venv that you can use is in $deepnet_root, which is not yours to write;" \
             "let its owner run scripts/setup.sh, or clone into a folder of your own" || return
