@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
-from .. import archs, config, graphs, walk
+from .. import archs, config, graphs
 from ..checkpoints import fitting
 from ..initialisation.visit import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
+from ..transformer import traversal
 from ..transformer.stack import Stack
 
 
@@ -68,7 +69,7 @@ class DeepModel(nn.Module):
 
     def train(self, mode: bool = True) -> DeepModel:
         """As nn.Module.train; fairseq calls it twice an update."""
-        walk.train(self, mode)
+        traversal.train(self, mode)
         return self
 
     def set_num_updates(self, num_updates: int) -> None:

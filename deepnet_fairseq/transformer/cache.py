@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .memory import Memory
+from .encoder_output import EncoderOutput
 
 ROOM = 8  # steps to make room for at least, before what is no longer needed is dropped
 
@@ -26,7 +26,7 @@ class DecoderCache:
     prefix, -inf elsewhere.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], source: Memory | None, first: Tensor):
+    def __init__(self, layers: Sequence[nn.Module], source: EncoderOutput | None, first: Tensor):
         """source: what cross-attention reads, if there is any; first (rows, 1, C): the first step's input."""
         self.beams, self.used, self.steps = source.beams if source else 1, 0, 0
         self.memory = _project(layers, source.states) if source else None

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..methods import Method
 from .cache import DecoderCache
+from .encoder_output import EncoderOutput
 from .layer import CausalLayer, DecoderLayer
 from .linear import Linear
-from .memory import Memory
 from .shape import StackShape
 from .stack import Stack
 from .step import LayerStep
@@ -69,7 +69,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
             x, _embedding = self.embed(prev_output_tokens, positions)
             inputs = (self._left_padding_mask(prev_output_tokens),)
             if self.attends:
-                memory = Memory.of(encoder_out)
+                memory = EncoderOutput.of(encoder_out)
                 inputs += (memory.states, memory.mask)
             asked = more or return_all_hiddens
             states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
@@ -84,7 +84,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C). Without gradients, for
         the cache is written in place."""
         if self.CACHE not in incremental_state:
-            memory = Memory.of(encoder_out, rows=False) if self.attends else None
+            memory = EncoderOutput.of(encoder_out, rows=False) if self.attends else None
             cache = DecoderCache(self.layers, memory, x)
             steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
             incremental_state[self.CACHE] = cache, steps

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import UserError
-from ..heap import HEAP
+from .heap_trim import HEAP
 
 Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; may extend the history, see Method.mixer
 

@@ -9,8 +9,8 @@ import torch
 from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
-from .. import walk
 from ..methods import Method
+from . import traversal
 from .dropout import Dropout
 from .layer import Layer
 from .recomputation import Recomputation
@@ -102,7 +102,7 @@ class Stack(nn.Module):
 
     def set_num_updates(self, num_updates: int) -> None:
         """Tells the modules below that change with time how many updates are done."""
-        walk.set_num_updates(self, num_updates)
+        traversal.set_num_updates(self, num_updates)
 
     def max_positions(self) -> int:
         """Longest sentence in tokens."""

@@ -11,7 +11,7 @@ from .products import to_add
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderOutput:
     """states (B, S, C); mask (B, 1, 1, S), 0 at source tokens, else the lowest number; one for `beams` rows."""
 
     states: Tensor
@@ -19,7 +19,7 @@ class Memory:
     beams: int = 1
 
     @classmethod
-    def of(cls, encoder_out: dict, rows: bool = True) -> Memory:
+    def of(cls, encoder_out: dict, rows: bool = True) -> EncoderOutput:
         """From what Encoder.forward returns. rows: one sentence a row of the decoder, not one for a group of beams."""
         states = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
         padding = encoder_out["encoder_padding_mask"]
