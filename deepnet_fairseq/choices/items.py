@@ -14,7 +14,11 @@ ANSWER_CONTEXT = "Answer:"  # Brown et al. 2020, section 2.4
 
 @dataclass(frozen=True)
 class Item:
-    """where: FILE:LINE; answer: number of the right choice from 0, None if it is not known."""
+    """A context and the choices that may follow it.
+
+    where: FILE:LINE; answer: number of the right choice from 0, None if it is not known; unconditional_context: what
+    stands before a choice that is to be scored without its context.
+    """
 
     where: str
     id: object

@@ -32,6 +32,7 @@ class LanguageModel:
         self.positions, self.device = model.max_positions(), device
 
     def truncates(self, asked: Continuation) -> bool:
+        """Does the context lose its beginning, for all is longer than the model takes?"""
         return len(asked.context) + len(asked.choice) > self.positions
 
     def log_likelihoods(self, asked: Sequence[Continuation], batch_tokens: int) -> list[float]:

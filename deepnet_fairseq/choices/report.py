@@ -13,7 +13,7 @@ Z = 1.959964  # 95% of a normal distribution lie within so many standard deviati
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """95% interval of a proportion (Wilson 1927), total > 0; it stays within 0 and 1 and is no point at either."""
+    """95% interval of a proportion (Wilson 1927), total > 0; it stays within 0 and 1 and is never a single point."""
     share, spread = correct / total, Z * Z / total
     half = math.sqrt(spread * (share * (1 - share) + spread / 4))
     return max(0.0, (share + spread / 2 - half) / (1 + spread)), min(1.0, (share + spread / 2 + half) / (1 + spread))

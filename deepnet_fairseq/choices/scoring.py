@@ -32,8 +32,11 @@ ASKS_TWICE = {"unconditional"}  # also for the choices without their context
 
 @dataclass(frozen=True)
 class Scored:
-    """truncated: the context had to lose its beginning; apart: a choice's pieces would have merged with the context's;
-    unknown: pieces of the choices that the dictionary has not got."""
+    """An item and what became of its choices, in their order.
+
+    scores: log-likelihoods, normalised; truncated: the context had to lose its beginning; apart: a choice's pieces
+    would have merged with the context's; unknown: pieces of the choices that the dictionary has not got.
+    """
 
     item: Item
     likelihoods: tuple[Likelihood, ...]
@@ -49,9 +52,11 @@ class Scored:
 
     @property
     def correct(self) -> bool | None:
+        """Is the prediction the item's answer? None where the answer is not known."""
         return None if self.item.answer is None else self.prediction == self.item.answer
 
     def as_dict(self) -> dict:
+        """What --results writes of the item, plain data."""
         choices = [
             {"log_p": found.log_p, "pieces": found.pieces, "bytes": found.bytes, "score": score}
             for found, score in zip(self.likelihoods, self.scores, strict=True)
@@ -61,8 +66,8 @@ class Scored:
 
 
 def score(items: list[Item], model: LanguageModel, reader: Reader, normalise: str, batch_tokens: int) -> list[Scored]:
-    """In the items' order; normalise: one of NORMALISATIONS. UserError, naming file:line, for a choice without pieces
-    or longer than the model takes."""
+    """In the items' order; normalise: one of NORMALISATIONS; batch_tokens: at most so many at once. UserError, naming
+    file:line, for a choice without pieces or longer than the model takes."""
     read = [_read(item, item.context, reader, model) for item in items]
     asked = [one for continuations, _ in read for one in continuations]
     log_p = iter(model.log_likelihoods(asked, batch_tokens))

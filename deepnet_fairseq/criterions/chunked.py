@@ -69,7 +69,7 @@ class Chunked:
         return losses.loss, sample_size, logged | self.further(losses, total)
 
     def further(self, losses: Losses, total: int) -> dict:
-        """What the criterion logs beside the loss; total: the tokens that count."""
+        """What the criterion logs beside the loss; losses: of the whole batch; total: the tokens that count."""
         return {}
 
     def losses(self, features: Tensor, weight: Tensor, targets: Tensor) -> tuple[Losses, int]:

@@ -5,7 +5,7 @@ fairseq's own way stands on fairscale; this one on torch's FSDP2, behind the sam
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq's Trainer and checkpoints for sharded models; may be called again."""
     from . import checkpointing, training
 
     training.train_sharded()

@@ -41,7 +41,7 @@ def from_first(ask: Callable[[], object]):
 
 
 def gathered(mine) -> list:
-    """Everybody's `mine`, by rank; plain data."""
+    """Everybody's `mine`, by rank; something that can be pickled."""
     if not several():
         return [mine]
     found = [None] * distributed.get_world_size()

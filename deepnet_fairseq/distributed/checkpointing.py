@@ -15,7 +15,7 @@ from .training import sharded
 
 
 def save_and_load_sharded() -> None:
-    """Idempotent."""
+    """Patches saving and loading; may be called again."""
     wrap(checkpoint_utils, "save_checkpoint", _save)
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_to_cpu)
     wrap(Trainer, "consolidate_optimizer", _consolidate)

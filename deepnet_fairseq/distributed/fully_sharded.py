@@ -56,7 +56,7 @@ class FullySharded(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
     def forward(self, *args, **kwargs):
-        """As the model's."""
+        """As the model's; weights are gathered layer by layer, a call of all ranks."""
         self.scalars.update()
         return self.module(*args, **kwargs)
 

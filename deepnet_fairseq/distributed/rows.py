@@ -30,5 +30,5 @@ def cut(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 def join(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """The whole of what every rank has a part of."""
+    """The whole, of that shape, of what every rank has a part of; parts: by rank."""
     return torch.cat([part.reshape(-1) for part in parts]).view(tuple(shape))

@@ -25,7 +25,10 @@ FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
-    """This rank's file; a call of all ranks. Returns what the small file says of all of them; SaveError on all."""
+    """This rank's file, of what it found; a call of all ranks. Returns what the small file says of all of them.
+
+    SaveError on every rank if one could not write.
+    """
     folder = agreement.from_first(lambda: _new_folder(Path(save_dir), trainer.get_num_updates()))
     folder = Path(save_dir) / folder
     rank, world = trainer.data_parallel_rank, trainer.data_parallel_world_size

@@ -33,7 +33,7 @@ REFUSED = {
 
 
 def train_sharded() -> None:
-    """Idempotent."""
+    """Patches how fairseq's Trainer wraps a model and builds and clips its optimiser; may be called again."""
     Trainer.is_fsdp = property(lambda self: False)  # fairscale's
     wrap(models, "DistributedFairseqModel", _sharded)
     wrap(Trainer, "_build_optimizer", _build)

@@ -10,7 +10,7 @@ __all__ = ["STATUS", "Diverged", "install"]
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq's Trainer and training loop; may be called again."""
     from . import training
 
     training.install()

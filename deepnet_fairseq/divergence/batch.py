@@ -35,6 +35,6 @@ def odd_one(batch: dict, ratio: float = 8.0, least: int = 32) -> tuple[int, int,
 
 
 def longest(batch: dict) -> tuple[int, int]:
-    """The longest sentence of either side, and the median of the source; zeros without lengths."""
+    """The longest sentence of either side and the median of the source, in tokens; zeros without lengths."""
     lengths = batch["source_lengths"] + batch["target_lengths"]
     return (max(lengths), int(statistics.median(batch["source_lengths"] or lengths))) if lengths else (0, 0)

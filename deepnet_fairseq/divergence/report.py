@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def event(trainer, stop: Stop, epoch: int) -> dict:
-    """All that is known of a divergence, plain data; on every rank at the same time, the same on each."""
+    """All that is known of a divergence, plain data; on every rank at the same time, the same on each.
+
+    Losses are in bits per token, lengths in tokens.
+    """
     watch, cfg = trainer.watch, trainer.cfg
     rate = trainer.get_lr()
     mine = _on_this_rank(trainer, stop)
@@ -135,7 +138,7 @@ def write(folder: Path, events: list[dict]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Of a run that was here before."""
+    """Removes both files, of a run that was here before."""
     for name in (JSON, TEXT):
         Path(folder, name).unlink(missing_ok=True)
 

@@ -32,7 +32,7 @@ class Taken:
 
 
 class Rollbacks:
-    """The rollbacks of one run: `limit` of them, each making every learning rate `factor` times as large.
+    """The rollbacks of one run: at most `limit`, each making every learning rate `factor` times as large.
 
     They are counted in divergence.json, beside the checkpoints and whole before training goes on: a run that is killed
     and started again has the learning rate it had, and what is left of the rollbacks, for as long as its --lr stays

@@ -13,14 +13,14 @@ PLACE = {
 
 
 def headline(event: dict) -> str:
-    """One line; it begins as scripts look for it."""
+    """What has happened, in one line; event, here and below: of report.event. Scripts look for how it begins."""
     first = event["first"]
     place = f", first at {first['where']} ({first['direction']})" if first else ""
     return f"diverged at update {event['update']}: {event['kind']}{place}"
 
 
 def short(event: dict) -> list[str]:
-    """At most eight lines."""
+    """At most eight lines, for the log."""
     last = event["updates"][-1:]
     lines = [headline(event), f"first: {place(event)}"]
     if event["parameters"]["count"]:
@@ -32,7 +32,7 @@ def short(event: dict) -> list[str]:
 
 
 def long(event: dict) -> str:
-    """A page."""
+    """A page, for divergence.txt."""
     batch, setting = event["batch"], event["setting"]
     most, usual = longest(batch)
     lines = [
@@ -70,7 +70,7 @@ def place(event: dict) -> str:
 
 
 def set_back(rollback: dict) -> str:
-    """What was done about it."""
+    """What was done about it, in one line; rollback: of Rollbacks.back."""
     rates = ", ".join(f"{rate:.4g}" for rate in rollback["lr"])
     return (
         f"rollback {rollback['number']} of {rollback['limit']}: back to update {rollback['update']} of "

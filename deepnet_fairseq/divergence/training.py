@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Idempotent."""
+    """Patches fairseq's Trainer and checkpoints, and with a trainer built the loop; may be called again."""
     wrap(Trainer, "__init__", _build)
     wrap(Trainer, "train_step", watch.train_step)
     wrap(Trainer, "clip_grad_norm", watch.clip_grad_norm)

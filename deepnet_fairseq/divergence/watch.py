@@ -47,12 +47,12 @@ class Watch:
         ]
 
     def skip(self) -> None:
-        """Half precision has overflowed: the loss scale comes down, the batch is left out."""
+        """To be told that half precision has overflowed: the loss scale comes down, the batch is left out."""
         self.skipped += 1
         self.skipped_in_all += 1
 
     def update(self, row: dict) -> None:
-        """An update is made."""
+        """To be told that an update is made; row: its number from 1 as "update", and VALUES."""
         self.made.append(row)
         self.skipped, self.scale_before = 0, row["loss_scale"]
         loss = row["loss"]
@@ -63,7 +63,7 @@ class Watch:
 
 
 def train_step(original, trainer, samples, *args, **kwargs):
-    """Around Trainer.train_step. Raises Diverged."""
+    """Around Trainer.train_step. Diverged for a loss that is not finite."""
     watch = trainer.watch
     watch.samples, before, rate = samples, trainer.get_num_updates(), trainer.get_lr()
     logged = original(trainer, samples, *args, **kwargs)
@@ -81,7 +81,8 @@ def train_step(original, trainer, samples, *args, **kwargs):
 
 
 def clip_grad_norm(original, trainer, clip_norm):
-    """Around Trainer.clip_grad_norm, where fairseq's loss scalers find an overflow."""
+    """Around Trainer.clip_grad_norm, where fairseq's loss scalers find an overflow. FloatingPointError, which becomes
+    Diverged further out, for a norm that is not finite."""
     watch = trainer.watch
     watch.norm = None
     try:
@@ -105,7 +106,8 @@ def clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
 
 
 def consolidate_optimizer(original, trainer):
-    """Around Trainer.consolidate_optimizer, the first thing fairseq does when training has raised."""
+    """Around Trainer.consolidate_optimizer, the first thing fairseq does when training has raised: Diverged for a
+    FloatingPointError on its way."""
     error = sys.exc_info()[1]
     if isinstance(error, Diverged):
         raise error

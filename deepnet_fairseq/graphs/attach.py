@@ -37,12 +37,12 @@ def attach(model: nn.Module, task, cfg) -> None:
 
 
 def use_graphs(model: nn.Module, limit: int, **options) -> None:
-    """Both stacks run up to `limit` CUDA graphs each from now on; options: of Graphed."""
+    """The stacks of a DeepModel train by up to `limit` CUDA graphs each from now on; options: of Graphed."""
     for stack in model.stacks().values():
         stack.transform = Graphed(stack, limit, **options)
 
 
 def compile_layers(model: nn.Module, **options) -> None:
-    """Both stacks run compiled layers from now on; options: of torch.compile."""
+    """The stacks of a DeepModel train by compiled layers from now on; options: of torch.compile."""
     for stack in model.stacks().values():
         stack.transform = Compiled(stack, **options)

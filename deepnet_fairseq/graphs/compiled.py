@@ -32,6 +32,7 @@ class Compiled:
             layer.forward = _Forward(self, layer, compiled[type(layer)])
 
     def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
+        """x (B, T, C) and what each layer is given besides -> (B, T, C), as Stack.transform."""
         self.on = self.stack.training and torch.is_grad_enabled() and not self.given.watched()
         return self.eager(x, *inputs)
 

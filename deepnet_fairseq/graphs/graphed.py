@@ -36,6 +36,7 @@ class Graphed:
         self._clear()
 
     def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
+        """x (B, T, C) and what each layer is given besides -> (B, T, C), as Stack.transform."""
         if not (self.stack.training and torch.is_grad_enabled()):
             return self.eager(x, *inputs)
         capture = None if self._obstacle(x) else self._fitting((x, *inputs))

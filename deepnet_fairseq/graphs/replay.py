@@ -65,6 +65,7 @@ class Lease:
         return holder is None or holder.done
 
     def give(self, ctx) -> None:
+        """To the forward pass whose context of autograd this is; its backward pass sets ctx.done."""
         ctx.done = False
         self._holder = weakref.ref(ctx)
 

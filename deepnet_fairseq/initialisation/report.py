@@ -30,6 +30,7 @@ class Row:
         return math.sqrt(sum(squares) / len(squares)) if squares else float(any(self.measured) or 1)
 
     def as_dict(self) -> dict:
+        """For --json: stds as [smallest, largest] over the layers."""
         return {
             "stack": self.stack,
             "sublayer": self.sublayer,
@@ -44,7 +45,7 @@ class Row:
 
 @torch.no_grad()
 def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
-    """One Row per stack, kind of branch and role, in forward order."""
+    """One Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
     rows: dict[tuple, Row] = {}
     for weight in branch_weights(model):
         site, linear = weight.site, weight.linear

@@ -1,8 +1,9 @@
 """Adam with decoupled weight decay on flat parameters: a handful of kernels, however many tensors a model has.
 
-The numbers are those of fairseq's adam, p -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), which takes some ten
-kernels a tensor. torch's fused kernel divides by sqrt(v / (1 - b2^t)) + eps, which is the same with
-eps / sqrt(1 - b2^t) in the place of eps.
+Kingma and Ba 2015, algorithm 1 in the order of section 2's end, and Loshchilov and Hutter 2019, algorithm 2. These are
+the numbers of fairseq's adam, p -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), which takes some ten kernels a
+tensor. torch's fused kernel divides by sqrt(v / (1 - b2^t)) + eps, which is the same with eps / sqrt(1 - b2^t) in the
+place of eps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class Part:
         return self.moments
 
     def update(self, group: dict, factor: float | Tensor, absent_is_zero: bool) -> None:
-        """One update, with gradient times factor, of the parameters that have a gradient."""
+        """One update, with gradient times factor, of the parameters that have a gradient.
+
+        group: of a torch optimiser, lr, betas, eps and weight_decay; absent_is_zero: of all parameters, without
+        gradient as if it were 0.
+        """
         present = [True] * len(self.steps) if absent_is_zero else self.flat.present
         self.steps = [step + there for step, there in zip(self.steps, present, strict=True)]
         pieces = list(self._pieces(present))

@@ -64,7 +64,7 @@ class DeepnetAdam(FairseqOptimizer):
         return settings(self.cfg)
 
     def share(self, group) -> None:
-        """--zero-sharding os."""
+        """--zero-sharding os: each process of `group` keeps the state of its share; before the first update."""
         self.optimizer.share(group)
 
     @property
@@ -73,11 +73,11 @@ class DeepnetAdam(FairseqOptimizer):
         return self.optimizer.factor
 
     def multiply_grads(self, c: float | Tensor) -> None:
-        """Kept as a number until the step."""
+        """Multiplies all gradients by c, which is kept as a number until the step."""
         self.optimizer.factor = self.optimizer.factor * c
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-        """The gradient norm before clipping; from 0 on, max_norm clips nothing."""
+        """The L2 norm of all gradients before clipping, (); a max_norm of 0 or less clips nothing."""
         norm = self.optimizer.norm()
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)
@@ -86,7 +86,7 @@ class DeepnetAdam(FairseqOptimizer):
         return norm
 
     def zero_grad(self) -> None:
-        """Once; fairseq's does it twice."""
+        """Drops the gradients, once; fairseq's does it twice."""
         self.optimizer.zero_grad()
 
 

@@ -81,7 +81,7 @@ class Flat:
         return self._spans[first][0], self._spans[last][1]
 
     def collect(self) -> None:
-        """Notes the gradients that the parameters have now."""
+        """Notes the gradients that the parameters have now; RuntimeError if the parameters left the buffer."""
         if self.parameters[0].data_ptr() != self._buffer.data_ptr():
             raise RuntimeError("the parameters were moved or cast behind the optimiser's back: build it anew")
         self._grads, self._copied = [parameter.grad for parameter in self.parameters], False

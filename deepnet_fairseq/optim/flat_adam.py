@@ -111,7 +111,7 @@ class FlatAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_weights(self, given: list[Tensor]) -> None:
-        """What weights() gave, of all parameters."""
+        """Takes over what weights() gave, of all parameters."""
         for part in self.parts:
             mine, chosen = part.flat.weights, [given[place] for place in part.places]
             flat = mine if self._share is None else torch.zeros(part.flat.length, dtype=mine.dtype)

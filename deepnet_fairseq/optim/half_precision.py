@@ -29,10 +29,10 @@ class FlatFP16Optimizer(FP16Optimizer):
         self.fp32_params = [part.flat.weights for part in self.optimizer.parts]
 
     def _sync_fp16_grads_to_fp32(self) -> None:
-        """FlatAdam collects them."""
+        """Nothing to do: FlatAdam collects them."""
 
     def _sync_fp32_params_to_fp16(self) -> None:
-        """FlatAdam has done it."""
+        """Nothing to do: FlatAdam has done it."""
 
     def zero_grad(self) -> None:
         """Drops the gradients; the next ones are those of a loss times the loss scale."""

@@ -64,7 +64,7 @@ class Recomputation:
 
 
 class Kept:
-    """A tensor that stays where it is."""
+    """A tensor that stays where it is; `get` gives it back."""
 
     def __init__(self, x: Tensor):
         self.x = x
@@ -74,7 +74,8 @@ class Kept:
 
 
 class Offloaded:
-    """A tensor of a GPU that waits in pinned memory of the CPU; the copy runs beside the computation."""
+    """A tensor of a GPU that waits in pinned memory of the CPU; the copy runs beside the computation, `get` makes one
+    on the GPU again."""
 
     streams: dict[torch.device, torch.cuda.Stream] = {}
 
