@@ -8,7 +8,7 @@ from deepnet_fairseq.analysis.comparison import compare
 from deepnet_fairseq.analysis.logs import read_log
 from deepnet_fairseq.analysis.scoring import bleu, hypotheses
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.table import render
+from deepnet_fairseq.text_table import render
 
 
 def line(update, loss, wall):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..json_text import read_object
-from ..table import render
+from ..text_table import render
 from .recorded_run import RecordedRun
 
 VERDICTS = ("stable", "at risk", "diverging")

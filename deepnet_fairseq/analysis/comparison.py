@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..table import render
+from ..text_table import render
 from ..whole_file import whole
 from .curves import plot_losses
 from .logs import read_log

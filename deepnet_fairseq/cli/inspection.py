@@ -11,7 +11,7 @@ from ..errors import UserError
 def list_archs(args) -> None:
     """architecture names, depths, widths and parameter counts"""
     from ..building import parameter_count
-    from ..table import render
+    from ..text_table import render
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
@@ -53,7 +53,7 @@ def report_init(args) -> None:
     from ..config import namespace
     from ..initialisation.report import as_table, init_report
     from ..methods import get_method
-    from ..table import render
+    from ..text_table import render
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:

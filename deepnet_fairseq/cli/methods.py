@@ -9,7 +9,7 @@ def list_methods(args) -> None:
     """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
     from ..method_table import HEADER, as_cells, facts, markdown
     from ..methods import METHODS, get_method
-    from ..table import render
+    from ..text_table import render
 
     if args.flags:
         for name in args.flags.split(","):

@@ -100,7 +100,7 @@ def _measure(out: Path) -> None:
 def _check(args) -> None:
     from ..plan.scale.measurement import one_thread
     from ..plan.scale.time_update import DEPTHS, compare
-    from ..table import render
+    from ..text_table import render
 
     measured = _measured(args)
     with one_thread():

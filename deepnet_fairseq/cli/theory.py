@@ -15,7 +15,7 @@ def theory(args) -> None:
 
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
-    from ..table import render
+    from ..text_table import render
     from ..theory.growth import as_dict, as_table, check_arch, check_method, measure, slopes
 
     check_arch(args.arch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..table import render
+from ..text_table import render
 from .check import Checked
 from .fit import Option, recomputation
 from .flops import Flops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..probes.record import Values
-from ..table import render
+from ..text_table import render
 from .observed import ShortTraining
 from .signals import evenness, headroom, ln_input, profile
 from .verdict import Verdict, judge

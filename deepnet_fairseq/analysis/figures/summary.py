@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ...table import render
+from ...text_table import render
 from .. import paper
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from ...table import render
+from ...text_table import render
 from .paired_test import LEVEL, Comparison, Row, Value
 from .pairing import TestSet
 

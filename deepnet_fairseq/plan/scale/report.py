@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ...table import render
+from ...text_table import render
 from ..fit import recomputation
 from ..report import describe, gib
 from ..setting import GIB
