@@ -18,8 +18,8 @@ from deepnet_fairseq.plan.flags import parse
 from deepnet_fairseq.plan.flops import flops
 from deepnet_fairseq.plan.memory import memory
 from deepnet_fairseq.plan.parameters import count
+from deepnet_fairseq.plan.tracing import trace
 from deepnet_fairseq.plan.trial import Trial
-from deepnet_fairseq.plan.walk import walk
 
 from .support.planned import allocated
 
@@ -116,7 +116,7 @@ KEPT += [(model, form) for model, form in FORMS if "--layernorm-embedding" in fo
 @pytest.mark.parametrize(("model", "flags"), KEPT)
 def test_activations_are_what_autograd_keeps(model, flags):
     setting = planned(model, *flags)
-    held = sum(segment.held_bytes for segment in walk(setting))
+    held = sum(segment.held_bytes for segment in trace(setting))
     assert held == pytest.approx(saved_bytes(setting), rel=0.03)
 
 

@@ -14,7 +14,7 @@ from deepnet_fairseq.plan.flops import flops
 from deepnet_fairseq.plan.parameters import count
 from deepnet_fairseq.plan.setting import Setting
 from deepnet_fairseq.plan.speed import speed, updates_of
-from deepnet_fairseq.plan.walk import walk
+from deepnet_fairseq.plan.tracing import trace
 
 from .support.helpers import FIRST
 from .support.planned import built, planned
@@ -91,7 +91,7 @@ def test_flops_of_a_stack_are_narayanans():
     """24 s h^2 + 4 s^2 h a layer and sentence of s tokens, feed-forward 4h wide (Narayanan et al. 2021, appendix)."""
     fields = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256, "encoder_layers": 5}
     setting = planned(cfg=fields, max_tokens=300, length=30)
-    found = sum(segment.flops for segment in walk(setting) if segment.name == "encoder layers")
+    found = sum(segment.flops for segment in trace(setting) if segment.name == "encoder layers")
     assert found == 5 * 10 * (24 * 30 * 64**2 + 4 * 30**2 * 64)
 
 

@@ -12,14 +12,14 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.plan.memory import best_group, memory
 from deepnet_fairseq.plan.parameters import count
 from deepnet_fairseq.plan.precision import OPTIMIZERS, PRECISIONS
+from deepnet_fairseq.plan.tracing import trace
 from deepnet_fairseq.plan.trial import Trial
-from deepnet_fairseq.plan.walk import walk
 
 from .support.planned import SIZES, allocated, planned, saved_bytes
 
 
 def assert_saved(setting):
-    held = sum(segment.held_bytes for segment in walk(setting))
+    held = sum(segment.held_bytes for segment in trace(setting))
     assert held == pytest.approx(saved_bytes(setting), rel=0.03)
 
 

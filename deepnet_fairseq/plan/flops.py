@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from .setting import Setting
-from .walk import walk
+from .tracing import trace
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Flops:
 
 
 def flops(setting: Setting) -> Flops:
-    """Of the setting's model and batch, by the walk of its forward pass."""
-    segments, tokens = walk(setting), setting.max_tokens
+    """Of the setting's model and batch, by the trace of its forward pass."""
+    segments, tokens = trace(setting), setting.max_tokens
     forward = sum(segment.flops for segment in segments)
     attention = sum(segment.attention for segment in segments)
     recomputed = sum(segment.flops for segment in segments if segment.recomputed)

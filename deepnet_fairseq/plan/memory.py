@@ -15,7 +15,7 @@ from .parameters import Parameters, count
 from .precision import MOMENTS
 from .setting import Setting
 from .tape import Segment
-from .walk import grouped, walk
+from .tracing import grouped, trace
 
 # What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
@@ -55,7 +55,7 @@ class Memory:
 
 def memory(setting: Setting) -> Memory:
     """What one update of the setting takes, from the second on."""
-    return follow(setting, count(setting), walk(setting))
+    return follow(setting, count(setting), trace(setting))
 
 
 def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) -> Memory:
@@ -129,7 +129,7 @@ def best_group(setting: Setting) -> int:
     recomputed yet and only the inputs count; or at the end of the backward pass, when gradients have come and inputs
     gone, and k = 1 is best.
     """
-    parameters, segments = count(setting), walk(replace(setting, checkpoint_every=1))
+    parameters, segments = count(setting), trace(replace(setting, checkpoint_every=1))
     depth = max(archs.depths(setting.cfg))
     found = {
         k: follow(setting, parameters, grouped(segments, k)) for k in range(1, depth + 1) if k * k <= WIDEST * depth

@@ -10,7 +10,7 @@ from ..memory import Memory, follow
 from ..parameters import count
 from ..setting import SHARDED, Setting
 from ..tape import Segment
-from ..walk import walk
+from ..tracing import trace
 from .hardware import Hardware
 from .measured import Measured
 from .timeline import Step
@@ -20,7 +20,7 @@ MOVED = 28  # bytes that Adam moves for a parameter in float32: reads weight, gr
 
 @dataclass
 class Model:
-    """A setting on any number of GPUs; walks are kept, for they differ in the tokens of a batch alone.
+    """A setting on any number of GPUs; traces are kept, for they differ in the tokens of a batch alone.
 
     UserError for a model of one stack, of which nothing was measured.
     """
@@ -33,7 +33,7 @@ class Model:
                 f"--arch {self.given.cfg.arch}: what a GPU's host, the loader and the saves take was measured of "
                 "encoder-decoders; `deepnet plan` says what a language model needs"
             )
-        self._walks: dict[tuple[int, int], list[Segment]] = {}
+        self._traces: dict[tuple[int, int], list[Segment]] = {}
 
     @cached_property
     def parameters(self):
@@ -46,11 +46,11 @@ class Model:
         return bool(getattr(self.given.cfg, "cuda_graphs", False))
 
     def segments(self, setting: Setting) -> list[Segment]:
-        """Of a forward pass over the setting's batch, as walk() gives them."""
+        """Of a forward pass over the setting's batch, as trace() gives them."""
         key = setting.max_tokens, setting.checkpoint_every
-        if key not in self._walks:
-            self._walks[key] = walk(setting)
-        return self._walks[key]
+        if key not in self._traces:
+            self._traces[key] = trace(setting)
+        return self._traces[key]
 
     def memory(self, setting: Setting) -> Memory:
         """Bytes on each GPU of the setting."""

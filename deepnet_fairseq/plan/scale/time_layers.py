@@ -15,7 +15,7 @@ from ...methods import get_method
 from ...transformer.layer import DecoderLayer, EncoderLayer
 from ...transformer.shape import StackShape
 from ..flags import parse
-from ..walk import walk
+from ..tracing import trace
 from .measured import STACKS, LayerTime, Width
 
 DEPTH, LENGTH, WARMUP = 12, 32, 2
@@ -53,7 +53,7 @@ def _flops(name: str, stack: str) -> float:
     """Of a layer's forward pass, a token, as the plan counts them."""
     sizes = ["--vocab", "100", "--max-tokens", str(TOKENS[1]), "--length", str(LENGTH)]
     setting = parse(["--arch", _arch(name), *sizes, "--cpu"])
-    found = next(segment for segment in walk(setting) if segment.name == f"{stack} layers")
+    found = next(segment for segment in trace(setting) if segment.name == f"{stack} layers")
     return found.flops / setting.max_tokens
 
 

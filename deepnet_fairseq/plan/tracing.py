@@ -16,7 +16,7 @@ from .tape import FLOAT32, Segment, Tape, Value, joined
 INDEX = 8  # bytes of an index
 
 
-def walk(setting: Setting) -> list[Segment]:
+def trace(setting: Setting) -> list[Segment]:
     """The segments of one forward pass over a batch of max_tokens (source and target) tokens, in order."""
     tape = Tape(setting.device, setting.precision.itemsize)
     features = None
