@@ -13,7 +13,7 @@ from fairseq import checkpoint_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepnet_fairseq.checkpoints import atomic, background, choice, whole
+from deepnet_fairseq.checkpoints import atomic, background, choice, integrity
 from deepnet_fairseq.compat.saving import move_to_cpu
 from deepnet_fairseq.errors import UserError
 
@@ -93,7 +93,7 @@ def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
     for offset in range(len(content)):
         for bit in {0x10, 1 << offset % 8} if offset % 4 == 0 else (0x10,):
             path.write_bytes(content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :])
-            if whole.damage(path) is None:
+            if integrity.damage(path) is None:
                 assert torch.equal(torch.load(path)["w"], expected)
             elif content[offset : offset + 4] == expected[-1].numpy().tobytes():
                 misread += not torch.equal(torch.load(path)["w"], expected)
@@ -110,15 +110,15 @@ def test_truncated_and_foreign_files_are_damaged(tmp_path_factory, data):
     cut = content[: data.draw(st.integers(0, len(content) - 1))]
     for damaged in (cut, data.draw(st.binary(max_size=200)), b"PK\3\4" + cut, cut + b"\0" * (len(content) - len(cut))):
         path.write_bytes(damaged)
-        assert damaged == content or damaged == whole.BEFORE_ZIP or whole.damage(path) is not None
+        assert damaged == content or damaged == integrity.BEFORE_ZIP or integrity.damage(path) is not None
     path.write_bytes(content)
-    assert whole.damage(path) is None
+    assert integrity.damage(path) is None
 
 
 def test_older_formats_are_left_to_torch(tmp_path):
     path = tmp_path / "old.pt"
     torch.save(state(1), path, _use_new_zipfile_serialization=False)
-    assert whole.damage(path) is None and whole.damage(tmp_path / "none.pt") == "No such file or directory"
+    assert integrity.damage(path) is None and integrity.damage(tmp_path / "none.pt") == "No such file or directory"
 
 
 def damaged(path) -> None:

@@ -10,9 +10,9 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from ..atomic_output import save
 from ..building import own_config
 from ..errors import UserError
-from ..whole_file import save
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
-from . import atomic, whole
+from . import atomic, integrity
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
@@ -23,7 +23,7 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     suffix: of this process's files, mostly "". Says in a line what was passed over; UserError if none is whole.
     """
     last = folder / f"{atomic.LAST}{suffix}.pt"
-    reason = whole.damage(last) if last.is_file() else "missing"
+    reason = integrity.damage(last) if last.is_file() else "missing"
     if reason is None:
         return None
     others = earlier(folder, suffix)
@@ -32,7 +32,7 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     said = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
     atomic.spoilt(last)
     for path in others:
-        if found := whole.damage(path):
+        if found := integrity.damage(path):
             log.warning(f"{path}: truncated or damaged too ({found})")
         else:
             log.warning(f"{said}; resuming from {path}")

@@ -15,7 +15,7 @@ from fairseq.trainer import Trainer
 from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..errors import UserError
-from . import atomic, background, choice, old
+from . import atomic, background, choice, retention
 from .atomic import SaveError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def _save(original, cfg, trainer, epoch_itr, val_loss):
 def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
     """Old checkpoints go when the new one is whole."""
     keep_all = copy.deepcopy(cfg)
-    for rule in old.RULES:
+    for rule in retention.RULES:
         if rule != "keep_best_checkpoints":  # which says too that the best are saved under names of their own
             setattr(keep_all, rule, -1)
     mid_epoch, suffix = not epoch_itr.end_of_epoch(), trainer.checkpoint_suffix
@@ -79,7 +79,7 @@ def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
     except OSError as error:
         return _failed(cfg, error)
     if jobs:
-        jobs += [partial(old.remove, cfg, suffix, mid_epoch), partial(_succeeded, path)]
+        jobs += [partial(retention.remove, cfg, suffix, mid_epoch), partial(_succeeded, path)]
         background.start(jobs, partial(_failed, cfg))
     return path
 

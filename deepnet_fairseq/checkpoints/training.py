@@ -18,7 +18,7 @@ from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..divergence.event import Diverged
 from ..errors import UserError
-from . import atomic, background, border, choice, old, remembered, saving, signals, whole
+from . import atomic, background, catching_up, choice, integrity, process_state, retention, saving, signals
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def _import(original, *args, **kwargs) -> None:
 
 def _verified(original, path, *args, **kwargs):
     if Path(path).is_file():
-        whole.check(path)
+        integrity.check(path)
     return original(path, *args, **kwargs)
 
 
@@ -72,9 +72,9 @@ def _load(original, cfg, trainer, **kwargs):
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
             signals.watch()  # it may validate
-            losses, over = border.catch_up(trainer, extra_state)
+            losses, over = catching_up.catch_up(trainer, extra_state)
             trainer.over = (losses, over) if over else None
-        if remembered.at_border(extra_state) and metrics.get_meters("train"):
+        if process_state.between_epochs(extra_state) and metrics.get_meters("train"):
             metrics.reset_meters("train")
     return extra_state, epoch_itr
 
@@ -124,7 +124,7 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
     kind, cfg = agreement.largest(signals.received(), trainer.device), copy.deepcopy(trainer.cfg.checkpoint)
     name, updates = signal.Signals(kind).name, trainer.get_num_updates()
     cfg.no_epoch_checkpoints, cfg.no_last_checkpoints, cfg.save_interval_updates = True, False, 0
-    for rule in old.RULES:
+    for rule in retention.RULES:
         setattr(cfg, rule, -1)
     with _unfinished(end_of_epoch):
         checkpoint_utils.save_checkpoint(cfg, trainer, epoch_itr, None)
@@ -142,8 +142,8 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
 
 @contextmanager
 def _unfinished(end_of_epoch: bool):
-    remembered.unfinished = end_of_epoch
+    process_state.unfinished = end_of_epoch
     try:
         yield
     finally:
-        remembered.unfinished = None
+        process_state.unfinished = None

@@ -7,7 +7,7 @@ import sys
 from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
-from ..checkpoints import whole
+from ..checkpoints import integrity
 from ..checkpoints.half_precision import WEIGHTS
 from ..compat.wrapping import wrap
 from . import optimiser_state, shard_files
@@ -22,8 +22,8 @@ def save_and_load_sharded() -> None:
     wrap(Trainer, "save_checkpoint", _write)
     wrap(Trainer, "state_dict", _state_dict)
     wrap(Trainer, "load_checkpoint", _load)
-    if shard_files.damage not in whole.FURTHER_CHECKS:
-        whole.FURTHER_CHECKS.append(shard_files.damage)
+    if shard_files.damage not in integrity.FURTHER_CHECKS:
+        integrity.FURTHER_CHECKS.append(shard_files.damage)
 
 
 def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints import atomic, whole
+from ..checkpoints import atomic, integrity
 from ..errors import UserError
 from . import agreement, optimiser_state, rows
 
-UNREADABLE = (*whole.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
+UNREADABLE = (*integrity.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
 KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
 FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
 
@@ -87,7 +87,7 @@ def damage(path: Path) -> str | None:
     except UNREADABLE as error:
         return str(error).split("\n")[0] or type(error).__name__
     for file in named:
-        if found := whole.damage(file):
+        if found := integrity.damage(file):
             return f"its part {file.parent.name}/{file.name}: {found}"
     return None
 

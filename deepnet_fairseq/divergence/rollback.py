@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 
-from ..checkpoints import atomic, background, choice, whole
+from ..checkpoints import atomic, background, choice, integrity
 from ..distributed import agreement
 from ..errors import UserError
 from . import report, schedule
@@ -133,7 +133,7 @@ class Rollbacks:
         suffix, oldest = f"{trainer.checkpoint_suffix}.pt", None
         last = self.folder / f"{atomic.LAST}{suffix}"
         for path in [last, *choice.earlier(self.folder, trainer.checkpoint_suffix)]:
-            if not 0 < (updates := _updates(path)) < stop.weights or whole.damage(path):
+            if not 0 < (updates := _updates(path)) < stop.weights or integrity.damage(path):
                 continue
             if updates <= bound:
                 return path.name.removesuffix(suffix)

@@ -12,7 +12,7 @@ from ..compat.wrapping import wrap
 from . import data_order
 
 KEY = "deepnet_training"  # in extra_state
-unfinished: bool | None = None  # see border.py; set while a stopped training is saved
+unfinished: bool | None = None  # see catching_up.py; set while a stopped training is saved
 averages: dict = {}  # of the epoch, as they were before the resume; set while what was left over is done
 
 
@@ -77,14 +77,14 @@ def set_schedule(trainer: Trainer, ours: dict) -> None:
 
 def _go_on_averaging(extra_state: dict) -> None:
     """At the beginning of an epoch fairseq starts all averages anew; left alone, a run goes on with all but `train`."""
-    if at_border(extra_state) and "metrics" in extra_state:
+    if between_epochs(extra_state) and "metrics" in extra_state:
         metrics.load_state_dict(extra_state["metrics"])
         for meter in metrics.get_meters("default").values():
             if isinstance(meter, meters.TimeMeter):
                 meter.reset()  # as fairseq does in the middle of one
 
 
-def at_border(extra_state: dict) -> bool:
+def between_epochs(extra_state: dict) -> bool:
     """Was it saved between two epochs?"""
     return extra_state["train_iterator"].get("iterations_in_epoch") == 0
 

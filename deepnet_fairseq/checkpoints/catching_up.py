@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fairseq.logging import metrics, progress_bar
 
 from ..distributed import agreement
-from . import remembered
+from . import process_state
 
 
 @dataclass
@@ -39,16 +39,16 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
 
     Returns fairseq's answer to an epoch: validation losses, and is the training over?
     """
-    ours, state = extra_state.get(remembered.KEY) or {}, extra_state["train_iterator"]
-    program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, remembered.at_border(extra_state)
+    ours, state = extra_state.get(process_state.KEY) or {}, extra_state["train_iterator"]
+    program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, process_state.between_epochs(extra_state)
     place = Place(state["epoch"] - at_end, at_end, state)
     losses, over = [extra_state.get("val_loss")], _over(trainer)
-    remembered.set_schedule(trainer, ours)
+    process_state.set_schedule(trainer, ours)
     if ours.get("unfinished") is not None and program is not None:
         subsets = cfg.dataset.valid_subset.split(",")
-        remembered.averages = ours["averages"]
+        process_state.averages = ours["averages"]
         losses, over = program.validate_and_save(cfg, trainer, trainer.task, place, subsets, ours["unfinished"])
-        remembered.averages = {}
+        process_state.averages = {}
     if ours.get("averages") and (at_end or over):
         _log_averages(trainer, place.epoch, ours["averages"])
     if at_end and not over:
@@ -59,7 +59,7 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
 def _over(trainer) -> bool:
     """By the run's limits of today; the limit of epochs is fairseq-train's own."""
     optimization, patience = trainer.cfg.optimization, trainer.cfg.checkpoint.patience
-    misses = getattr(remembered.early_stopping(), "num_runs", 0)
+    misses = getattr(process_state.early_stopping(), "num_runs", 0)
     return (
         trainer.get_num_updates() >= (optimization.max_update or math.inf)
         or trainer.cumulative_training_time() / 3600 > (optimization.stop_time_hours or math.inf)
