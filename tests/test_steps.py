@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from deepnet_fairseq.atomic_output import whole
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.recipes.destination import claimed, outputs
 from deepnet_fairseq.data.steps import Steps, remove
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.whole_file import whole
 
 
 class Program:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..atomic_output import whole
 from ..text_table import render
-from ..whole_file import whole
 from .curves import plot_losses
 from .logs import read_log
 from .scoring import bleu

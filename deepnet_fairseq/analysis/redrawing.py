@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 from .figures import FIGURES, OTHERS
 from .recorded_run import folder_of, name_of, runs_of, unfinished
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from ..atomic_output import whole
 from ..environment import environment
-from ..whole_file import whole
 from .candidate import STOCK, Candidate
 from .cell import FAILED, Cell
 from .contender import Contender

@@ -16,11 +16,11 @@ def bench(args) -> None:
     All candidates of a depth and width run in turn in this process, on the same batches. Results go to --out as JSON,
     whole after each depth and width; a table goes to the standard output.
     """
+    from ..atomic_output import check_file
     from ..bench.candidate import candidates
     from ..bench.markdown import render
     from ..bench.report import failures, run
     from ..bench.settings import shapes
-    from ..whole_file import check_file
 
     if args.render:
         print(_rendered(args.render))

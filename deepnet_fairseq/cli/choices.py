@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..atomic_output import check_file
 from ..choices.scoring import NORMALISATIONS
 from ..errors import UserError
-from ..whole_file import check_file
 
 
 def score_choices(args) -> None:

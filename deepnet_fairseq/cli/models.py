@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..atomic_output import check_file, check_folder
 from ..errors import UserError
-from ..whole_file import check_file, check_folder
 
 
 def profile(args) -> None:

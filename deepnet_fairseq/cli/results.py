@@ -24,7 +24,7 @@ def score(args) -> None:
     bootstrap samples.
     """
     from ..analysis.scoring import score
-    from ..whole_file import check_file, whole
+    from ..atomic_output import check_file, whole
 
     out = args.out and Path(args.out)
     if out:

@@ -89,8 +89,8 @@ def _measured(args):
 
 
 def _measure(out: Path) -> None:
+    from ..atomic_output import check_file
     from ..plan.scale.measurement import measure
-    from ..whole_file import check_file
 
     check_file("--measure", out)
     measure(out.resolve().parent).dump(out)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 from . import bpe
 from .binarise import binarise
 from .cleaning import Limits

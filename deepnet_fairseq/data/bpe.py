@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 from .lines import read_lines, write_lines
 from .processes import map_lines
 

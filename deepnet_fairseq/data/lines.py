@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 
 
 def read_lines(path: Path) -> Iterator[str]:

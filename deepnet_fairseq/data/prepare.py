@@ -9,8 +9,8 @@ from pathlib import Path
 
 import sentencepiece
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 from .binarise import binarise
 from .parallel import ParallelText, read_parallel
 

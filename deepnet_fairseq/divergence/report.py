@@ -8,10 +8,10 @@ import logging
 import math
 from pathlib import Path
 
+from ..atomic_output import whole
 from ..distributed import agreement
 from ..errors import UserError
 from ..probes.record import FILE as PROBES_FILE
-from ..whole_file import whole
 from . import text
 from .advice import advice
 from .batch import describe

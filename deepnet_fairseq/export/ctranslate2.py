@@ -14,8 +14,8 @@ import torch
 from fairseq import tasks
 from torch import Tensor
 
+from ..atomic_output import whole
 from ..errors import UserError
-from ..whole_file import whole
 from .stock import stock_model
 from .transformer import Folded
 

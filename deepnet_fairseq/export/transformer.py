@@ -9,10 +9,10 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from ..atomic_output import save
 from ..building import SPECIALS, from_checkpoint
 from ..errors import UserError
 from ..models.base import DeepModel
-from ..whole_file import save
 from .fold import fold
 from .obstacle import obstacle
 from .stock import BY_NAME, STOCK, Stock, stock_model

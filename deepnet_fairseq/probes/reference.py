@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..whole_file import save
+from ..atomic_output import save
 from .model_update import outputs
 
 REFERENCE = "probes.reference.pt"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import nn
 
+from ..atomic_output import whole
 from ..errors import UserError
 from ..json_text import WRONG_VALUES, parse
-from ..whole_file import whole
 from .recorder import residuals
 
 logger = logging.getLogger(__name__)

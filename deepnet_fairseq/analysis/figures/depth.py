@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...whole_file import whole
+from ...atomic_output import whole
 from ..recorded_run import RecordedRun
 from ..style import style_of
 from .summary import page
@@ -28,7 +28,7 @@ def draw(runs: list[RecordedRun], path: Path) -> str:
     figure.suptitle(_finding(runs, depths), fontsize=11)
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=DPI, metadata={"Software": None})
-    return page("Training loss by depth", [_rows(runs)], (), "runs of scripts/quickstart.sh, one CPU")
+    return page("Training loss by depth", [rows(runs)], (), "runs of scripts/quickstart.sh, one CPU")
 
 
 def _panel(axes: Axes, runs: list[RecordedRun]) -> None:
@@ -89,12 +89,13 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _rows(runs: list[RecordedRun]) -> list[list[str]]:
-    rows = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
+def rows(runs: list[RecordedRun]) -> list[list[str]]:
+    """A header, and one row a run: its model, its final loss (bits a token), its BLEU."""
+    found = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
     for run in sorted(runs, key=lambda run: (run.layers, run.method)):
         bleu = _bleu(run)
-        rows.append([
+        found.append([
             run.depth, style_of(run.method).label, str(run.seed), str(run.log.updates[-1]),
             f"{run.log.final_loss():.2f}", "-" if bleu is None else f"{bleu:.2f}", f"{run.log.seconds:.0f} s",
         ])  # fmt: skip
-    return rows
+    return found

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...whole_file import whole
+from ...atomic_output import whole
 from ..style import PLAIN, Style
 
 PAPER = {"linestyle": "--", "markerfacecolor": "none", "linewidth": 1.0, "markersize": 4.5, "alpha": 0.75}

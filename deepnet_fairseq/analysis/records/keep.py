@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+from ...atomic_output import whole
 from ...errors import UserError
 from ...json_text import read_object
 from ...probes.record import FILE as PROBES
-from ...whole_file import whole
 from ..recorded_run import RecordedRun
 from ..report.collect import collect
 from ..report.paired import write_paired

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+from ...atomic_output import check_file, whole
 from ...errors import UserError
-from ...whole_file import check_file, whole
 from .collect import Report
 from .document import Document, Grid, Text
 from .markdown import escape, grid_text
@@ -41,6 +41,11 @@ def put_into(page: Path, table: str, text: str) -> None:
     held, block = find_block(page, table)
     with whole(page) as part:
         part.write_text(held.replace(block, f"{_first(table)}\n{text}{_last(table)}"), encoding="utf-8")
+
+
+def has_block(page: Path, table: str) -> bool:
+    """Has the page a place for it? UserError for one that is no text."""
+    return page.is_file() and _first(table) in _read(page)
 
 
 def find_block(page: Path, table: str) -> tuple[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ...atomic_output import whole
 from ...errors import UserError
 from ...json_text import read_object
-from ...whole_file import whole
 
 FILE = "paired.json"
 

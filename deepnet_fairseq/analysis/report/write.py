@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...whole_file import check_file, whole
+from ...atomic_output import check_file, whole
 from .as_json import as_json
 from .brief import brief, find_block, put_into
 from .collect import collect, find_table

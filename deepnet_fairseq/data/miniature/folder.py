@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ...atomic_output import whole
 from ...errors import UserError
-from ...whole_file import whole
 from ..recipes import RECIPES, Options
 from . import iwslt14, m2m102, opus100, wmt
 from .archives import lines

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 
+from ...atomic_output import check_folder, whole
 from ...errors import UserError
-from ...whole_file import check_folder, whole
 from ..binarise import binarise_plain
 from ..lines import read_lines, write_lines
 from ..prepare import sentencepiece_model

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from fairseq.data import indexed_dataset
 
+from ...atomic_output import whole
 from ...errors import UserError
-from ...whole_file import whole
 from .vocabulary import Vocabulary
 
 BATCH = 20_000  # sentence pairs encoded at a time

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...whole_file import whole
+from ...atomic_output import whole
 from .pair_text import PairText
 from .vocabulary import Vocabulary
 

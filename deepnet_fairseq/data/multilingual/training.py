@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ...whole_file import whole
+from ...atomic_output import whole
 from ..prepare import sentencepiece_model
 from ..steps import Steps, read_json
 from .pair_text import PairText

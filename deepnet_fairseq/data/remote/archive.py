@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
+from ...atomic_output import whole
 from ...errors import UserError
-from ...whole_file import whole
 from .disk import free_space, need_space, writing
 from .members import BLOCK, Member, members_of
 from .progress import amount, progress

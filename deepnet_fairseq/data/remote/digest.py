@@ -7,8 +7,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from ...atomic_output import whole
 from ...json_text import parse
-from ...whole_file import whole
 from .source import RemoteFile
 
 

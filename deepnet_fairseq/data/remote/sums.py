@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...atomic_output import whole
 from ...errors import UserError
-from ...whole_file import whole
 
 NAME = "SHA256SUMS"
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ...atomic_output import whole
 from ...errors import UserError
-from ...whole_file import whole
 
 FORMAT = 1
 STACKS = ("encoder", "decoder")
