@@ -1,0 +1,64 @@
+"""Outputs that appear under their name whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from .errors import UserError
+
+
+def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
+    """UserError, before the work is done, if no file can be written at `path`, or if it is one of the `inputs`."""
+    if path.is_dir():
+        raise UserError(f"{flag} {path}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{flag} {path}: is no ordinary file; name another")
+    if os.path.realpath(path) in map(os.path.realpath, inputs):  # which a link to itself does not trouble
+        raise UserError(f"{flag} {path}: is one of the files to read; name another")
+    _check_parent(flag, path)
+
+
+def check_folder(flag: str, path: Path) -> None:
+    """UserError, before the work is done, if no new folder can be made at `path`; an empty one counts as new."""
+    if (path.exists() and not path.is_dir()) or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
+    _check_parent(flag, path)
+
+
+def _check_parent(flag: str, path: Path) -> None:
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no folder {parent}; make it first")
+    if not os.access(parent, os.W_OK):
+        raise UserError(f"{flag} {path}: {parent} is not writable; name another place")
+
+
+@contextmanager
+def whole(path: Path):
+    """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
+
+    Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it.
+    """
+    path = path.resolve()  # a link stays, what it points to is replaced
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if path.is_dir():
+            path.rmdir()  # empty, or this fails
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def save(content: dict, path: Path) -> None:
+    """torch.save, whole; UserError, naming the file, if torch cannot write it, as on a full disk."""
+    with whole(path) as part:
+        try:
+            torch.save(content, part)
+        except RuntimeError as error:  # torch's word for a full disk
+            raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]})") from error
