@@ -7,7 +7,8 @@
 # several, separated by commas (fairseq then calls them test, test1, ...). DEST must not exist.
 #
 #   scripts/prepare_text.sh de en corpus/train corpus/valid corpus/test data-bin/de-en --vocab 10000
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_text.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/setup.sh"
 exec deepnet prepare-text "$@"

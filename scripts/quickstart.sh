@@ -7,9 +7,10 @@
 # Any methods, with commas between; `deepnet methods` lists them.
 # Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips what is done and resumes what is not.
 # Ends with a table and OUT/loss.png.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/quickstart.sh
 set -euo pipefail
 start="$PWD"
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.."
 
 methods=deepnorm,post_ln depth=18 updates=1200 seed=1 out=quickstart
 usage() { sed -n '2,9s/^# \{0,1\}//p' scripts/quickstart.sh; }
@@ -25,12 +26,15 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-[ "$updates" -ge 25 ] || { echo "quickstart: --updates $updates: give at least 25, the log has a line every 25" >&2; exit 2; }
+[[ "$updates" =~ ^[0-9]+$ && "$updates" -ge 25 ]] ||
+    { echo "quickstart: --updates $updates: give at least 25, the log has a line every 25" >&2; exit 2; }
+[[ "$start" -ef . || "$out" == /* ]] || out="$PWD/$out"  # shown to somebody who is elsewhere
 source scripts/setup.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
 data="$out/data" runs=()
 method_flags="$(deepnet methods --flags "$methods")"
-mkdir -p "$out"
+mkdir -p "$out" 2>/dev/null && [ -w "$out" ] ||
+    { echo "quickstart: --out $out: not yours to write; name another folder" >&2; exit 1; }
 
 step() { echo; echo "== $*"; }
 
