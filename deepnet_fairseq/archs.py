@@ -83,8 +83,10 @@ _add(
 
 
 def model_of(cfg) -> str:
-    """Which of our models a config (Namespace, omegaconf or dataclass) is of; the translation model's if it does not
-    say. An architecture may be one that somebody else registered for it."""
+    """Name of the model of ours that a config (Namespace, omegaconf or dataclass) is of.
+
+    The translation model's if it does not say. An architecture may be one that somebody else registered for it.
+    """
     arch = getattr(cfg, "arch", None) or getattr(cfg, "_name", None)
     return MODELS.get(arch) or ARCH_MODEL_NAME_REGISTRY.get(arch, MODEL_NAME)
 

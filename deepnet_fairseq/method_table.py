@@ -12,9 +12,11 @@ HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "
 
 
 def facts(name: str) -> dict:
-    """method, equation, paper; extra_parameters beside Post-LN at 6L-6L of width 512; norm; final_norm (a LayerNorm at
-    the end of each stack?); obstacle to folding, None if there is none; train_flags; options with help and default.
-    UserError for a name that no method has."""
+    """What there is to say of a method; UserError for a name that none has.
+
+    method, equation, paper; extra_parameters beside Post-LN at 6L-6L of width 512; norm; final_norm (a LayerNorm at the
+    end of each stack?); obstacle to folding, None if there is none; train_flags; options with help and default.
+    """
     method = get_method(name)
     with torch.device("meta"):
         model, base = (build(method=m, encoder_layers=6, decoder_layers=6, vocab=10) for m in (name, "post_ln"))

@@ -21,8 +21,10 @@ def parse(flags: list[str]) -> argparse.Namespace:
 
 
 def build_trainer(args: argparse.Namespace) -> Trainer:
-    """The Trainer with task, model and criterion from the run's seed; no batch is loaded. UserError without a batch
-    size, and for whatever task and model refuse."""
+    """The Trainer with task, model and criterion from the run's seed; no batch is loaded.
+
+    UserError without a batch size, and for whatever task and model refuse.
+    """
     cfg = convert_namespace_to_omegaconf(args)
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
         raise UserError("--max-tokens: give the batch size of the run to come")

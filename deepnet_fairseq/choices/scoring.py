@@ -12,8 +12,10 @@ from .pieces import Continuation, Reader
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of one choice: log_p(choice | context) in nats, its pieces and UTF-8 bytes; unconditional: log_p(choice |
-    unconditional context), 0 where it was not asked for."""
+    """How likely one choice is: log_p(choice | context) in nats, beside its pieces and UTF-8 bytes.
+
+    unconditional: log_p(choice | unconditional context) in nats, 0 where it was not asked for.
+    """
 
     log_p: float
     pieces: int
@@ -66,8 +68,11 @@ class Scored:
 
 
 def score(items: list[Item], model: LanguageModel, reader: Reader, normalise: str, batch_tokens: int) -> list[Scored]:
-    """In the items' order; normalise: one of NORMALISATIONS; batch_tokens: at most so many at once. UserError, naming
-    file:line, for a choice without pieces or longer than the model takes."""
+    """The items with what the model says of them, in their order.
+
+    normalise: a key of NORMALISATIONS; batch_tokens: at most so many at once. UserError, naming file:line, for a choice
+    without pieces or longer than the model takes.
+    """
     read = [_read(item, item.context, reader, model) for item in items]
     asked = [one for continuations, _ in read for one in continuations]
     log_p = iter(model.log_likelihoods(asked, batch_tokens))

@@ -35,8 +35,7 @@ class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
 
 
 class Chunked:
-    """Mixin before fairseq's criterion: the same flags, loss and log; the decoder's features are taken instead of its
-    scores.
+    """Mixin before fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
 
     UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
     """

@@ -22,8 +22,10 @@ SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 unt
 
 
 class Losses(NamedTuple):
-    """Sums over tokens: the loss to train on and -log p of the targets, both in nats, and how many targets were the
-    likeliest word, None where that was not asked for."""
+    """Sums over tokens: the loss to train on and -log p of the targets, both in nats.
+
+    correct: how many targets were the likeliest word, None where that was not asked for.
+    """
 
     loss: Tensor
     nll_loss: Tensor

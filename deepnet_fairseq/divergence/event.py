@@ -14,11 +14,11 @@ WEIGHTS = "weights not finite"
 
 @dataclass(frozen=True)
 class Stop:
-    """update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; reason: what was
-    noticed, in words.
+    """Why a training cannot go on.
 
-    made: was the update made all the same, so that the weights are no longer those that it started from? samples: what
-    it trained on.
+    update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; reason: what was
+    noticed, in words; made: was the update made all the same, so that the weights are no longer those that it started
+    from? samples: what it trained on.
     """
 
     update: int

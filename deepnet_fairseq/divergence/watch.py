@@ -81,8 +81,10 @@ def train_step(original, trainer, samples, *args, **kwargs):
 
 
 def clip_grad_norm(original, trainer, clip_norm):
-    """Around Trainer.clip_grad_norm, where fairseq's loss scalers find an overflow. FloatingPointError, which becomes
-    Diverged further out, for a norm that is not finite."""
+    """Around Trainer.clip_grad_norm, where fairseq's loss scalers find an overflow.
+
+    FloatingPointError, which becomes Diverged further out, for a norm that is not finite.
+    """
     watch = trainer.watch
     watch.norm = None
     try:
@@ -106,8 +108,10 @@ def clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
 
 
 def consolidate_optimizer(original, trainer):
-    """Around Trainer.consolidate_optimizer, the first thing fairseq does when training has raised: Diverged for a
-    FloatingPointError on its way."""
+    """Around Trainer.consolidate_optimizer, the first thing fairseq does when training has raised.
+
+    Diverged for a FloatingPointError on its way.
+    """
     error = sys.exc_info()[1]
     if isinstance(error, Diverged):
         raise error

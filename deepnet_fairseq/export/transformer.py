@@ -27,8 +27,11 @@ NO_TRAINING = {  # fairseq reads these of every checkpoint
 
 @dataclass
 class Folded:
-    """model: config fields of fairseq's model; state: its parameters; sections: the run's other config, plain data;
-    difference: largest difference of log-probabilities, in nats, from the original on a made-up batch."""
+    """A trained model of ours as one of fairseq's.
+
+    model: config fields of fairseq's model; state: its parameters; sections: the run's other config, plain data;
+    difference: largest difference of log-probabilities, in nats, from the original on a made-up batch.
+    """
 
     model: dict
     state: dict[str, Tensor]

@@ -43,8 +43,11 @@ def draw_uniform(tensor: Tensor, std: float) -> None:
 
 @dataclass(frozen=True)
 class InitProfile:
-    """A base initialisation. draw: fills a tensor with zero mean and a given std; weight_std, bias_std: std of a matrix
-    and of its bias, before the method's gain, which the bias does not get."""
+    """A base initialisation.
+
+    draw: fills a tensor with zero mean and a given std; weight_std, bias_std: std of a matrix and of its bias, before
+    the method's gain, which the bias does not get.
+    """
 
     draw: Callable[[Tensor, float], None]
     weight_std: Callable[[Weight], float]

@@ -1,7 +1,8 @@
 """Admin: y = LN(omega o x + dropout(f(x))), omega a trained vector per branch that starts from a profile of the model.
 
-Liu et al. 2020, "Understanding the Difficulty of Training Transformers"; "Very Deep Transformers for Neural Machine
-Translation". In one forward pass in training mode every omega is set as the pass reaches it (profiling/omega.py):
+Liu et al. 2020, "Understanding the Difficulty of Training Transformers", section 4.3, and "Very Deep Transformers for
+Neural Machine Translation", section 2. In one forward pass in training mode every omega is set as the pass reaches it
+(profiling/omega.py):
     omega_1 = 1,  omega_{i+1}^2 = Var(omega_i o x_i) + Var(f_i)     per stack, the decoder starting at 1 again
 The paper measures all branches with omega = 1 and leaves Var(x_0) out; the authors' code does what stands above, and so
 do we. It keeps the profile in a side file that even generation needs; ours is read once and lives in the checkpoint.

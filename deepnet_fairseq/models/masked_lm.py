@@ -57,9 +57,12 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         masked_tokens: Tensor | None = None,
         **_rest,
     ):
-        """src_tokens (B, T) -> scores (B, T, V), those of masked_tokens alone (masked, V), features (B, T, C), or
-        classes (B, classes) of the named head; and {"inner_states": [(T, B, C)]} if return_all_hiddens, else None's.
-        The task masked_lm also gives src_id, which no model here reads."""
+        """src_tokens (B, T) -> scores (B, T, V) and {"inner_states": None}.
+
+        Scores of the places that masked_tokens (B, T) marks alone are (masked, V). In their place: features (B, T, C)
+        if features_only, or classes (B, classes) of the named head. inner_states: [(T, B, C) before and after every
+        layer] if return_all_hiddens. The task masked_lm also gives src_id, which no model here reads.
+        """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         x = encoded["encoder_out"][0].transpose(0, 1)
         if classification_head_name is not None:
@@ -106,9 +109,11 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         self.classification_heads[name] = ClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
 
     def renamed(self, state_dict):
-        """Of fairseq's `roberta` too, with the names of its first releases. A head that the checkpoint lacks keeps its
-        values; one that the task has not, or has in another size, is left out, or registered under
-        --load-checkpoint-heads."""
+        """Entries of fairseq's `roberta` too, with the names of its first releases.
+
+        A head that the checkpoint lacks keeps its values; one that the task has not, or has in another size, is left
+        out, or registered under --load-checkpoint-heads.
+        """
         state = {ROBERTA.sub(_shell, key).replace(*OLD_NORM): value for key, value in state_dict.items()}
         if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")

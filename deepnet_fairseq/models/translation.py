@@ -38,8 +38,10 @@ class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
         features_only: bool = False,
         alignment_layer: int | None = None,
     ):
-        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns. Hidden states on request only:
-        fairseq's `transformer` keeps those of every layer alive in each training step."""
+        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V).
+
+        Hidden states on request only: fairseq's `transformer` keeps those of every layer alive in each training step.
+        """
         memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
             prev_output_tokens,

@@ -19,8 +19,10 @@ def merged(entries: Entries) -> Entries:
 
 
 def split(state_dict: dict, shapes: list[torch.Size]) -> Entries:
-    """Place -> {"step", "exp_avg", "exp_avg_sq"}, of either kind of state; UserError if it does not fit parameters of
-    these shapes."""
+    """Place -> {"step", "exp_avg", "exp_avg_sq"}, of either kind of state.
+
+    UserError if it does not fit parameters of these shapes.
+    """
     saved, entries = state_dict["param_groups"], state_dict["state"]
     places = [place for group in saved for place in group["params"]]
     if len(places) == 1 and len(shapes) > 1:

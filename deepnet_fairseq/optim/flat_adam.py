@@ -99,8 +99,10 @@ class FlatAdam(torch.optim.Optimizer):
         return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self._share.group)
 
     def weights(self) -> list[Tensor]:
-        """Float32 weights of the parameters, in their order and shapes, views; shared, [] but when a checkpoint is made
-        on the first process."""
+        """Float32 weights of the parameters, in their order and shapes, views.
+
+        [] where others have shares of them, but when a checkpoint is made on the first process.
+        """
         if self._share is not None and not self._whole:
             return []
         flats = [part.flat.weights for part in self.parts] if self._share is None else [w[WEIGHTS] for w in self._whole]

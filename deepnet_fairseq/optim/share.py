@@ -1,5 +1,7 @@
-"""ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054): each process updates its share of the weights and keeps the
-optimiser's state of that share alone."""
+"""ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054).
+
+Each process updates its share of the weights and keeps the optimiser's state of that share alone.
+"""
 
 from __future__ import annotations
 

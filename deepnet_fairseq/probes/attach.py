@@ -117,8 +117,10 @@ def attach_probes(model: nn.Module, task, cfg) -> None:
 
 
 def _scale(optimizer) -> float | torch.Tensor:
-    """What turns the gradients at hand into those of the mean loss: whoever multiplies later has _multiply_factor, as
-    fairseq's optimisers for half precision and deepnet_adam."""
+    """What turns the gradients at hand into those of the mean loss.
+
+    Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
+    """
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()
     return getattr(optimizer, "_multiply_factor", 1.0)

@@ -19,8 +19,10 @@ PROBES: dict[str, type[Probe]] = {}
 
 
 class Held(NamedTuple):
-    """A batch that stays the same all through a run: its net_input, and what model_update.outputs gave for theta_0,
-    stack -> (tokens, C)."""
+    """A batch that stays the same all through a run.
+
+    net_input: of a fairseq sample; reference: what model_update.outputs gave for it at theta_0, stack -> (tokens, C).
+    """
 
     net_input: dict
     reference: dict[str, Tensor]

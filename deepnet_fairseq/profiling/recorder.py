@@ -76,8 +76,10 @@ def in_mode(model: nn.Module, training: bool):
 
 @contextmanager
 def aside(model: nn.Module, seed: int):
-    """For a forward pass without trace: inside, training mode, no gradients, dropout drawn from `seed`; then all as
-    before, torch's generators included."""
+    """For a forward pass without trace: inside, training mode, no gradients, dropout drawn from `seed`.
+
+    Then all is as before, the state of torch's generators too.
+    """
     device = next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)

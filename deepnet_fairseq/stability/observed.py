@@ -9,8 +9,11 @@ from ..probes.record import Values
 
 @dataclass(frozen=True)
 class Observed:
-    """One update: the updates made before it, its learning rate, the loss before it in bits per token (NaN if the
-    update failed), its target tokens. probes[probe][address]: values as the probes define them."""
+    """One update of a check.
+
+    update: how many were made before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
+    failed; tokens: its target tokens; probes[probe][address]: values as the probes define them.
+    """
 
     update: int
     lr: float
@@ -21,8 +24,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """What a check saw. layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate;
-    failure: why the trainer gave up, if so; seconds without set-up."""
+    """What a check saw.
+
+    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
+    gave up, if so; seconds: without set-up.
+    """
 
     method: str
     layers: tuple[int, int]

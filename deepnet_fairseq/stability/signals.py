@@ -33,8 +33,11 @@ def evenness(norms: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Headroom:
-    """activation: largest absolute value in the forward passes; gradient: of the summed loss of one update, per unit of
-    loss scale."""
+    """How much room fp16 has left.
+
+    activation: largest absolute value in the forward passes; gradient: largest absolute value of that of the summed
+    loss of one update, per unit of loss scale.
+    """
 
     activation: float
     gradient: float
@@ -61,8 +64,10 @@ def headroom(observed: list[Observed]) -> Headroom | None:
 
 
 def ln_input(observed: Observed, kind: str) -> float:
-    """Mean norm of what the LayerNorms of one kind of branch read, "ffn" or "self_attn", over all stacks; NaN if the
-    update has none."""
+    """Mean norm of what the LayerNorms of one kind of branch read, over all stacks; NaN if the update has none.
+
+    kind: "ffn" or "self_attn".
+    """
     values = [
         v for a, v in observed.probes.get("ln_input", {}).items() if a.split(".")[-1] == kind and a.count(".") == 2
     ]

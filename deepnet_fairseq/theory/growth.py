@@ -32,9 +32,12 @@ GROWING = ("encoder_bound", "encoder_update", "bound", "update", "update_of_all"
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one depth N-N. alpha and magnitude, sqrt(v^2 + w^2), are means over a stack's branches; bounds
-    (Theorem 4.2 for the encoder, 4.3 for the model) and measured updates are divided by the learning rate;
-    update_of_all is the model's when parameters that the theorems do not speak of move too."""
+    """One method at one depth N-N.
+
+    alpha and magnitude, sqrt(v^2 + w^2), are means over a stack's branches; bounds (Theorem 4.2 for the encoder, 4.3
+    for the model) and measured updates are divided by the learning rate; update_of_all is the model's when parameters
+    that the theorems do not speak of move too.
+    """
 
     method: str
     depth: int

@@ -34,8 +34,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """changes: ||theta_i* - theta_i|| of each branch; encoder, model: ||dF|| of the encoder's output and of the
-    decoder's features, RMS over the width, averaged over tokens; all_moved: the latter if every parameter moves."""
+    """What one step of SGD changes.
+
+    changes: ||theta_i* - theta_i|| of each branch; encoder, model: ||dF|| of the encoder's output and of the decoder's
+    features, RMS over the width, averaged over tokens; all_moved: the latter if every parameter moves.
+    """
 
     changes: Changes
     encoder: float

@@ -15,12 +15,11 @@ from .products import attend, split, to_add
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2) to projections that the caller asks for, and may
-    cache: attention(attention.project_own(x)).
+    """Scaled dot-product attention of many heads (Vaswani et al. 2017, section 3.2).
 
-    dim: width C of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of
-    what keys and values are made from; inner: the method's module in front of out_proj, if any; bias: do the four
-    matrices have one?
+    Called with projections that the caller asks for, and may cache: attention(attention.project_own(x)). dim: width C
+    of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of what keys and
+    values are made from; inner: the method's module in front of out_proj, if any; bias: do the four matrices have one?
     """
 
     def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner=None, bias=True):

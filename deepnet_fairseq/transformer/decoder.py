@@ -81,8 +81,10 @@ class Decoder(Stack, FairseqIncrementalDecoder):
     def step(
         self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple]
     ) -> list[Tensor]:
-        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C). Without gradients, for
-        the cache is written in place."""
+        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C).
+
+        Without gradients, for the cache is written in place.
+        """
         if self.CACHE not in incremental_state:
             memory = EncoderOutput.of(encoder_out, rows=False) if self.attends else None
             cache = DecoderCache(self.layers, memory, x)

@@ -1,4 +1,4 @@
-"""The one equation, in the layers of encoders and decoders:
+"""The one equation, in the layers of encoders and decoders.
 
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 

@@ -43,7 +43,8 @@ def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
 def to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
 
-    The lowest number instead of -inf: a query that may look nowhere is given something, not NaN."""
+    The lowest number instead of -inf: a query that may look nowhere is given something, not NaN.
+    """
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

@@ -74,8 +74,10 @@ class Kept:
 
 
 class Offloaded:
-    """A tensor of a GPU that waits in pinned memory of the CPU; the copy runs beside the computation, `get` makes one
-    on the GPU again."""
+    """A tensor of a GPU that waits in pinned memory of the CPU; `get` gives a copy on the GPU again.
+
+    Copies run beside the computation.
+    """
 
     streams: dict[torch.device, torch.cuda.Stream] = {}
 

@@ -9,8 +9,10 @@ POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("
 
 @dataclass(frozen=True)
 class StackShape:
-    """Widths in units of features, dropouts as probabilities; memory_dim: width of what cross-attention reads, None in
-    a stack without; max_positions: longest sentence in tokens."""
+    """The shape of one stack: widths in features, dropouts as probabilities.
+
+    memory_dim: width of what cross-attention reads, None in a stack without; max_positions: longest sentence in tokens.
+    """
 
     stack: str
     num_layers: int
