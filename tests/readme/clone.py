@@ -16,8 +16,7 @@ from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from . import smaller
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = ".real"  # ending of a program that something stands in for
-SIZES = {"train": 60, "valid": 10, "test": 10}  # an update an epoch
+SIZES = {"train": 104, "valid": 10, "test": 10}  # one batch: a multiple of 8
 ACTIVATE = """# the environment of a clone that is a copy: its programs, and its package before the installed one
 export VIRTUAL_ENV={venv}
 export PATH="$VIRTUAL_ENV/bin:$PATH"
@@ -67,27 +66,28 @@ def stamp(root: Path) -> str:
         question.unlink()
 
 
-def make_small(program: Path) -> None:
-    """Puts the small one in a program's place; the real one stays beside it."""
-    real = program.with_name(program.name + REAL)
+def make_small(program: Path) -> Path:
+    """Puts the small one in a program's place; where the real one is then, in real/ beside bin/."""
+    real = program.parents[1] / "real" / program.name
+    real.parent.mkdir(exist_ok=True)
     program.rename(real)
     words = (program.with_name("python3"), smaller.__file__, program.name, real)
     quoted = dict(zip(("python", "smaller", "name", "real"), (shlex.quote(str(word)) for word in words), strict=True))
     program.write_text(PROGRAM.format(**quoted))
     program.chmod(0o755)
+    return real
 
 
 @contextmanager
 def small_programs(root: Path) -> Iterator[None]:
     """A real clone's environment with the small programs, for as long as that lasts."""
     programs = [root / ".venv" / "bin" / name for name in smaller.PROGRAMS]
-    for program in programs:
-        make_small(program)
+    real = [make_small(program) for program in programs]
     try:
         yield
     finally:
-        for program in programs:
-            program.with_name(program.name + REAL).replace(program)
+        for path, program in zip(real, programs, strict=True):
+            path.replace(program)
 
 
 def write_text(folder: Path) -> None:

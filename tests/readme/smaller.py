@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-UPDATES = "6"  # as many epochs of the generated text, for `average --last 5`
+UPDATES, MAX_TOKENS = "6", "40000"  # an update an epoch of the corpus, for `average --last 5`
 VOCAB = "150"
 WIDTH = {"embed-dim": "16", "ffn-embed-dim": "32", "attention-heads": "2", "layers": "2"}
 GPU_ONLY = {"--fp16", "--memory-efficient-fp16", "--cuda-graphs"}
@@ -49,7 +49,8 @@ def on_cpu(words: Words) -> Words:
 
 
 def train(words: Words) -> Words:
-    return [*on_cpu(words), *stacks(words), "--max-update", UPDATES, "--log-interval", "1", "--num-workers", "0"]
+    larger = given(words, max_tokens=MAX_TOKENS)
+    return [*on_cpu(larger), *stacks(words), "--max-update", UPDATES, "--log-interval", "1", "--num-workers", "0"]
 
 
 def hydra_train(words: Words) -> Words:
