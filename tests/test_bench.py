@@ -15,10 +15,10 @@ from deepnet_fairseq.bench.candidate import STOCK, Candidate, candidates
 from deepnet_fairseq.bench.cell import FAILED, Cell
 from deepnet_fairseq.bench.contender import Contender
 from deepnet_fairseq.bench.markdown import number, render
-from deepnet_fairseq.bench.memory import measure_memory
+from deepnet_fairseq.bench.measures.memory import measure_memory
+from deepnet_fairseq.bench.measures.training import PARTS, Watched
 from deepnet_fairseq.bench.report import failures
 from deepnet_fairseq.bench.settings import Shape
-from deepnet_fairseq.bench.training import PARTS, Watched
 from deepnet_fairseq.cli import main
 
 from .support.benched import SHAPE, short_sentences, short_settings

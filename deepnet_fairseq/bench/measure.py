@@ -6,17 +6,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .building import Building
 from .candidate import Candidate
 from .capacity import limited, side_by_side
 from .cell import UNAVAILABLE, Cell
-from .checkpointing import Checkpointing
-from .generating import Generating
 from .interleave import interleave, recorded
-from .memory import conditions, measure_memory
+from .measures.building import Building
+from .measures.checkpointing import Checkpointing
+from .measures.generating import Generating
+from .measures.memory import conditions, measure_memory
+from .measures.training import Training
+from .measures.trial import Trial
 from .settings import Settings, Shape
-from .training import Training
-from .trial import Trial
 
 TRIALS = (Building, Training, Generating, Checkpointing)
 Cells = dict[str, Cell]  # by candidate

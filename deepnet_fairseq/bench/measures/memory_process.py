@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from ..errors import UserError
-from .candidate import Candidate
-from .capacity import kilobytes, limited
-from .cell import FAILED, Cell
-from .contender import Contender
-from .interleave import recorded
-from .settings import Settings, Shape
+from ...errors import UserError
+from ..candidate import Candidate
+from ..capacity import kilobytes, limited
+from ..cell import FAILED, Cell
+from ..contender import Contender
+from ..interleave import recorded
+from ..settings import Settings, Shape
 
 STEPS = 3  # the second is the first with the optimiser's state
 CHOSEN_FROM = 20  # batches, of which the one with most positions is trained on

@@ -9,9 +9,9 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from .candidate import Candidate
-from .cell import FAILED, NO_MEMORY, NO_TIME, Cell
-from .settings import Settings, Shape
+from ..candidate import Candidate
+from ..cell import FAILED, NO_MEMORY, NO_TIME, Cell
+from ..settings import Settings, Shape
 
 KILLED = -9
 
@@ -23,7 +23,7 @@ def measure_memory(candidate: Candidate, shape: Shape, settings: Settings, cell:
         order = {"candidate": asdict(candidate), "shape": asdict(shape), "settings": asdict(settings)}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "deepnet_fairseq.bench.alone", str(path)],
+                [sys.executable, "-m", "deepnet_fairseq.bench.measures.memory_process", str(path)],
                 input=json.dumps(order),
                 capture_output=True,
                 text=True,

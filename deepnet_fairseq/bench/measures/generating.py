@@ -9,8 +9,8 @@ from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 
-from .candidate import Candidate
-from .contender import Contender
+from ..candidate import Candidate
+from ..contender import Contender
 from .trial import Trial
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 
-from .contender import Contender
+from ..contender import Contender
 from .trial import Trial
 
 POSITION = {"train_iterator": {"epoch": 1, "version": 2, "iterations_in_epoch": 1}}  # without it none is resumed

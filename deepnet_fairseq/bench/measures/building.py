@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .candidate import Candidate
-from .contender import Contender
+from ..candidate import Candidate
+from ..contender import Contender
 from .trial import Trial
 
 

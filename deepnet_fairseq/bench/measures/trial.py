@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from .candidate import Candidate
-from .contender import Contender
-from .settings import Settings, Shape
+from ..candidate import Candidate
+from ..contender import Contender
+from ..settings import Settings, Shape
 
 
 class Trial(ABC):
-    """What one measure does with each candidate; to add one, derive from this and name it in measure.TRIALS.
+    """What one measure does with each candidate; to add one, derive from this and name it in TRIALS of bench/measure.py.
 
     name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?
     """

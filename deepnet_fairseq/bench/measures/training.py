@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from .contender import Contender
-from .roofline import training_flops
+from ..contender import Contender
+from ..roofline import training_flops
 from .trial import Trial
 
 PARTS = ("forward", "backward", "clip", "optimizer")  # clip: the scaling by the sample size, the norm and the clipping

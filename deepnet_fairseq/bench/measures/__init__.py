@@ -1,0 +1,1 @@
+"""What is measured of a candidate, a file each: building, training, generating, checkpointing, memory."""
