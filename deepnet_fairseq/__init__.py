@@ -1,4 +1,13 @@
-"""deepnet_fairseq: very deep Transformers for translation and language models, as a fairseq plug-in (`--user-dir`)."""
+"""deepnet_fairseq: very deep Transformers for translation and language models, as a fairseq plug-in (`--user-dir`).
+
+Importing it registers models, losses, optimisers and tasks with fairseq, and patches it where it must. From Python:
+    building.build, building.from_checkpoint          a model from flags, or from one of its checkpoints
+    methods.Method, methods.register                  a stabilisation method of one's own
+    probes.Probe, stability.short_training            what training does, update by update, and a verdict on it
+    theory.growth                                     the paper's bounds beside what one step changes
+    export.transformer, checkpoints.averaging         a trained model as fairseq's own, the mean of several
+What a user can mend is an errors.UserError, whose text is one line.
+"""
 
 __version__ = "0.1.0"
 

@@ -47,8 +47,10 @@ def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
 
 
 def check_fit(state: StateDict, own: StateDict) -> None:
-    """UserError for the first of depth, method, shapes and constants in which `state`, a checkpoint's, differs from
-    `own`, the model's. It names the flag where that is known, and no file: fairseq's loader knows it."""
+    """UserError for the first of depth, method, shapes and constants in which a checkpoint differs from a model.
+
+    state, own: their state dicts. The message names the flag where that is known, and no file: fairseq's loader does.
+    """
     for stack in ("encoder", "decoder"):
         held, built = depth(state, stack), depth(own, stack)
         if bool(held) != bool(built):
