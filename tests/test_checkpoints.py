@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepnet_fairseq.checkpoints import atomic, background, choice, integrity
-from deepnet_fairseq.compat.saving import move_to_cpu
+from deepnet_fairseq.compat.checkpoints.shared_memory import move_to_cpu
 from deepnet_fairseq.errors import UserError
 
 

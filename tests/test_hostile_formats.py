@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepnet_fairseq.analysis.logs import read_log
 from deepnet_fairseq.bench import lengths
-from deepnet_fairseq.compat.binarised import check_mapped
+from deepnet_fairseq.compat.data.binarised import check_mapped
 from deepnet_fairseq.compat.literals import LONGEST, literal
 from deepnet_fairseq.data.lines import read_lines, write_lines
 from deepnet_fairseq.data.remote.archive import unpack

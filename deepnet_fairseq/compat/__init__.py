@@ -10,26 +10,10 @@ def apply() -> None:
     from . import noise
 
     noise.silence()  # before fairseq is imported
-    from .. import checkpoints as surviving
-    from .. import distributed, divergence
-    from . import (
-        arithmetic,
-        batches,
-        binarised,
-        buckets,
-        checkpoints,
-        command_line,
-        copies,
-        language_data,
-        launch,
-        literals,
-        moving_average,
-        optimisers,
-        pairing,
-        saving,
-        tasks,
-        yaml_config,
-    )
+    from .. import checkpoints, distributed, divergence
+    from . import arithmetic, command_line, launch, literals, moving_average, optimisers, pairing, tasks, yaml_config
+    from .checkpoints import copies, reading, shared_memory
+    from .data import batches, binarised, buckets, language_models
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
@@ -38,19 +22,19 @@ def apply() -> None:
     batches.resume_on_any_number()
     binarised.explain_broken_data()
     buckets.bucket_lengths()
-    checkpoints.allow_plain_data()
+    reading.allow_plain_data()
     command_line.explain_mistakes()
     copies.replace_in_one_move()
     distributed.install()
     divergence.install()
-    surviving.install()
-    language_data.explain_mistakes()
+    checkpoints.install()
+    language_models.explain_mistakes()
     launch.start_and_watch()
     literals.read_without_running()
     moving_average.average_all_at_once()
     optimisers.bring_their_own_half_precision()
-    saving.keep_views()
+    shared_memory.keep_views()
     tasks.accept_yaml()
     pairing.refuse_misfits()
     yaml_config.explain_mistakes()
-    checkpoints.explain_unreadable_files()  # around what the rooms do to a checkpoint
+    reading.explain_unreadable_files()  # around what the rooms do to a checkpoint

@@ -21,7 +21,8 @@ from ..distributed.training import check_sharding
 from ..errors import UserError, user_error_line
 from ..methods import get_method
 from ..optim import deepnet_adam
-from . import language_data, pairing
+from . import pairing
+from .data import language_models
 
 PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASKED_LM: "roberta"}  # fairseq's
 
@@ -81,11 +82,11 @@ def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
     task = getattr(args, "task", None)
     pairing.check(getattr(args, "arch", None), task, getattr(args, "criterion", None))
-    language_data.check_settings(task, functools.partial(_get, args))
+    language_models.check_settings(task, functools.partial(_get, args))
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
         if folder:
-            language_data.check_folder(task, folder, getattr(args, "regression_target", False))
+            language_models.check_folder(task, folder, getattr(args, "regression_target", False))
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)

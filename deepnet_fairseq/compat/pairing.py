@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from .. import archs
 from ..errors import UserError
-from . import language_data
+from .data import language_models
 from .wrapping import wrap
 
 TOKENS = ("cross_entropy", "label_smoothed_cross_entropy")
@@ -70,5 +70,5 @@ def _fitting(setup, cfg, *args, **kwargs):
     if whole is not None and not kwargs.get("from_checkpoint"):
         name = {section: getattr(whole.get(section), "_name", None) for section in ("model", "criterion")}
         check(name["model"], getattr(cfg, "_name", None), name["criterion"])
-        language_data.check_settings(cfg._name, cfg.get)
+        language_models.check_settings(cfg._name, cfg.get)
     return setup(cfg, *args, **kwargs)

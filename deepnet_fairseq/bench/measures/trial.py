@@ -10,7 +10,7 @@ from ..settings import Settings, Shape
 
 
 class Trial(ABC):
-    """What one measure does with each candidate; to add one, derive from this and name it in TRIALS of bench/measure.py.
+    """What one measure does with each candidate; to add one, derive from this, name it in bench/measure.py.
 
     name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?
     """

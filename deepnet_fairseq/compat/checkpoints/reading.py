@@ -21,9 +21,9 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from omegaconf.errors import OmegaConfBaseException
 
-from ..errors import UserError
-from . import checkpoint_content
-from .wrapping import wrap
+from ...errors import UserError
+from ..wrapping import wrap
+from . import content
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 
@@ -84,7 +84,7 @@ def _explained(load, path, *args, **kwargs) -> dict:
         raise UserError(
             f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
         ) from error
-    checkpoint_content.check(path, state)
+    content.check(path, state)
     return state
 
 

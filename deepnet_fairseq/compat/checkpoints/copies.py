@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fairseq.file_io import PathManager
 
-from ..checkpoints import atomic, background
-from .wrapping import wrap
+from ...checkpoints import atomic, background
+from ..wrapping import wrap
 
 
 def replace_in_one_move() -> None:

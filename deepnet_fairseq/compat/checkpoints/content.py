@@ -13,8 +13,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from .. import archs
-from ..errors import UserError
+from ... import archs
+from ...errors import UserError
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -69,8 +69,8 @@ def _check_progress(path: str, state: dict) -> None:
 
 def _check_config(path: str, state: dict, weights: dict[str, Tensor]) -> None:
     """Of our own models: the depth and width in the config are those of the weights."""
-    from ..building import own_config  # which imports the model
-    from ..checkpoints.fitting import depth
+    from ...building import own_config  # which imports the model
+    from ...checkpoints.fitting import depth
 
     cfg, args = state.get("cfg"), state.get("args")
     if not (isinstance(cfg, DictConfig) and "model" in cfg) and not isinstance(args, argparse.Namespace):

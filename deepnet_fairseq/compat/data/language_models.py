@@ -11,8 +11,8 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
-from ..errors import UserError
-from .wrapping import wrap
+from ...errors import UserError
+from ..wrapping import wrap
 
 DICTIONARIES = {  # task -> its dictionaries as patterns, and what makes them
     "translation": (("dict.*.txt",), "scripts/prepare_text.sh"),

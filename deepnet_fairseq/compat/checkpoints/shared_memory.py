@@ -12,7 +12,7 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from ..checkpoints import background
+from ...checkpoints import background
 
 HALF = (torch.float16, torch.bfloat16)
 

@@ -9,7 +9,7 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 
-from .wrapping import wrap
+from ..wrapping import wrap
 
 logger = logging.getLogger(__name__)
 PROCESSES = "num_shards"

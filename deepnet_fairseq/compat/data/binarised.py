@@ -15,8 +15,8 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.language_pair_dataset import LanguagePairDataset
 from fairseq.tasks import FairseqTask, translation
 
-from ..errors import UserError
-from .wrapping import wrap
+from ...errors import UserError
+from ..wrapping import wrap
 
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
 TYPES = indexed_dataset._code_to_dtype

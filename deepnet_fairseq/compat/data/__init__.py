@@ -1,0 +1,1 @@
+"""What fairseq trains on: binarised data, its batches, what a language model is given."""
