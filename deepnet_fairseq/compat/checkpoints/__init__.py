@@ -1,1 +1,1 @@
-"""fairseq's reading and writing of checkpoint files; how a training saves and resumes is deepnet_fairseq/checkpoints."""
+"""How fairseq reads and writes checkpoint files; how a training saves and resumes is deepnet_fairseq/checkpoints."""
