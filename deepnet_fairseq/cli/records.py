@@ -1,4 +1,4 @@
-"""The command that keeps what reports need of finished runs."""
+"""The commands that keep what reports need of finished runs, and render it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,24 @@ def record(args) -> None:
         print(f"not over, left out: {', '.join(map(str, left_out))}")
 
 
+def render(args) -> None:
+    """renders recorded runs: tables, pictures, and the short forms in README.md
+
+    Reads RESULTS/runs; writes RESULTS/tables, RESULTS/figures and RESULTS/miniatures.md, and what stands between lines
+    <!-- report NAME --> and <!-- /report NAME --> of the page, RESULTS/README.md and RESULTS/quickstart.md.
+    """
+    from ..analysis.records.render import render
+
+    for line in render(Path(args.results), Path(args.page)):
+        print(line)
+
+
 def add(command) -> None:
     """Registers `deepnet record` and its flags; command: as parser() gives it."""
     sub = command("record", record)
     sub.add_argument("runs", metavar="RUNS", help="folder with runs at any depth, each with run.json")
     sub.add_argument("dest", metavar="DEST", help="folder for the records, as results/runs")
+
+    sub = command("render", render)
+    sub.add_argument("results", metavar="RESULTS", help="folder with runs, the records; as results")
+    sub.add_argument("--page", default="README.md", metavar="PAGE", help="page with short forms (default README.md)")

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Renders everything recorded in results/runs: the tables' pages, the figures, the index, the short forms in README.md.
+# Trains nothing; a second call changes nothing.
+#
+#   scripts/render_results.sh                        from the records that are there
+#   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
+#   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart; so any NAME=RUNS
+#   PAGE=FILE scripts/render_results.sh              another page than README.md
+set -euo pipefail
+start="$PWD"
+case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;; esac
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+page=README.md
+[ -z "${PAGE:-}" ] || page="$(cd "$start" && realpath -m -- "$PAGE")"
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+for words in "$@"; do
+    name="" runs="$words"
+    [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
+    deepnet record "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name}"
+done
+deepnet render results --page "$page"
