@@ -54,14 +54,20 @@ def test_clone_is_set_up_and_runs_its_own_package(root):
     assert shell.run("command -v fairseq-train").output == f"{root}/.venv/bin/fairseq-train\n"
 
 
-@pytest.mark.parametrize("arch", ["transformer_100_100", "lm_24", "masked_lm_12", "normformer_lm", "transformer_tiny"])
-def test_training_is_made_small(arch):
+ARCHS = {
+    "deepnet_transformer_100_100": "translation",
+    "deepnet_lm_24": "language_modeling",
+    "deepnet_masked_lm_12": "masked_lm",
+    "normformer_lm_125m": "language_modeling",
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_training_is_made_small(arch, tmp_path):
     """The parser takes all of it, and the last of two values."""
-    words = "data --arch {} --max-update=900 --max-tokens 4096 --fp16 --distributed-world-size 8".format(
-        arch if arch.startswith("normformer") else f"deepnet_{arch}"
-    )
-    made = smaller.train([*words.split(), "--task", "language_modeling" if "lm" in arch else "translation"])
-    parsed = options.parse_args_and_arch(options.get_training_parser(), made)
+    flags = ["--max-update=900", "--max-tokens", "4096", "--fp16", "--distributed-world-size", "8"]
+    made = smaller.train([str(tmp_path), "--arch", arch, "--task", ARCHS[arch], *flags])
+    parsed = options.parse_args_and_arch.__wrapped__(options.get_training_parser(), made)
     assert (parsed.max_update, parsed.distributed_world_size, parsed.cpu, parsed.fp16) == (6, 2, True, False)
     sizes = {
         value

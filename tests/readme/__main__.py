@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,8 +47,9 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 
 def row(block: Block, run_as: str, done: Done) -> str:
-    """A line of the table: the command in one line."""
-    shown = " ".join(line.strip().removesuffix("\\").rstrip() for line in done.command.splitlines())
+    """A line of the table: the command in one line, without what is said behind it."""
+    said = re.sub(r" +# .*|\\$", "", done.command, flags=re.MULTILINE)
+    shown = " ".join(line.strip() for line in said.splitlines())
     cell = "`" + shown.replace("|", "\\|") + "`"
     status = "stopped" if done.status is None else str(done.status)
     return f"| {block.number} {block.heading} | {cell} | {run_as} | {status} | {spent(done.seconds)} |\n"

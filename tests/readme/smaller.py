@@ -33,7 +33,7 @@ def given(words: Words, **values: str) -> Words:
 def stacks(words: Words) -> Words:
     """Flags of the width and depth of the architecture's stacks; none where the words name no architecture of ours."""
     arch = next((value for flag, value in zip(words, words[1:], strict=False) if flag in ("--arch", "-a")), "")
-    if "masked_lm" in arch or "mlm" in arch:
+    if "masked_lm" in arch:
         sides = ["encoder"]
     elif "lm" in arch.split("_"):
         sides = ["decoder"]
@@ -89,6 +89,11 @@ def pytest(words: Words) -> Words:
     return [*words, "-n", "0", "-m", "", "--collect-only", "-q"]
 
 
+def mypy(words: Words) -> Words:
+    """Half a minute of the tests' own check."""
+    return [*words, "--version"]
+
+
 def pip(words: Words) -> Words:
     """Says whether what is asked for is what is there, without a network."""
     return [*words, "--dry-run", "--no-index", "--no-deps"] if words[:1] == ["install"] else words
@@ -105,6 +110,7 @@ PROGRAMS: dict[str, Callable[[Words], Words]] = {
     "deepnet": deepnet,
     "python": python,
     "pytest": pytest,
+    "mypy": mypy,
     "pip": pip,
 }
 
