@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
 from .. import archs, config, graphs
-from ..checkpoints import fitting
 from ..initialisation.visit import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
 from ..transformer import traversal
 from ..transformer.stack import Stack
+from . import fitting
 
 
 class DeepModel(nn.Module):
@@ -51,11 +52,11 @@ class DeepModel(nn.Module):
         """ "encoder" and "decoder", those that the model has, in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
-    def tokens(self, **net_input) -> dict[str, Tensor]:
+    def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
         """What each stack reads, (B, T), in the net_input of a fairseq sample."""
         raise NotImplementedError
 
-    def features(self, **net_input) -> dict[str, Tensor]:
+    def features(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
         """What each stack gives, (B, T, C), for the net_input of a fairseq sample."""
         raise NotImplementedError
 

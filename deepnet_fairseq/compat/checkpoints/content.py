@@ -70,7 +70,7 @@ def _check_progress(path: str, state: dict) -> None:
 def _check_config(path: str, state: dict, weights: dict[str, Tensor]) -> None:
     """Of our own models: the depth and width in the config are those of the weights."""
     from ...building import own_config  # which imports the model
-    from ...checkpoints.fitting import depth
+    from ...models.fitting import depth
 
     cfg, args = state.get("cfg"), state.get("args")
     if not (isinstance(cfg, DictConfig) and "model" in cfg) and not isinstance(args, argparse.Namespace):
