@@ -2,14 +2,20 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
 from deepnet_fairseq.methods import METHODS
 
-from .support.helpers import ROOT, call, extended_package, run, run_cold
+from .support.helpers import ROOT, call, run, run_cold
+from .warm import client
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
+EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
+MANUAL = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *MANUAL, *sorted((ROOT / "results").glob("*.md"))]
 
 
 def test_table_of_methods_is_the_commands():
@@ -18,13 +24,41 @@ def test_table_of_methods_is_the_commands():
     assert held.strip() == run("deepnet", "methods", "--markdown").stdout.strip()
 
 
-def test_example_of_a_new_method_runs(tmp_path):
-    """The file as printed, in a copy of the package: listed, foldable, with its option."""
-    code = re.search(r'```python\n("""Halved.*?)```', PAGE, re.DOTALL).group(1)
-    printed = call(extended_package(tmp_path, code), "deepnet_fairseq.cli", "methods", "--json")
-    (halved,) = [row for row in json.loads(printed) if row["method"] == "halved"]
-    assert halved["equation"] == "LN(x + s f(x))" and halved["obstacle"] is None
-    assert halved["options"]["--halved-share"]["default"] == 0.5
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of package and tests with the file of docs/adding_a_method.md in it, and its edits of the tests."""
+    folder = tmp_path_factory.mktemp("extended")
+    for name in ("deepnet_fairseq", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    written = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", EXAMPLE, re.DOTALL | re.MULTILINE)
+    (folder / written[1]).write_text(written[2])
+    for edit in re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE):
+        subprocess.run(edit, shell=True, cwd=folder, check=True)
+    return folder
+
+
+def test_example_of_a_new_method_is_found(extended):
+    """Listed, foldable, with its option and its numbers by depth."""
+    printed = call(extended / "deepnet_fairseq", "deepnet_fairseq.cli", "methods", "--json")
+    (row,) = [row for row in json.loads(printed) if row["method"] == "layer_scale"]
+    assert row["obstacle"] is None and row["final_norm"]
+    assert row["extra_parameters"] == 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two last LayerNorms
+    assert row["options"]["--layer-scale-init"]["default"] == 0.0
+    for layers, g in ((18, 0.1), (25, 1e-6)):
+        command = ("coefficients", layers, layers, "--method", "layer_scale", "--json")
+        numbers = json.loads(call(extended / "deepnet_fairseq", "deepnet_fairseq.cli", *command))
+        assert numbers["encoder"] == numbers["decoder"] == {"g": g}
+
+
+def test_example_of_a_new_method_keeps_what_every_method_keeps(extended):
+    """Tests that go by the registry, of it alone: incremental = full, gradients, saved = loaded, folded, probed."""
+    files = ("test_methods", "test_fold", "test_learned_scale")
+    words = ("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "layer_scale", "--tb=short")
+    paths = [str(extended / "tests" / f"{name}.py") for name in files]
+    done = client.run([*words, *paths], extended, PYTHONPATH=str(extended))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20, done.stdout[-500:]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -44,18 +78,15 @@ def test_listing():
 
 def test_commands_named_in_the_documentation_exist():
     known = set(re.findall(r"^    ([a-z-]+)", run_cold("deepnet", "--help").stdout, re.MULTILINE))
-    for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
-        named = set(re.findall(r"`?deepnet ([a-z][a-z-]+)", page.read_text()))
+    for page in PAGES:
+        named = set(re.findall(r"(?:^|`|&& )deepnet ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
         assert named <= known, page
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     """Files and headings of this repository that a page links to."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for target in re.findall(r"\]\(<?([^)>\s]+)", page.read_text()):
         if "://" in target:
             continue
         path, _, heading = target.partition("#")
@@ -71,3 +102,10 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_no_placeholder_is_left(page):
     assert not re.search(r"\b(TODO|FIXME|TBD)\b", page.read_text())
+
+
+@pytest.mark.parametrize("page", MANUAL, ids=lambda path: path.name)
+def test_lines_fit_a_terminal(page):
+    """120 characters, but for tables and what a program prints."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).splitlines()
+    assert [line for line in prose if len(line) > 120 and not line.startswith(("|", "    "))] == []
