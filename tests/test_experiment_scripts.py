@@ -94,7 +94,7 @@ def test_depth_decides_on_memory():
     assert [int(flags["--encoder-layers"]) for flags in found] == [6, 10, 50, 100, 500]
     assert ["--checkpoint-activations" in flags for flags in found] == [False, False, False, True, True]
     assert [flags.get("--zero-sharding") for flags in found] == [None] * 4 + ["os"]
-    assert "--fp16-no-flatten-grads" in found[-1]
+    assert [flags["--optimizer"] for flags in found] == ["adam"] * 4 + ["deepnet_adam"]  # the one that is sharded
 
 
 def test_rows_are_method_by_depth_by_seed():

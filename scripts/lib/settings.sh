@@ -91,9 +91,6 @@ memory() {  # memory LAYERS: what a model of so many encoder and decoder layers 
     memory_flags=()
     [ "$1" -lt 200 ] || memory_flags=(--checkpoint-activations)
     if [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
-        memory_flags+=(--zero-sharding os)
-        [ "$precision" != fp16 ] || memory_flags+=(--fp16-no-flatten-grads)
-        [ -n "$dry_run" ] || python -c 'import fairscale' 2>/dev/null ||
-            fail "$1 layers on $world GPUS are sharded by fairscale: pip install --no-build-isolation fairscale"
+        memory_flags+=(--zero-sharding os --optimizer deepnet_adam)  # Adam in shards, in the same numbers
     fi
 }
