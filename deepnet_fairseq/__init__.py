@@ -1,6 +1,6 @@
 """deepnet_fairseq: very deep Transformers for translation and language models, as a fairseq plug-in (`--user-dir`).
 
-Importing it registers models, losses, optimisers and tasks with fairseq, and patches it where it must. From Python:
+Importing it registers models, losses, optimisers and schedules with fairseq, and patches it where it must. From Python:
     building.build, building.from_checkpoint          a model from flags, or from one of its checkpoints
     methods.Method, methods.register                  a stabilisation method of one's own
     probes.Probe, stability.short_training            what training does, update by update, and a verdict on it
