@@ -1,0 +1,83 @@
+"""Every page's links: files, headings and pictures of this repository that are there, addresses that can be one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from .support.helpers import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
+HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}", re.IGNORECASE)
+pages = pytest.mark.parametrize("page", sorted(PAGES), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code, in which brackets are no links and # is a comment."""
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def targets(text: str) -> list[str]:
+    """Where links and pictures lead, in Markdown or HTML."""
+    spans = re.sub(r"(?<!\[)`[^`\n]*`", "", prose(text))
+    return re.findall(r"\]\(<?([^)\s>]+)>?\)", spans) + re.findall(r"\b(?:href|src|srcset)=\"([^\"]+)\"", spans)
+
+
+def anchors(text: str) -> set[str]:
+    """What headings are linked by: lower case, blanks as hyphens, no other marks; the second of a name ends in -1."""
+    found: list[str] = []
+    for title in re.findall(r"^#+ +(.+?) *$", prose(text), re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
+        slug = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return set(found)
+
+
+def leads_nowhere(page: Path, target: str) -> bool:
+    """A file that is not there, or a heading that the page has not got."""
+    path, _, heading = target.partition("#")
+    linked = page.parent / path if path else page
+    return not linked.exists() or bool(heading) and heading not in anchors(linked.read_text())
+
+
+def is_address(url: str) -> bool:
+    """https, a host name, nothing that a browser would have to guess."""
+    parts = urlsplit(url)
+    plain = re.fullmatch(r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]*[^.,]", url, re.ASCII)
+    return parts.scheme == "https" and bool(plain and HOST.fullmatch(parts.netloc))
+
+
+@pages
+def test_links_lead_somewhere(page):
+    local = [target for target in targets(page.read_text()) if "://" not in target]
+    assert not [target for target in local if leads_nowhere(page, target)]
+
+
+@pages
+def test_addresses_are_addresses(page):
+    text = page.read_text()
+    bare = [url.rstrip(".,;:") for url in re.findall(r"\bhttps?://[^\s)>`\"'|]+", prose(text))]
+    linked = [target for target in targets(text) if "://" in target]
+    assert not [url for url in bare + linked if not is_address(url)]
+
+
+def test_what_is_broken_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One `x` [two](three)\n# One\n# One\n```bash\n# none\n[a](b)\n```\n[a](<here.md>) `f[0](x)`\n")
+    assert targets(page.read_text()) == ["three", "here.md"]
+    assert anchors(page.read_text()) == {"one-x-two", "one", "one-1"}
+    assert leads_nowhere(page, "here.md") and leads_nowhere(page, "#none") and leads_nowhere(page, "page.md#two")
+    assert not leads_nowhere(page, "#one-1") and not leads_nowhere(page, "page.md")
+    assert targets('<img src="a.svg" alt="b"> ![c](d.png)') == ["d.png", "a.svg"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.org", "https:/example.org", "https://example", "https://exa mple.org", "https://example.org.",
+     "https://user@example.org", "https://example.org/{name}", "https://-a.org"],
+)  # fmt: skip
+def test_no_address(url):
+    assert not is_address(url) and is_address("https://example.org/a-b?c=d#e")
