@@ -9,6 +9,8 @@ import numpy as np
 
 from ..errors import UserError
 
+CONFIDENCE = 0.95  # of the intervals
+
 
 @dataclass(frozen=True)
 class Line:
@@ -48,14 +50,14 @@ def power_law(x, y) -> Line:
     return line(np.log10(x), np.log10(y))
 
 
-def student_t(freedom: int, inside: float = 0.95) -> float:
-    """The t with P(-t < T < t) = inside, by bisection."""
+def student_t(freedom: int) -> float:
+    """The t with P(-t < T < t) = CONFIDENCE, by bisection."""
     low, high = 0.0, 1.0
-    while _between(high, freedom) < inside:
+    while _between(high, freedom) < CONFIDENCE:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _between(middle, freedom) < inside else (low, middle)
+        low, high = (middle, high) if _between(middle, freedom) < CONFIDENCE else (low, middle)
     return high
 
 

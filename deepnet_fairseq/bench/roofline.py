@@ -8,18 +8,19 @@ from torch import Tensor
 from .clock import Clock
 from .settings import Settings, Shape
 
+REPEATS = 10
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def matmul_rate(settings: Settings, size: int | None = None, repeats: int = 10) -> float:
-    """Floating-point operations a second of one large product in the run's precision: the fastest of `repeats`."""
+def matmul_rate(settings: Settings) -> float:
+    """Floating-point operations a second of one large product in the run's precision: the fastest of REPEATS."""
     device = settings.torch_device
-    size = size or (8192 if device.type == "cuda" else 1024)
+    size = 8192 if device.type == "cuda" else 1024
     factors = [torch.randn(size, size, device=device).to(TYPES[settings.precision]) for _ in range(2)]
     clock = Clock(device, settings.clock)
     multiply = clock.watched(torch.mm, "product")
     seconds = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         multiply(*factors)
         seconds.append(clock.read()["product"])
     return 2 * size**3 / min(seconds)

@@ -43,7 +43,7 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     )
 
 
-def earlier(folder: Path, suffix: str = "") -> list[Path]:
+def earlier(folder: Path, suffix: str) -> list[Path]:
     """The checkpoints of the folder but the last one, the newest first, the best by validation at the end."""
     files = list(folder.iterdir()) if folder.is_dir() else []
     previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]

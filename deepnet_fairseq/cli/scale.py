@@ -40,16 +40,16 @@ def _report(args):
         if any(word.split("=")[0] == flag for word in args.rest):
             raise UserError(f"{flag}: all modes, batches and numbers are tried, on GPUs; drop it")
     setting = parse(["--max-tokens", str(MOST_TOKENS), *args.rest])
-    batch, pairs = _at_least("--batch", args.batch, 1), _at_least("--pairs", args.pairs, 1)
+    batch, pairs = _positive("--batch", args.batch), _positive("--pairs", args.pairs)
     updates = max(1, round(pairs * setting.length / batch)) if args.updates is None else args.updates
     scenario = Scenario(
         _model(setting),
         _hardware(args),
         _measured(args),
         batch,
-        _at_least("--updates", updates, 1),
+        _positive("--updates", updates),
         _efficiencies(args.efficiency),
-        _at_least("--num-workers", args.num_workers, 1),
+        _positive("--num-workers", args.num_workers),
     )
     found = {gpus: outcomes(scenario, gpus) for gpus in _gpus(args.gpus)}
     return Report(scenario, pairs, found, limits(scenario))
@@ -112,9 +112,9 @@ def _check(args) -> None:
     print(render(rows))
 
 
-def _at_least(flag: str, value, least):
-    if not least <= value < float("inf"):
-        raise UserError(f"{flag} {value:g}: must be at least {least}")
+def _positive(flag: str, value):
+    if not 1 <= value < float("inf"):
+        raise UserError(f"{flag} {value:g}: must be at least 1")
     return value
 
 
@@ -126,7 +126,7 @@ def _numbers(flag: str, text: str, kind) -> list:
 
 
 def _gpus(text: str) -> list[int]:
-    return [_at_least("--gpus", gpus, 1) for gpus in _numbers("--gpus", text, int)]
+    return [_positive("--gpus", gpus) for gpus in _numbers("--gpus", text, int)]
 
 
 def _efficiencies(text: str) -> tuple[float, ...]:

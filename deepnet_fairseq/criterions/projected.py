@@ -33,7 +33,7 @@ class Losses(NamedTuple):
 
 
 def label_smoothed_loss(
-    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int = 0, count_correct: bool = False
+    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int, count_correct: bool = False
 ) -> Losses:
     """fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+ODD_RATIO, ODD_LENGTH = 8, 32  # of the two sides of a sentence pair that stands out, and tokens of the longer
+
 
 def describe(samples: list, padding: int) -> dict:
     """Of all batches of this rank's update: ids (positions in the binarised text, from 0) and lengths in tokens.
@@ -24,13 +26,13 @@ def describe(samples: list, padding: int) -> dict:
     return {"sentences": len(found["ids"]), **found}
 
 
-def odd_one(batch: dict, ratio: float = 8.0, least: int = 32) -> tuple[int, int, int] | None:
+def odd_one(batch: dict) -> tuple[int, int, int] | None:
     """(id, source, target length) of the sentence whose lengths differ most; eos counts.
 
-    None if none has `least` tokens on one side, and more than `ratio` times those of the other.
+    None if none has ODD_LENGTH tokens on one side, and ODD_RATIO times those of the other.
     """
     pairs = zip(batch["ids"], batch["source_lengths"], batch["target_lengths"])
-    odd = [pair for pair in pairs if max(pair[1:]) >= max(least, ratio * min(pair[1:]))]
+    odd = [pair for pair in pairs if max(pair[1:]) >= max(ODD_LENGTH, ODD_RATIO * min(pair[1:]))]
     return max(odd, key=lambda pair: max(pair[1:]) / max(min(pair[1:]), 1), default=None)
 
 

@@ -20,7 +20,8 @@ from .stock import stock_model
 from .transformer import Folded
 
 LONGEST = 1024  # CTranslate2 cuts what it reads there
-TOKENS = 4096  # scored at most, and the sentence that passes it
+SENTENCES = 50  # scored at most
+TOKENS = 4096  # the same, and the sentence that passes it
 LARGEST = {None: 1e-2, "float32": 1e-2}  # on the log-probability of a token; quantised models are only reported
 
 
@@ -33,7 +34,7 @@ class Check:
     mean: float
 
 
-def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | None, sentences: int = 50) -> Check:
+def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | None) -> Check:
     """Writes a CTranslate2 model into the folder `out` and checks it on the data's validation or test sentences.
 
     data: folder of the binarised data (dictionaries and sentences); quantization: as CTranslate2 names it ("int8",
@@ -48,7 +49,7 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
     task = _task(folded, data)
     with whole(out) as part:
         _convert(ctranslate2, folded, task, part, quantization)
-        check = _compare(folded, SCORERS[folded.stock.name](ctranslate2, part, task), task, sentences)
+        check = _compare(folded, SCORERS[folded.stock.name](ctranslate2, part, task), task)
         if quantization in LARGEST and not check.largest <= LARGEST[quantization]:
             raise UserError(f"--to ctranslate2: its scores differ by {check.largest:.1e}; nothing was written")
     return check
@@ -121,14 +122,14 @@ def _words(dictionary, tokens: Tensor) -> list[str]:
     return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
 
 
-def _compare(folded: Folded, scorer, task, count: int) -> Check:
+def _compare(folded: Folded, scorer, task) -> Check:
     folder = _settings(task).data
     split = next((s for s in ("valid", "test", "train") if _has(task, s)), None)
     if split is None:
         raise UserError(f"--data {folder}: no valid, test or train sentences to check the model with")
     model = stock_model(folded.model, folded.state)
     differences, tokens = [], 0
-    for sample in islice(_fitting(task.dataset(split), model), count):
+    for sample in islice(_fitting(task.dataset(split), model), SENTENCES):
         with torch.no_grad():
             scores = model(**sample["net_input"])[0]
         ours = scores.float().log_softmax(-1).gather(-1, sample["target"].unsqueeze(-1)).flatten()

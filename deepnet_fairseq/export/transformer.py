@@ -54,8 +54,9 @@ def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
         folded = fold_model(model, cfg.model, way)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    folded.sections = OmegaConf.to_container(cfg, enum_to_str=True)
-    del folded.sections["model"]
+    sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
+    del sections["model"]
+    folded.sections = sections
     folded.sections.get("common", {})["user_dir"] = None
     return folded
 
@@ -85,7 +86,7 @@ def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
     return Folded(fields, state, difference)
 
 
-def write_transformer(folded: Folded, out: Path, half: bool = False) -> None:
+def write_transformer(folded: Folded, out: Path, half: bool) -> None:
     """A checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}

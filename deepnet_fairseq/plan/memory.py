@@ -76,7 +76,7 @@ def follow(setting: Setting, parameters: Parameters, segments: list[Segment]) ->
         "backward": base + whole + _backward(segments, waiting, shards),
         "optimiser": base + gradients + step,
     }
-    phase = max(phases, key=phases.get)
+    phase = max(phases, key=phases.__getitem__)
     return Memory(
         weights=weights,
         gradients=gradients,
@@ -98,14 +98,13 @@ def _optimiser(setting: Setting, parameters: Parameters) -> tuple[int, int]:
     Sharded, each GPU has its part of moments and float32 weights.
     """
     adam, precision = setting.optimizer, setting.precision
-    moments, kept = MOMENTS, adam.kept(precision)
-    if setting.sharding != "none":
-        moments, kept = moments / setting.gpus, kept / setting.gpus
-    held = math.ceil(parameters.trainable * (moments + kept)) + adam.buffer(setting.device.name, parameters.trainable)
+    parts = 1 if setting.sharding == "none" else setting.gpus
+    held = math.ceil(parameters.trainable * (MOMENTS + adam.kept(precision)) / parts)
+    held += adam.buffer(setting.device.name, parameters.trainable)
     return held, adam.step(precision, parameters.trainable, parameters.largest)
 
 
-def _backward(segments: list[Segment], waiting: int, shards: int = 1) -> int:
+def _backward(segments: list[Segment], waiting: int, shards: int) -> int:
     """Most bytes at a time in the backward pass.
 
     waiting: of the gradients that are there from its start; shards: of each gradient one stays.

@@ -17,6 +17,7 @@ from .omega import apply_omegas, profile_omegas
 from .profile import Profile, dropouts, read_profile, shape
 
 logger = logging.getLogger(__name__)
+HELD_SENTENCES = 32  # of a batch that stays the same
 
 
 def profile_before_training(model: nn.Module, task, source: str | None) -> None:
@@ -34,9 +35,10 @@ def profile_before_training(model: nn.Module, task, source: str | None) -> None:
         task.get_batch_iterator = original
         iterator = original(*args, **kwargs)
         if not loaded:
-            model.omega_profile = _profile(model, iterator, source)
-            apply_omegas(model, list(model.omega_profile.omega.values()))
-            logger.info(_summary(model.omega_profile, source))
+            profile = _profile(model, iterator, source)
+            model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
+            apply_omegas(model, list(profile.omega.values()))
+            logger.info(_summary(profile, str(source)))
         return iterator
 
     task.get_batch_iterator = get_batch_iterator
@@ -56,7 +58,7 @@ def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
     profile = check_source(source)
     if profile is None:
         return take_profile(model, first_training_batch(iterator), iterator.seed)
-    profile.check(model, source)
+    profile.check(model, str(source))
     return profile
 
 
@@ -68,9 +70,9 @@ def first_training_batch(iterator) -> dict:
     return _net_input(iterator, _first_epoch(iterator)[0])
 
 
-def held_training_batch(iterator, device: torch.device, sentences: int = 32) -> dict:
+def held_training_batch(iterator, device: torch.device) -> dict:
     """net_input on `device` of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
-    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:sentences])
+    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
     return utils.move_to_cuda(net_input, device) if device.type == "cuda" else net_input
 
 

@@ -39,14 +39,14 @@ class Sheet:
         for axes in self.panels:
             axes.grid(alpha=0.25, linewidth=0.6)
 
-    def curve(self, panel: int, x, y, style: Style, axes: Axes | None = None, **options) -> None:
-        """Measured points, joined; `axes` if another axis than the panel's own carries x. NaN leaves a gap."""
-        self._plot(panel, x, y, style, axes, MEASURED | options)
+    def curve(self, panel: int, x, y, style: Style, **options) -> None:
+        """Measured points, joined. NaN leaves a gap."""
+        self._plot(panel, x, y, style, None, MEASURED | options)
         self.solid.add(style.label)
         self.kinds["measured"] = MEASURED | {"marker": "o"}
 
     def paper(self, panel: int, x, y, style: Style, axes: Axes | None = None, **options) -> None:
-        """The paper's points, joined."""
+        """The paper's points, joined; `axes` if another axis than the panel's own carries x."""
         self._plot(panel, x, y, style, axes, PAPER | options)
         self.kinds[f"paper ({self.paper_setting})"] = PAPER | {"marker": "o"}
 
