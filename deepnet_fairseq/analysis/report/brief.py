@@ -12,7 +12,7 @@ from ...atomic_output import check_file, whole
 from ...errors import UserError
 from .collect import Report
 from .document import Document, Grid, Text
-from .markdown import escape, grid_text
+from .markdown import escape, grid_text, linked
 from .numbers import DASH
 
 NOT_RUN = "not run"
@@ -90,7 +90,7 @@ def _dash(cell: Text) -> Text:
 
 def _links(report: Report, page: Path, full: Path | None) -> str:
     def link(text: str, to: Path) -> str:
-        return f"[{text}](<{quote(Path(os.path.relpath(to.resolve(), page.resolve().parent)).as_posix())}>)"
+        return linked(text, quote(Path(os.path.relpath(to.resolve(), page.resolve().parent)).as_posix()))
 
     folders = [report.runs / folder for folder in report.table.folders if (report.runs / folder).is_dir()]
     logs = "runs and logs: " + ", ".join(link(folder.name, folder) for folder in folders)

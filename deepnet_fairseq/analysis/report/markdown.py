@@ -27,6 +27,11 @@ def escape(text: str) -> str:
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
+def linked(text: str, to: str) -> str:
+    """Markdown `text` as a link."""
+    return f"[{text}]({to})" if re.fullmatch(r"[^\s()<>]+", to) else f"[{text}](<{to}>)"
+
+
 def grid_text(grid: Grid) -> str:
     """The table alone."""
     aligned = ["---" if words else "---:" for words in grid.of_words]
@@ -37,6 +42,6 @@ def grid_text(grid: Grid) -> str:
 def _text(cell: Text) -> str:
     text = escape(cell.text)
     if cell.link:
-        text = f"[{text}](<{cell.link}>)"
+        text = linked(text, cell.link)
     marks = f"<sup>{', '.join(cell.marks)}</sup>" if cell.marks else ""
     return text + marks + (f" ({escape(cell.paper)})" if cell.paper else "")
