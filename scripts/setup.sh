@@ -7,7 +7,7 @@
 
 # shellcheck disable=SC1091,SC2317
 if [ -z "${BASH_VERSION:-}" ]; then  # run by sh or sourced by zsh, where $0 is this file
-    bash "$0" && . "$(dirname "$0")/../.venv/bin/activate"
+    bash "$0" && . "$(dirname "$(dirname "$(realpath "$0")")")/.venv/bin/activate"
     return 2>/dev/null || exit
 fi
 
