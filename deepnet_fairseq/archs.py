@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
@@ -60,7 +62,7 @@ def _add(model: str, name: str, fields: dict) -> None:
     PRESETS[name], MODELS[name] = fields, model
 
 
-def _add_depths(model: str, default: tuple[int, ...], depths: list[tuple[int, ...]], more: dict) -> None:
+def _add_depths(model: str, default: tuple[int, ...], depths: Sequence[tuple[int, ...]], more: dict) -> None:
     """MODEL[_WIDTH][_DEPTH] of every width; the widths are those of the model's first stack."""
     stacks = STACKS[model]
     for width_name, width in WIDTHS.items():
@@ -82,16 +84,20 @@ _add(
 )
 
 
-def model_of(cfg) -> str:
+def _arch_of(cfg: Any) -> str:
+    return getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or ""
+
+
+def model_of(cfg: Any) -> str:
     """Name of the model of ours that a config (Namespace, omegaconf or dataclass) is of.
 
     The translation model's if it does not say. An architecture may be one that somebody else registered for it.
     """
-    arch = getattr(cfg, "arch", None) or getattr(cfg, "_name", None)
+    arch = _arch_of(cfg)
     return MODELS.get(arch) or ARCH_MODEL_NAME_REGISTRY.get(arch, MODEL_NAME)
 
 
-def depths(cfg) -> tuple[int, int]:
+def depths(cfg: Any) -> tuple[int, int]:
     """Layers N of the encoder and M of the decoder in a filled config, 0 for a stack that the model does not have."""
     return getattr(cfg, "encoder_layers", 0), getattr(cfg, "decoder_layers", 0)
 
@@ -99,19 +105,19 @@ def depths(cfg) -> tuple[int, int]:
 def same_width(arch: str, other: str) -> bool:
     """Do two architectures differ in depth only? KeyError for a name that is not in PRESETS."""
 
-    def widths(name):
+    def widths(name: str) -> dict:
         return {field: value for field, value in PRESETS[name].items() if not field.endswith("_layers")}
 
     return MODELS[arch] == MODELS[other] and widths(arch) == widths(other)
 
 
-def fill(cfg) -> None:
+def fill(cfg: Any) -> None:
     """Gives every field the user left open the value of the architecture `cfg` names, in place.
 
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
     widths follow the encoder's, as in fairseq's `transformer`.
     """
-    arch, model = getattr(cfg, "arch", None) or getattr(cfg, "_name", None), model_of(cfg)
+    arch, model = _arch_of(cfg), model_of(cfg)
     preset = PRESETS.get(arch, PRESETS[model])  # an architecture somebody else registered sets what it sets
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:

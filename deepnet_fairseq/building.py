@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from functools import lru_cache
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from . import archs
@@ -29,8 +31,8 @@ def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.N
     Sizes in symbols, fairseq's four (bos, pad, eos, unk) included.
     """
     source = _dictionary(source_vocab)
-    same = target_vocab in (None, source_vocab)
-    return argparse.Namespace(source_dictionary=source, target_dictionary=source if same else _dictionary(target_vocab))
+    target = source if target_vocab in (None, source_vocab) else _dictionary(target_vocab or source_vocab)
+    return argparse.Namespace(source_dictionary=source, target_dictionary=target)
 
 
 def _dictionary(size: int) -> Dictionary:
@@ -40,7 +42,7 @@ def _dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepModel:
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
     """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
@@ -50,7 +52,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields) -> DeepMode
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
-def own_config(state: dict, path: str):
+def own_config(state: dict, path: str) -> Any:
     """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's or broken.
 
     state: what fairseq's load_checkpoint_to_cpu gives; path: for the message.
@@ -63,7 +65,7 @@ def own_config(state: dict, path: str):
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
     kind = config_of(saved)
-    known = kind.__dataclass_fields__
+    known = {field.name: field for field in dataclasses.fields(kind)}
     followers = {name for name, field in known.items() if str(field.default).startswith("${")}  # of a task not at hand
     fields = {name: getattr(saved, name) for name in [*known, "arch"] if hasattr(saved, name)}
     given = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
@@ -76,7 +78,7 @@ def own_config(state: dict, path: str):
     return cfg
 
 
-def from_checkpoint(path: str):
+def from_checkpoint(path: str) -> tuple[DeepModel, DictConfig]:
     """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
 
     Needs neither data nor dictionaries. UserError, naming the file, if it is no checkpoint or another model's.
@@ -110,11 +112,11 @@ def _vocabularies(weights: dict) -> tuple[int, int]:
 
 @lru_cache
 def _size(arch: str, vocab: int, *layers: int) -> int:
-    model, tied = archs.MODELS[arch], {}
-    depths = {f"{stack}_layers": number for stack, number in zip(archs.STACKS[model], layers, strict=True)}
-    if model == archs.MODEL_NAME:
+    name, tied = archs.MODELS[arch], {}
+    depths = {f"{stack}_layers": number for stack, number in zip(archs.STACKS[name], layers, strict=True)}
+    if name == archs.MODEL_NAME:
         tied = {"share_all_embeddings": True}
-    elif model == archs.LM:
+    elif name == archs.LM:
         tied = {"share_decoder_input_output_embed": True}
     with torch.device("meta"):  # shapes only
         model = build(arch, vocab, **depths, **tied)

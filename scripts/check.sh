@@ -6,4 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
 ruff check .
 ruff format --check .
+mypy
 shellcheck --shell=bash --external-sources scripts/*.sh scripts/lib/*.sh .ci/run

@@ -49,7 +49,7 @@ def shapes(depths: str, widths: str) -> list[Shape]:
         parts = depth.split("-")
         if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
             raise UserError(f"--depths {depth}: no depth; give ENCODER-DECODER layers, as 18-18")
-        found += [Shape(*map(int, parts), width) for width in widths.split(",")]
+        found += [Shape(int(parts[0]), int(parts[1]), width) for width in widths.split(",")]
     return found
 
 

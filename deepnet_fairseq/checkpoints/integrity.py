@@ -68,7 +68,7 @@ def _of_archive(path: Path, file: IO[bytes]) -> str | None:
             return f"{name} is not stored as torch does"
         file.seek(info.header_offset)
         magic, *_, long, more = HEADER.unpack(file.read(HEADER.size))
-        named, start = file.read(long), reader.get_record_offset(name)
+        named, start = file.read(long), reader.get_record_offset(name)  # type: ignore[attr-defined]  # not in torch's stubs
         if (
             magic != b"PK\3\4"
             or named != info.orig_filename.encode()

@@ -21,7 +21,8 @@ def report(args) -> None:
     if len(forms) > 1 and not args.out:
         raise UserError(f"--format {args.format}: name the files' common beginning with --out; each gets its ending")
     out = Path(args.out) if args.out else None
-    places = {form: out.with_name(f"{out.name}.{form}") if len(forms) > 1 else out for form in forms}
+    several = out if len(forms) > 1 else None
+    places = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
     into = Path(args.into) if args.into else None
     texts = reports(Path(args.runs), args.table, places, args.baseline, into)
     for form, place in places.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import functools
 import importlib.util
@@ -181,4 +182,4 @@ def peer_flags(model: str) -> set[str]:
 
 
 def _flags_of(kind: type) -> set[str]:
-    return {f"--{name.replace('_', '-')}" for name in kind.__dataclass_fields__}
+    return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}

@@ -6,6 +6,8 @@ tasks that are not named here, go with any model.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairseq import tasks
 from fairseq.criterions import CRITERION_REGISTRY
 from omegaconf import DictConfig
@@ -66,7 +68,7 @@ def _of_fairseq(criterion: str | None) -> bool:
 
 
 def _fitting(setup, cfg, *args, **kwargs):
-    whole = cfg._get_parent() if isinstance(cfg, DictConfig) else None
+    whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole is not None and not kwargs.get("from_checkpoint"):
         name = {section: getattr(whole.get(section), "_name", None) for section in ("model", "criterion")}
         check(name["model"], getattr(cfg, "_name", None), name["criterion"])

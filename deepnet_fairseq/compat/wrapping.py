@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 
 def wrap(owner, name: str, around: Callable[..., object]) -> None:
@@ -20,8 +21,8 @@ def wrap(owner, name: str, around: Callable[..., object]) -> None:
         return
 
     @functools.wraps(original)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    wrapped.rooms = rooms | {mark}
+    vars(wrapped)["rooms"] = rooms | {mark}
     setattr(owner, name, staticmethod(wrapped) if static else wrapped)

@@ -1,6 +1,7 @@
 """Configs made whole: as fairseq's command line would make them, or from before some of our flags."""
 
 import argparse
+import dataclasses
 from contextlib import nullcontext
 
 from omegaconf import DictConfig, open_dict
@@ -24,8 +25,8 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
     fields: config fields by name ("decoder_layers") that are not to be the default; lengths are 1024 tokens by default.
     UserError, naming the flag, for what no model can be built from.
     """
-    known = config_of(argparse.Namespace(arch=arch)).__dataclass_fields__
-    defaults = {name: ELSEWHERE.get(name, field.default) for name, field in known.items()}
+    known = dataclasses.fields(config_of(argparse.Namespace(arch=arch)))
+    defaults = {field.name: ELSEWHERE.get(field.name, field.default) for field in known}
     cfg = argparse.Namespace(**(defaults | fields | {"arch": arch}))
     archs.fill(cfg)
     check(cfg)
@@ -35,6 +36,6 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
 def complete(cfg) -> None:
     """Gives a config from before some of our flags what they are by default, in place."""
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
-        for name, field in config_of(cfg).__dataclass_fields__.items():
-            if not hasattr(cfg, name) and not str(field.default).startswith("${"):  # a setting that follows another
-                setattr(cfg, name, field.default)
+        for field in dataclasses.fields(config_of(cfg)):
+            if not hasattr(cfg, field.name) and not str(field.default).startswith("${"):  # one that follows another
+                setattr(cfg, field.name, field.default)

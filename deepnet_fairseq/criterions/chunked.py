@@ -41,12 +41,14 @@ class Chunked:
     """
 
     registered: str
+    sentence_avg: bool
+    padding_idx: int
     eps = 0.0
     report_accuracy = False
     ignore_prefix_size = 0
 
     def __init__(self, task, sentence_avg, loss_chunk_tokens=0, **flags):
-        super().__init__(task, sentence_avg, **flags)
+        super().__init__(task, sentence_avg, **flags)  # type: ignore[call-arg]  # fairseq's
         if loss_chunk_tokens < 0:
             raise UserError(f"--loss-chunk-tokens {loss_chunk_tokens}: must be at least 1, or 0 to let it be chosen")
         self.chunk = loss_chunk_tokens

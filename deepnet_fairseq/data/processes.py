@@ -58,6 +58,9 @@ def _in_processes(make: Callable, chunks: Iterator[list[str]], workers: int) -> 
             yield waiting.popleft().result()
 
 
+_function: Callable[[str], str]  # of a worker
+
+
 def _begin(make: Callable) -> None:
     global _function
     die_with_parent()

@@ -124,7 +124,7 @@ class FullySharded(nn.Module):
 
 def _part(value: DTensor) -> Tensor:
     """A rank's rows, which share the sharded tensor's memory."""
-    return value.detach().to_local()
+    return value.detach().to_local()  # type: ignore[attr-defined]  # a DTensor's detach() gives one
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

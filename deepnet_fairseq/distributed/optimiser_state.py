@@ -8,6 +8,7 @@ are beside the entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..checkpoints.half_precision import WEIGHTS
 from . import rows
 
-Entry = dict[str, object]
+Entry = dict[str, Any]
 
 
 def is_flat(state: dict, shapes: Sequence[torch.Size]) -> bool:

@@ -39,7 +39,7 @@ def train_sharded() -> None:
     wrap(Trainer, "_build_optimizer", _build)
     wrap(Trainer, "clip_grad_norm", _clip)
     if train := sys.modules.get("fairseq_cli.train"):
-        train.fsdp_enable_wrap, train.fsdp_wrap = contextlib.nullcontext, lambda model: model
+        vars(train).update(fsdp_enable_wrap=contextlib.nullcontext, fsdp_wrap=lambda model: model)
 
 
 def sharded(trainer: Trainer):

@@ -68,13 +68,13 @@ def _matrix(layer: nn.Module, sublayer: str, role: str) -> nn.Linear:
 
 def _scale_output(layer: nn.Module, sublayer: str, factor: Scale) -> None:
     last = _matrix(layer, sublayer, LAST[sublayer])
-    last.weight *= factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor  # a vector multiplies rows
-    last.bias *= factor
+    last.weight.mul_(factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)  # a vector multiplies rows
+    last.bias.mul_(factor)
 
 
 def _scale_norm(norm: nn.LayerNorm, factor: Scale) -> None:
-    norm.weight *= factor
-    norm.bias *= factor
+    norm.weight.mul_(factor)
+    norm.bias.mul_(factor)
 
 
 def _divide_readers(layer: nn.Module, sublayer: str, factor: Scale) -> None:
@@ -93,7 +93,7 @@ def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
 
 
 def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
-    return nn.Embedding(*weight.shape, padding_idx=padding_idx, _weight=weight)
+    return nn.Embedding(weight.size(0), weight.size(1), padding_idx, _weight=weight)
 
 
 def _position_table(stack: nn.Module) -> Tensor:

@@ -33,6 +33,7 @@ class Graphed:
         self.given = Given(list(inner_modules(stack)))
         self.held: tuple | None = None  # what the graphs at hand take as given
         self.drops, self.said = 0, set()
+        self.gradients: Gradients | None = None
         self._clear()
 
     def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:

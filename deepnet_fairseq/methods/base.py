@@ -10,8 +10,9 @@ Shapes: B sentences, T tokens, C width of the residual stream. docs/adding_a_met
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -53,7 +54,12 @@ class Method:
     options: ClassVar[dict[str, Option]] = {}
     train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
 
-    def __init__(self, N: int, M: int, **options):
+    if TYPE_CHECKING:
+
+        def __getattr__(self, option: str) -> Any:
+            """The value of an option."""
+
+    def __init__(self, N: int, M: int, **options: Any):
         unknown = options.keys() - self.options.keys()
         if unknown:
             raise TypeError(f"method {self.name} has no option {', '.join(sorted(unknown))}")
@@ -66,9 +72,9 @@ class Method:
         self.check()
 
     @classmethod
-    def from_config(cls, cfg) -> Method:
+    def from_config(cls, cfg: Any) -> Method:
         """The method at the depth and with the options of a filled model config; UserError as __init__."""
-        values = {}
+        values: dict[str, Any] = {}
         for key, option in cls.options.items():
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
             values[key] = str(value) if option.choices else value  # hydra hands over members of an enumeration
@@ -161,11 +167,11 @@ class Method:
         """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
         return {}
 
-    def attach(self, model: nn.Module, task) -> None:
+    def attach(self, model: nn.Module, task: Any) -> None:
         """The last word on a built and initialised model: hooks on the model, or on the task that trains it."""
 
 
-def register(name: str):
+def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: offers a Method as `--method NAME`; ValueError if another class has the name."""
 
     def add(cls: type[Method]) -> type[Method]:

@@ -31,7 +31,7 @@ TIES = {  # the second of two names of one matrix, and how a model has two
 
 def with_split_projections(state: StateDict) -> StateDict:
     """`state` with three entries in place of each that fairseq wrote for queries, keys and values together."""
-    split = {}
+    split: StateDict = {}
     for key, value in state.items():
         if match := OLD_PROJECTIONS.fullmatch(key):
             parts = zip("qkv", value.chunk(3), strict=True)

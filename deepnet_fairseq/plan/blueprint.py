@@ -31,7 +31,7 @@ class Blueprint:
     name: str
     shape: StackShape
     layers: list[Layer]
-    tokens: list[nn.Module]
+    tokens: list[nn.Embedding]
     tied: bool
     embedding: list[nn.Module]
     layernorm_embedding: bool
@@ -106,7 +106,7 @@ def _tied(cfg) -> bool:
     return cfg.share_decoder_input_output_embed
 
 
-def _output(setting: Setting, shape: StackShape, tokens: list[nn.Module], tied: bool) -> list[nn.Module]:
+def _output(setting: Setting, shape: StackShape, tokens: list[nn.Embedding], tied: bool) -> list[nn.Module]:
     """What makes scores of features, without a projection that is an embedding and nothing else."""
     vocab = setting.target_vocab
     if setting.objective.masks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import UserError
 from .flops import flops
@@ -14,9 +15,10 @@ from .setting import SHARDED, SHARDING_FLAGS, Setting
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
-SHARDINGS = {  # what they spread, and what else changes: a sharded matrix gives no logits in chunks
+# what they spread, and what else changes: a sharded matrix gives no logits in chunks
+SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "os": ("optimiser", {}),
-    "fully_sharded": ("all", {"criterion": None, "chunk": 0}),
+    "fully_sharded": ("all", {"criterion": "", "chunk": 0}),
 }
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: a step that saves less is no step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import math
 
@@ -35,7 +36,7 @@ def parse(flags: list[str]) -> Setting:
             f"unknown: {' '.join(rest)}; "
             + (f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it")
         )
-    known = _config_class(arch).__dataclass_fields__
+    known = _field_names(arch)
     given = {name: value for name, value in vars(args).items() if name in known}
     cfg = config.namespace(arch, **(_positions(arch, args.length) | given))
     source, target = _vocabularies(args.vocab)
@@ -81,9 +82,13 @@ def _config_class(arch: str) -> type:
     return config.CONFIGS[archs.MODELS[arch]]
 
 
+def _field_names(arch: str) -> set[str]:
+    return {field.name for field in dataclasses.fields(_config_class(arch))}
+
+
 def _positions(arch: str, length: int) -> dict[str, int]:
     """Longest samples as fairseq's tasks set them: a language model's are all of one length."""
-    fields = _config_class(arch).__dataclass_fields__
+    fields = _field_names(arch)
     if "max_source_positions" in fields:
         return {}
     return {name: length for name in ("tokens_per_sample", "max_target_positions", "max_positions") if name in fields}
@@ -95,7 +100,7 @@ def _parser(arch: str) -> argparse.ArgumentParser:
     kind = _config_class(arch)
     gen_parser_from_dataclass(parser, kind(), delete_default=True)
     for name in ("max_source_positions", "max_target_positions"):  # the task's
-        if name in kind.__dataclass_fields__:
+        if name in _field_names(arch):
             parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     _add_training(parser, OBJECTIVES[archs.MODELS[arch]])
     return parser

@@ -13,7 +13,8 @@ from .precision import OPTIMIZERS, PRECISIONS, Adam, DeepnetAdam, Precision
 from .tape import DEVICES, Device
 
 GIB = 2**30
-SHARDED = {"os": DeepnetAdam, "fully_sharded": Adam}  # the optimiser that a way of sharding is for
+Optimizer = type[Adam] | type[DeepnetAdam]
+SHARDED: dict[str, Optimizer] = {"os": DeepnetAdam, "fully_sharded": Adam}  # what a way of sharding is for
 SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
 
 
@@ -36,8 +37,8 @@ class Setting:
     update_freq: int = 1
     length: int = 32
     precision: Precision = PRECISIONS["fp32"]
-    optimizer: type[Adam] | type[DeepnetAdam] = OPTIMIZERS["adam"]
-    criterion: str | None = None
+    optimizer: Optimizer = OPTIMIZERS["adam"]
+    criterion: str = ""
     chunk: int = 0
     mask_prob: float = MASK_PROB
     checkpoint_every: int = 0
@@ -47,7 +48,7 @@ class Setting:
     device: Device = DEVICES["cuda"]
 
     def __post_init__(self):
-        if self.criterion is None:
+        if not self.criterion:
             object.__setattr__(self, "criterion", self.objective.criterion)
         for name in ("max_tokens", "update_freq", "length", "gpus", "gpu_memory"):
             if getattr(self, name) <= 0:

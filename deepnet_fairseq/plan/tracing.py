@@ -19,10 +19,11 @@ INDEX = 8  # bytes of an index
 def trace(setting: Setting) -> list[Segment]:
     """The segments of one forward pass over a batch of max_tokens (source and target) tokens, in order."""
     tape = Tape(setting.device, setting.precision.itemsize)
-    features = None
+    features: Value | None = None
     for name in setting.stacks:
         last = blueprint(setting, name)
         features = _stack(tape, setting, last, features)
+    assert features is not None  # a model has a stack
     _loss(tape, setting, last, features)
     return grouped(tape.segments, setting.checkpoint_every)
 

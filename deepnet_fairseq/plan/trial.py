@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Trial:
             words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.added))
             Path(self.folder.name, name).write_text(words, encoding="utf-8")
         args = parse(self._flags())
-        for name in config.config_of(setting.cfg).__dataclass_fields__.keys() - RUN:
+        for name in {field.name for field in dataclasses.fields(config.config_of(setting.cfg))} - RUN:
             setattr(args, name, getattr(setting.cfg, name))
         self.trainer = build_trainer(args)
         self.trainer.begin_epoch(1)

@@ -32,7 +32,7 @@ class TrainingProbes:
         self.iterator, self._opened = None, False
         self.update = 0
         self._wrapped = None  # the optimiser in use
-        self._written = None  # the last update with a row: fairseq repeats a step that failed, to look into it
+        self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
 
     def attach(self, task) -> None:
         """Wraps the task that is about to train the model; one that only translates with it is left alone."""

@@ -24,11 +24,11 @@ class GradientNorm(Probe):
         self.found: dict[str, float] = {}
 
     def gradients(self, scale):
-        named = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([p.grad for _, p in named], 2, dtype=torch.float32)) * scale
+        named = [(name, p, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm([grad for *_, grad in named], 2, dtype=torch.float32)) * scale
         weights = {id(weight.linear.weight): f"{weight.site}.{weight.role}" for weight in branch_weights(self.model)}
         squares: dict[str, float] = {}
-        for (name, parameter), norm in zip(named, norms.tolist(), strict=True):
+        for (name, parameter, _grad), norm in zip(named, norms.tolist(), strict=True):
             for address in (_owner(name), weights.get(id(parameter))):
                 if address:
                     squares[address] = squares.get(address, 0.0) + norm * norm
@@ -62,8 +62,9 @@ class GradientL1(Probe):
     def gradients(self, scale):
         weights = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
         if weights:  # not all frozen
-            grads = [weight.linear.weight.grad for weight in weights]
-            sums = torch.stack(torch._foreach_norm(grads, 1, dtype=torch.float32)) * scale
+            grads = (weight.linear.weight.grad for weight in weights)
+            norms = torch._foreach_norm([grad for grad in grads if grad is not None], 1, dtype=torch.float32)
+            sums = torch.stack(norms) * scale
             for weight, norm in zip(weights, sums.tolist(), strict=True):
                 self.found[f"{weight.site}.{weight.role}"] = norm / weight.linear.weight.numel()
 

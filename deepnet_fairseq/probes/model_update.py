@@ -23,7 +23,8 @@ class ModelUpdate(Probe):
         super().__init__(model)
         self.found: dict[str, float] = {}
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: Held | None) -> None:
+        assert held is not None  # needs_held
         now = outputs(self.model, held.net_input)
         self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .base import Held, Probe
 from .model_update import token_masks
@@ -25,7 +26,8 @@ class Session:
         self.held: Held | None = None  # set before the first update, where a probe needs it
         self.watching: list[Probe] = []
         self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
-        self._outer, self._inner = [], []
+        self._outer: list[RemovableHandle] = []
+        self._inner: list[RemovableHandle] = []
 
     @property
     def active(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -44,11 +45,11 @@ class Profile:
         Other dropout is a warning in the log.
         """
         built = shape(model)
-        for name, value in built.items():
+        for name, number in built.items():
             held = getattr(self, name)
-            if held is not None and held != value:
+            if held is not None and held != number:
                 raise UserError(
-                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {held}, this model has {value}; "
+                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {held}, this model has {number}; "
                     "profile the model you train (`deepnet profile --help`)"
                 )
         if list(self.omega) != [str(site) for site, _ in residuals(model)]:
@@ -79,7 +80,7 @@ class Profile:
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
 
 
-def shape(model: nn.Module) -> dict[str, int]:
+def shape(model: nn.Module) -> dict[str, Any]:
     """Depth and widths of the stacks that the model has, by the names of Profile's fields."""
     stacks = model.stacks()
     depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}

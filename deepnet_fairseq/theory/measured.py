@@ -20,7 +20,7 @@ from .magnitudes import largest_gain, matrices
 
 SENTENCES, LENGTH = 8, 32
 
-Gradients = dict[nn.Parameter, Tensor]
+Gradients = dict[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def sgd_step(model: nn.Module, batch: Batch, lr: float) -> Step:
     memory, features = _outputs(model, batch)
     loss = cross_entropy(model.decoder.output_layer(features).flatten(0, 1), batch.target.flatten())
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
+    gradients: Gradients = dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
     pairs = {site: (first.weight, last.weight) for site, first, last in matrices(model)}
     changes = {site: lr * math.hypot(*(largest_gain(gradients[w]) for w in pair)) for site, pair in pairs.items()}
     of_theorem = {weight: gradients[weight] for pair in pairs.values() for weight in pair}

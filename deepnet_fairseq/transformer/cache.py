@@ -36,7 +36,9 @@ class DecoderCache:
         sentences = first.size(0) // self.beams
         self.prefix = kept.new_empty(len(layers), 2, sentences, 0, heads, first.size(-1) // heads)
         self.past = kept.new_zeros(sentences, self.beams, 0)
-        self._memory = self._prefix = self._places = ()  # views of each layer's part
+        self._memory: Sequence[tuple[Tensor, Tensor]] = ()  # views of each layer's part
+        self._prefix: Sequence[tuple[Tensor, Tensor]] = ()
+        self._places: Sequence[Tensor] = ()
 
     def advance(self) -> Tensor | None:
         """Room for a token of every hypothesis. Returns the mask of this step, (B, 1, k, used), None for one beam."""
@@ -122,6 +124,7 @@ class DecoderCache:
         """Every hypothesis becomes a sentence of its own, for callers that mix those of several."""
         own = (self.past == 0).nonzero()[:, 2].view(len(self.past), -1)  # (B, k steps)
         self.prefix = self._take(own).flatten(2, 3).unflatten(2, (-1, self.steps))
+        assert self.memory is not None  # beams share a source
         self.memory = self.memory.repeat_interleave(self.beams, 2)
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask.repeat_interleave(self.beams, 0)
@@ -131,10 +134,10 @@ class DecoderCache:
 
 def _project(layers: Sequence[nn.Module], states: Tensor) -> Tensor:
     """Keys and values of the source (B, S, C) in all layers, written where they stay: (L, 2, B, S, h, d)."""
-    memory = None
+    memory = states.new_empty(0)
     for index, layer in enumerate(layers):
         projected = layer.encoder_attn.project_source(states).movedim(2, 0)
-        if memory is None:
+        if index == 0:
             memory = projected.new_empty(len(layers), *projected.shape)
         memory[index] = projected
     return memory

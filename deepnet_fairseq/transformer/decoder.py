@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import torch
 from fairseq.models import FairseqIncrementalDecoder
@@ -56,18 +57,19 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
         and inner_states, [(T, B, C) before and after every layer] if return_all_hiddens.
         """
-        watched, alignment = alignment_layer if self.attends else None, []
+        watched = alignment_layer if self.attends else None
+        alignment: list[Tensor] = []
         if watched is None and self.need_attn and not self.training:
             watched = len(self.layers) - 1
         more = {} if watched is None else {watched: (alignment,)}
         positions = self.positions(prev_output_tokens, incremental_state)
         if incremental_state is not None:
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
-            states = self.step(x, incremental_state, encoder_out, more)
+            states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more)
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
-            inputs = (self._left_padding_mask(prev_output_tokens),)
+            inputs: tuple[Tensor | None, ...] = (self._left_padding_mask(prev_output_tokens),)
             if self.attends:
                 memory = EncoderOutput.of(encoder_out)
                 inputs += (memory.states, memory.mask)
@@ -87,12 +89,13 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         """
         if self.CACHE not in incremental_state:
             memory = EncoderOutput.of(encoder_out, rows=False) if self.attends else None
-            cache = DecoderCache(self.layers, memory, x)
+            cache = DecoderCache(list(self.layers), memory, x)
             steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
             incremental_state[self.CACHE] = cache, steps
         cache, steps = incremental_state[self.CACHE]
         mask = cache.advance()
-        states, history = [x], []
+        states = [x]
+        history: list[Tensor] = []
         x = self.mix(x.squeeze(1), history)
         for index, step in enumerate(steps):
             x = self.mix(step(x, mask, *more.get(index, ())), history)

@@ -19,8 +19,9 @@ class EncoderOutput:
     beams: int = 1
 
     @classmethod
-    def of(cls, encoder_out: dict, rows: bool = True) -> EncoderOutput:
+    def of(cls, encoder_out: dict | None, rows: bool = True) -> EncoderOutput:
         """From what Encoder.forward returns. rows: one sentence a row of the decoder, not one for a group of beams."""
+        assert encoder_out is not None  # a decoder that attends is given one
         states = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
         padding = encoder_out["encoder_padding_mask"]
         padding = padding[0] if len(padding) and padding[0].any() else None

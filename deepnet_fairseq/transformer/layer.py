@@ -78,7 +78,7 @@ class Layer(nn.Module):
         yield from (module for module in inner if module is not None)
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
-        source_dim = shape.dim if sublayer == "self_attn" else shape.memory_dim
+        source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
         inner = method.inner(self.sites[sublayer], shape.dim)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
 
@@ -135,7 +135,7 @@ class CausalLayer(Layer):
 class DecoderLayer(CausalLayer):
     """A layer of a decoder with an encoder: causal self-attention, attention to the encoder's output, feed-forward."""
 
-    def forward(
+    def forward(  # type: ignore[override]  # a layer of another stack: what it reads is the stack's affair
         self,
         x: Tensor,
         self_mask: Tensor | None,

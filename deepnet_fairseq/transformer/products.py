@@ -8,6 +8,7 @@ kernel loses at the length of sentences to batched products, most of all in the 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,10 @@ def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
     return [view.unflatten(-1, (heads, -1)).transpose(1, 2) for view in views]
 
 
+@overload
+def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor: ...
+@overload
+def to_add(mask: None, dtype: torch.dtype) -> None: ...
 def to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
 

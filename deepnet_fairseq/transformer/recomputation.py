@@ -9,12 +9,12 @@ a function of x and of what lives as long as the graph, so that a saved tensor c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from fairseq.utils import get_rng_state, set_rng_state
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import UserError
@@ -44,10 +44,10 @@ class Recomputation:
         if every is not None and every < 1:
             raise UserError(f"--checkpoint-every {every}: must be at least 1 layer; drop it to keep activations")
 
-    def groups(self, layers: Sequence) -> list[list]:
+    def groups(self, layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
         """The layers in groups; the last one may be smaller."""
-        layers = list(layers)
-        return [layers[start : start + self.every] for start in range(0, len(layers), self.every)]
+        found = list(layers)
+        return [found[start : start + self.every] for start in range(0, len(found), self.every)]
 
     def __call__(self, part: Part, x: Tensor, history: list[Tensor]) -> Tensor:
         """part(x, history), with nothing of it kept but x; without gradients that and no more.
@@ -103,7 +103,8 @@ class _Group:
         self.x = Offloaded(x) if offload else Kept(x)
         self.random, self.autocast = get_rng_state(), _autocast(x.device.type)
         self.on_heap = x.is_cpu
-        self.count, self.size, self.tensors = 0, 0, {}
+        self.count, self.size = 0, 0
+        self.tensors: dict[int, Tensor] = {}
 
     def number(self, tensor: Tensor) -> int:
         """In place of a tensor that the graph would keep."""

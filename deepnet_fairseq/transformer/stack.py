@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from fairseq.modules import LayerNorm, PositionalEmbedding
@@ -22,7 +23,8 @@ class Stack(nn.Module):
 
     def build(self, cfg, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]):
         """Makes the modules under fairseq's names and the method's constants as buffers."""
-        self.padding_idx = embed_tokens.padding_idx
+        assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
+        self.padding_idx: int = embed_tokens.padding_idx
         self.max_tokens = shape.max_positions
         self.recomputation = Recomputation.from_config(cfg)
         self.embed_tokens = embed_tokens
@@ -54,27 +56,27 @@ class Stack(nn.Module):
             return None
         return self.embed_positions(tokens, incremental_state=incremental_state)
 
-    def transform(self, x: Tensor, *inputs) -> Tensor:
+    def transform(self, x: Tensor, *inputs: Any) -> Tensor:
         """x (B, T, C) through mixer and all layers: what training runs. inputs: those of every layer."""
-        history = []
+        history: list[Tensor] = []
         x = self.mix(x, history)
         for layers in [self.layers] if self.recomputation is None else self.recomputation.groups(self.layers):
             x = self.run(layers, inputs, x, history)
         return x
 
-    def states(self, x: Tensor, *inputs, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
+    def states(self, x: Tensor, *inputs: Any, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
         """As `transform`, but layer by layer, and gives x (B, T, C) before the first and behind each one.
 
         more: further inputs of one layer, by its index from 0.
         """
-        history = []
+        history: list[Tensor] = []
         yield x
         x = self.mix(x, history)
         for index, layer in enumerate(self.layers):
             x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
             yield x
 
-    def run(self, layers: Iterable[Layer], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
+    def run(self, layers: Iterable[nn.Module], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
         """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""
 
         def part(x: Tensor, history: list[Tensor]) -> Tensor:

@@ -96,6 +96,7 @@ class _Branch:
         f = matrix(f if self.inner is None else self.inner(f))
         for function in self.exit:
             f = function(f)
+        assert self.residual is not None  # every branch has one
         x = self.residual(x, f)
         return x if self.norm is None else self.norm(x)
 

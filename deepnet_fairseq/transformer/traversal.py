@@ -9,7 +9,8 @@ from torch import nn
 
 def modules(root: nn.Module) -> Iterator[nn.Module]:
     """root and all below it, each module once; nn.Module.modules takes five times as long."""
-    seen, waiting = set(), [root]
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [root]
     while waiting:
         module = waiting.pop()
         if module is not None and module not in seen:

@@ -38,7 +38,7 @@ class Entry:
     @cached_property
     def score(self) -> dict:
         """Empty unless the run is over and scored; UserError if a score has nothing of what the table asks for."""
-        score = self.run.score if self.standing.state is State.SCORED else {}
+        score = (self.run.score or {}) if self.standing.state is State.SCORED else {}
         if score and all(column.read(score) is None for column in self.table.columns):
             asked = " or ".join(f'"{".".join(column.path)}"' for column in self.table.columns)
             raise UserError(f"{self.run.folder / 'score.json'}: holds no number {asked}; score the run again")

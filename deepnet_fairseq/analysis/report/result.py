@@ -33,7 +33,7 @@ class Result:
     @property
     def label(self) -> str:
         """The system as the paper names it, else the method's name in figures and tables."""
-        return self.row.label or style_of(self.method).label
+        return self.row.label or style_of(str(self.method)).label
 
     @property
     def norm(self) -> str | None:
@@ -70,7 +70,7 @@ class Result:
         column, sign = self.table.columns[0], 1 if self.table.metric.higher_is_better else -1
         means = {value: _cell(column, entries).mean for value, entries in groups.items()}
         found = {value: sign * mean for value, mean in means.items() if mean is not None}
-        return groups[max(found, key=found.get)] if found else self.entries
+        return groups[max(found, key=found.__getitem__)] if found else self.entries
 
     @property
     def tuned(self) -> str:

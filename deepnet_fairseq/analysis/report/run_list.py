@@ -72,6 +72,6 @@ def method_list(report: Report) -> Grid:
     for name, result in named.items():
         citation, address = paper_of(name)
         equation = Text(METHODS[name].equation)
-        rows.append([Text(result.label), Text(name), Text(result.norm), equation, Text(citation, link=address)])
+        rows.append([Text(result.label), Text(name), Text(METHODS[name].norm), equation, Text(citation, link=address)])
     header = ["method", "--method", "LayerNorm", "a residual branch computes", "paper"]
     return Grid("methods", "Methods", "where LayerNorm stands, and the paper", header, rows)

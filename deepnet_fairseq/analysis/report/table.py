@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 DIVERGED = "diverged"  # a published value like a number; what a paper does not give has none
 DEPTH = ("method", "encoder_layers", "decoder_layers")
@@ -41,7 +42,7 @@ class Column:
 
     def read(self, score: Mapping) -> float | None:
         """The value, from the content of score.json; None where that has none."""
-        value = score
+        value: Any = score
         for key in self.path:
             value = value.get(key) if isinstance(value, Mapping) else None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -57,7 +58,7 @@ class Row:
     system that is not trained here.
     """
 
-    facts: Mapping[str, str | int]
+    facts: Mapping[str, Any]
     published: Mapping[str, float | str]
     label: str = ""
     layers: int | None = None

@@ -42,8 +42,8 @@ def reports(
     into: a page that gets the overview, see brief.put_into.
     """
     chosen = find_table(table)
-    for out in filter(None, places.values()):
-        check_file("--out", out)
+    for place in filter(None, places.values()):
+        check_file("--out", place)
     if into:
         find_block(into, table)
     found, texts = collect(runs, chosen, baseline), {}

@@ -74,4 +74,4 @@ def _values(results: list[Result]) -> list[Value]:
     """sacreBLEU counts the samples with a larger difference: for no difference at all that gives the smallest p."""
     baseline = results[0]
     chance = [None] + [1.0 if result.score == baseline.score else result.p_value for result in results[1:]]
-    return [Value(*map(float, (r.score, r.mean, r.ci)), p) for r, p in zip(results, chance, strict=True)]
+    return [Value(float(r.score), float(r.mean), float(r.ci), p) for r, p in zip(results, chance, strict=True)]

@@ -71,7 +71,7 @@ def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "
         "chrf": entry(chrf, resample(chrf, *text)),
         "reference": prepared.reference,
         "sentences": len(prepared.hypotheses),
-        "length_ratio": value.ratio,
+        "length_ratio": value.ratio,  # type: ignore[attr-defined]  # BLEU's score has one
         "generation": generation_speed(prepared.path),
     }
 

@@ -30,7 +30,7 @@ NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "Boo
 
 def allow_plain_data() -> None:
     """The smallest list with which training, resuming (on several ranks too), generation and validation work."""
-    multiarray = numpy._core.multiarray
+    multiarray = numpy._core.multiarray  # type: ignore[attr-defined]  # where the pickles' functions live
     torch.serialization.add_safe_globals(
         [
             argparse.Namespace,  # every checkpoint of the command line: its arguments

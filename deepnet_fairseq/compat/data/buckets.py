@@ -11,7 +11,7 @@ def bucket_lengths() -> None:
     for module in (data_utils, bucket_pad_length_dataset):
         module.get_buckets = get_buckets
     if not hasattr(numpy, "compat"):
-        numpy.compat = types.SimpleNamespace(long=int)
+        vars(numpy)["compat"] = types.SimpleNamespace(long=int)
 
 
 def get_buckets(sizes, num_buckets: int) -> numpy.ndarray:

@@ -34,7 +34,9 @@ def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TA
         yield _in(langs, texts)
 
 
-def split(name: str, langs: tuple[str, ...], wanted: dict[str, int]) -> dict[str, list[tuple[str, ...]]]:
+def split(  # type: ignore[return]  # there is always another sentence
+    name: str, langs: tuple[str, ...], wanted: dict[str, int]
+) -> dict[str, list[tuple[str, ...]]]:
     """Subset, which is train, dev or test -> so many sentences in all `langs`.
 
     A sentence belongs to one of the three whatever the name: none is trained on here and tested on there, not even

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from tqdm import tqdm
 
@@ -78,7 +79,8 @@ class Perl(Moses):
     def _pipe(self, commands: list[list[str]], content: Iterator[bytes]) -> Iterator[bytes]:
         """What the last of the scripts prints, each reading what the one before it prints."""
         with tempfile.TemporaryFile() as log:
-            running, source = [], subprocess.PIPE
+            running: list[subprocess.Popen] = []
+            source: Any = subprocess.PIPE
             for name, *words in commands:
                 running.append(
                     subprocess.Popen(

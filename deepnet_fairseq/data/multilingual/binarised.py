@@ -44,8 +44,8 @@ def binarise(
             raise UserError(
                 f"{prefixes[0][0].name}: {counts['sentences']} sentence pairs, too few for {len(shards)} shards"
             )
-        for side in (side for shard in shards for side in shard):
-            side.builder.finalize(side.index)
+        for written in (written for shard in shards for written in shard):
+            written.builder.finalize(written.index)
     return counts
 
 

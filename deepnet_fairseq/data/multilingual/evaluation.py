@@ -56,7 +56,7 @@ class Evaluation:
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
         """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, and FOLDER's."""
-        return {name: partial(read_pairs, *paths, "keep") for name, paths in self._paths(langs).items()}
+        return {name: partial(read_pairs, *paths, empty="keep") for name, paths in self._paths(langs).items()}
 
     def state(self, langs: tuple[str, str]) -> dict:
         """What changes when the test sets of a pair do, as PairText.state."""

@@ -120,7 +120,7 @@ class _Header(tarfile.TarInfo):
     def fromtarfile(cls, archive: tarfile.TarFile):
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # of no __all__
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(

@@ -97,7 +97,7 @@ def load(path: str | Path) -> Measured:
 
 def _width(found: dict) -> Width:
     stacks = {stack: LayerTime(**found.pop(stack)) for stack in STACKS}
-    width = Width(**found, **stacks)
+    width = Width(**(found | stacks))
     times = [getattr(layer, name) for layer in stacks.values() for name in LayerTime.__dataclass_fields__]
     if not all(_positive(number) for number in (width.dim, *times)):
         raise ValueError

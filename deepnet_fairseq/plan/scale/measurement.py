@@ -30,8 +30,8 @@ SAVED, TENSORS = 256 * 2**20, 1000  # bytes of a checkpoint, and tensors in it
 
 def measure(folder: Path, turns: int = TURNS, saved: int = SAVED) -> Measured:
     """All of it, in about a minute; folder: on the disk whose checkpoints are timed."""
-    with one_thread(), tempfile.TemporaryDirectory(dir=folder, prefix="deepnet-scale-") as place:
-        place = Path(place)
+    with one_thread(), tempfile.TemporaryDirectory(dir=folder, prefix="deepnet-scale-") as name:
+        place = Path(name)
         write, read = disk_rates(place / "checkpoint.pt", saved)
         return Measured(
             matmul=matmul_rate(Settings(clock="process")),

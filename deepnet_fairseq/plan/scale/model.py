@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from ...errors import UserError
 from ..memory import Memory, follow
@@ -59,9 +60,10 @@ class Model:
     def on(self, gpus: int, sharding: str, max_tokens: int, update_freq: int, recomputed: bool) -> Setting:
         """The setting on `gpus` GPUs; UserError where flags do not go together."""
         every = (self.given.checkpoint_every or 1) if recomputed else 0
-        changes = {"gpus": gpus, "sharding": sharding, "max_tokens": max_tokens, "update_freq": update_freq}
         optimizer = SHARDED.get(sharding, self.given.optimizer)
-        return replace(self.given, checkpoint_every=every, optimizer=optimizer, **changes)
+        shards: dict[str, Any] = {"gpus": gpus, "sharding": sharding, "optimizer": optimizer}
+        batch: dict[str, Any] = {"max_tokens": max_tokens, "update_freq": update_freq}
+        return replace(self.given, checkpoint_every=every, **shards, **batch)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Timed:
     @property
     def limit(self) -> str:
         """The part that takes most of the time."""
-        return max(self.parts, key=self.parts.get)
+        return max(self.parts, key=self.parts.__getitem__)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def layer_times(name: str, turns: int) -> Width:
     """
     cfg = config.namespace(_arch(name), dropout=0.1)
     layers = {stack: _layers(cfg, stack) for stack in STACKS}
-    seconds = {(stack, tokens): [] for stack in STACKS for tokens in TOKENS}
+    seconds: dict[tuple[str, int], list] = {(stack, tokens): [] for stack in STACKS for tokens in TOKENS}
     for turn in range(WARMUP + turns):
         for (stack, tokens), found in seconds.items():
             passes = _passes(layers[stack], tokens)

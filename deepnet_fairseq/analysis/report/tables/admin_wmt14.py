@@ -2,7 +2,8 @@
 
 from ..table import BLEU, DEPTH, DIVERGED, Metric, Paper, Row, Table, model
 
-PUBLISHED = {  # corpus, encoder layers, decoder layers -> Post-LN, Pre-LN, Admin; None: not given
+# corpus, encoder layers, decoder layers -> Post-LN, Pre-LN, Admin; None: not given
+PUBLISHED: dict[tuple[str, int, int], tuple[float | str | None, ...]] = {
     ("wmt14_en_de", 6, 6): (27.80, 27.27, 27.90),
     ("wmt14_en_de", 12, 12): (DIVERGED, 28.26, 28.58),
     ("wmt14_en_de", 18, 18): (DIVERGED, 28.38, 29.03),

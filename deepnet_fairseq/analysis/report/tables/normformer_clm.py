@@ -2,7 +2,8 @@
 
 from ..table import NORMFORMER, PERPLEXITIES, Metric, Row, Table
 
-PUBLISHED = {  # size -> parameters, variant of NormFormer -> perplexity; "pre_ln": the stronger of the baselines
+# size -> parameters, variant of NormFormer -> perplexity; "pre_ln": the stronger of the baselines
+PUBLISHED: dict[str, tuple[str, dict[str, float | None]]] = {
     "125M": ("124.5M", {"pre_ln": 21.09, "scale_residual": 20.11, "": None}),
     "355M": ("355.0M", {"pre_ln": 14.85, "scale_residual": 14.52, "": 14.54}),
     "1.3B": ("1313.5M", {"pre_ln": 12.21, "": 11.94}),
