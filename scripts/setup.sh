@@ -57,11 +57,11 @@ setup_forget_halves() {  # what pip was killed at: the file INSTALLER is the las
 }
 
 setup_step() {  # setup_step "what it does" command...: a dot every five seconds, the reason on failure
-    local message="$1" dots start=$SECONDS status=0 logged
+    local message="$1" dots start=$SECONDS seconds=0 status=0 logged
     shift
     printf 'setup: %s ' "$message"
     logged="$(cat "$deepnet_log" 2>/dev/null | wc -c)"
-    (while sleep 5 >/dev/null 9<&- && kill -0 $$ 2>/dev/null; do printf .; done) 9<&- &
+    (while sleep 1 >/dev/null && kill -0 $$ 2>/dev/null; do ((++seconds % 5)) || printf .; done) 9<&- &
     dots=$!
     # in the foreground, and ended by Ctrl-C as a whole: pip exits by itself then, and bash would try the next command
     (trap 'trap - INT; kill -INT $BASHPID' INT; "$@") >>"$deepnet_log" 2>&1 || status=$?
