@@ -25,7 +25,7 @@ def draw(runs: list[RecordedRun], path: Path) -> str:
     for axes, depth in zip(panels, depths, strict=True):
         _panel(axes, [run for run in runs if run.layers == depth])
     panels[0].set_ylabel("training loss (bits per token)")
-    figure.suptitle(_finding(runs, depths), fontsize=11)
+    figure.suptitle(finding(runs), fontsize=11)
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=DPI, metadata={"Software": None})
     return page("Training loss by depth", [rows(runs)], (), "runs of scripts/quickstart.sh, one CPU")
@@ -74,8 +74,9 @@ def _bleu(run: RecordedRun) -> float | None:
     return run.score.get("bleu") if run.score else None
 
 
-def _finding(runs: list[RecordedRun], depths: list[int]) -> str:
-    """Where each method ends, by depth."""
+def finding(runs: list[RecordedRun]) -> str:
+    """The picture's title: where each method ends, from the shallowest model to the deepest."""
+    depths = sorted({run.layers for run in runs})
     found = {}
     for run in sorted(runs, key=lambda run: run.layers):
         found.setdefault(style_of(run.method).label, []).append(f"{run.log.final_loss():.1f}")
