@@ -41,13 +41,13 @@ def reason(error: BaseException | None) -> str:
 
 
 def save(content, path: str | Path) -> None:
-    """torch.save into a new file; SaveError."""
+    """torch.save into a new file; SaveError if it could not be written."""
     with new_file(path) as part, open(part, "wb") as file:  # torch would open it without telling why it cannot write
         torch.save(content, file)
 
 
 def copy(source: str | Path, path: str | Path) -> None:
-    """A copy of one file as another; SaveError."""
+    """A copy of one file as another; SaveError if it could not be written."""
     with new_file(path) as part:
         shutil.copyfile(source, part)
 
@@ -106,7 +106,7 @@ def spoilt(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """The file's content, or the names in the folder, are on the disk; OSError."""
+    """Returns when the file's content, or the names in the folder, are on the disk; OSError if they cannot be."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -65,7 +65,7 @@ def _load(original, trainer: Trainer, filename, reset_optimizer=False, reset_lr_
 
 
 def set_schedule(trainer: Trainer, ours: dict) -> None:
-    """The state of torch's scheduler, which fairseq moves when it resumes."""
+    """Gives torch's scheduler the state that a checkpoint holds (`ours`), for fairseq moves it when it resumes."""
     schedule = getattr(trainer.lr_scheduler, "lr_scheduler", None)
     if (
         ours.get("lr_scheduler")

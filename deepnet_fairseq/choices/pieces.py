@@ -11,7 +11,7 @@ from ..data.monolingual.segmenter import Segmenter
 
 @dataclass(frozen=True)
 class Continuation:
-    """Numbers of the dictionary: log p(choice | context) is asked for."""
+    """A choice behind its context, as numbers of the dictionary's symbols: log p(choice | context) is asked for."""
 
     context: tuple[int, ...]
     choice: tuple[int, ...]

@@ -87,7 +87,7 @@ def half_precision(event, trainer):
 
 @rule
 def absurd_rate(event, trainer):
-    """A peak of the learning rate above all that the papers use."""
+    """A peak of the learning rate of more than 5e-3, twice the largest of the papers."""
     given = max(event["setting"]["lr"])
     return given > USUAL[1] and f"--lr {given:g} is above all that is usual: {USUAL[0]:g} to {USUAL[1]:g} with Adam"
 

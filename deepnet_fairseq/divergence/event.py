@@ -29,7 +29,7 @@ class Stop:
 
     @property
     def weights(self) -> int:
-        """Updates that the weights have had with which it went wrong."""
+        """How many updates the weights had had that it went wrong with."""
         return self.update - (self.kind != WEIGHTS)
 
 

@@ -117,7 +117,7 @@ def repeat(trainer, samples: list, update: int) -> dict:
 
 
 def drop_gradients(trainer) -> None:
-    """Also those that a sharded model has not handed to the optimiser yet."""
+    """Drops all gradients, also those that a sharded model has not handed to the optimiser yet."""
     trainer.zero_grad()
     for parameter in trainer.get_model().parameters():
         parameter.grad = None

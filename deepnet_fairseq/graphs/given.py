@@ -34,7 +34,7 @@ class Given:
         return numbers, places
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trained ones."""
+        """The trained parameters, each once."""
         found = [group[name] for group, name in self.tensors]
         return list({id(tensor): tensor for tensor in found if tensor.requires_grad}.values())
 

@@ -89,7 +89,7 @@ def shape(model: nn.Module) -> dict[str, Any]:
 
 
 def dropouts(model: nn.Module) -> dict[str, float]:
-    """The three probabilities, by their config fields."""
+    """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
     places = {"dropout": layer, "attention_dropout": layer.self_attn}
     found = {name: place.dropout.p for name, place in places.items()}
