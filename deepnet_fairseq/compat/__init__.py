@@ -13,7 +13,7 @@ def apply() -> None:
     from .. import checkpoints, distributed, divergence
     from . import arithmetic, command_line, launch, literals, moving_average, optimisers, pairing, tasks, yaml_config
     from .checkpoints import copies, reading, shared_memory
-    from .data import batches, binarised, buckets, language_models
+    from .data import batches, binarised, buckets, language_models, prefixes
 
     noise.calm_root_logger()  # after
     arithmetic.flush_denormals()
@@ -36,5 +36,6 @@ def apply() -> None:
     shared_memory.keep_views()
     tasks.accept_yaml()
     pairing.refuse_misfits()
+    prefixes.explain_mistakes()
     yaml_config.explain_mistakes()
     reading.explain_unreadable_files()  # around what the rooms do to a checkpoint
