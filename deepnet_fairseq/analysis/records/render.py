@@ -21,6 +21,7 @@ from .miniatures import Drawn, miniatures
 from .quickstart import NAME as QUICKSTART
 from .quickstart import quickstart
 
+NOT_RECORDED = "Not run here yet.\n"
 COLOURS = 64  # of a picture: lines and letters on white
 
 
@@ -42,6 +43,8 @@ def render(results: Path, page: Path) -> Iterator[str]:
             yield _render_table(results, table, page)
         else:
             rows.append(Row(title_of(table), table.script))
+            if has_block(page, table.name):
+                put_into(page, table.name, NOT_RECORDED)
     yield from _render_figures(results, rows)
     pages = (page, results / "README.md", results / "quickstart.md")
     blocks = {"index": index(rows, results)}
