@@ -13,7 +13,7 @@ from deepnet_fairseq.analysis.scoring.corpus import read_corpus
 from deepnet_fairseq.analysis.scoring.generated import read_generated
 from deepnet_fairseq.analysis.validation import read_validation
 from deepnet_fairseq.bench import lengths
-from deepnet_fairseq.cli.bench import _rendered
+from deepnet_fairseq.cli.bench import rendered
 from deepnet_fairseq.data.lines import read_lines
 from deepnet_fairseq.data.remote.sums import parse_sums
 from deepnet_fairseq.errors import UserError
@@ -68,7 +68,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "train.log": (read_log, ROW, b"now | INFO | train_inner | "),
     "valid.log": (read_validation, ROW, b"now | INFO | valid | "),
     "probes.jsonl": (read_record, RECORD, b'{"format": 1}\n'),
-    "bench.json": (lambda path: _rendered(str(path)), BENCH, b""),
+    "bench.json": (lambda path: rendered(str(path)), BENCH, b""),
     "recipe.json": (lambda path: read_corpus(path.parent / "bin"), RECIPE, b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),

@@ -23,7 +23,7 @@ def bench(args) -> None:
     from ..bench.settings import shapes
 
     if args.render:
-        print(_rendered(args.render))
+        print(rendered(args.render))
         return
     only = tuple(args.only.split(","))
     if unknown := set(only) - set(MEASURES.split(",")):
@@ -62,7 +62,8 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
         raise UserError(f"{flag} {text}: give whole numbers with commas between, as 1,32") from error
 
 
-def _rendered(path: str) -> str:
+def rendered(path: str) -> str:
+    """The tables of a recorded benchmark in Markdown; UserError, naming the file, if it is none."""
     from ..bench.markdown import render
 
     mend = "is not what `deepnet bench --out` writes"

@@ -10,7 +10,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from deepnet_fairseq import cli
 from deepnet_fairseq.data.corpus import make_corpus
 
-MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # Ġ: a blank
+MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120: a blank
 DOCUMENT = 5  # sentences
 SIZES = {"train": 300, "valid": 20, "test": 10}
 VOCAB = 150

@@ -1,0 +1,157 @@
+"""Rules of the house, read off the sources: sizes, the order of rooms, no cycle, nothing private taken from others.
+
+docs/house.md is the map of the rooms; nothing is imported here, so that this takes few seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tokenize
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from .support.helpers import ROOT
+
+PACKAGE = "deepnet_fairseq"
+LINES, FUNCTION_LINES = 250, 60  # at most
+# Lower rooms first. Those of one line know each other; a room imports from its own line and from lines above it.
+ORDER = (
+    "errors",
+    "archs atomic_output environment json_text text_table trainer",
+    "data optim graphs choices",
+    "transformer methods profiling",
+    "initialisation",
+    "probes",
+    "config",
+    "criterions models",
+    "building",
+    "compat checkpoints distributed divergence",
+    "analysis export generation stability theory bench",
+    "plan method_table",
+    "cli __main__",
+)
+HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms.split()}
+
+
+class Source(NamedTuple):
+    """functions: name -> lines, the longest of each name; imports: (level, module, names, is it inside a function?)."""
+
+    functions: dict[str, int]
+    imports: list[tuple[int, str, list[str], bool]]
+
+
+class Import(NamedTuple):
+    """module: where from, dotted; name: what of it, "" for a module; late: only when a function is called."""
+
+    module: str
+    name: str
+    late: bool
+
+
+def tracked(ending: str) -> list[Path]:
+    """Files of the repository whose names end so, those that are still to be added among them."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / name for name in found if name and (ROOT / name).is_file()]
+
+
+@cache
+def read(path: Path) -> Source:
+    """A Python file's functions and imports."""
+    source = Source({}, [])
+    waiting = [(ast.parse(path.read_text(encoding="utf-8"), str(path)), False)]
+    while waiting:
+        node, late = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            late = True
+            source.functions[node.name] = max(source.functions.get(node.name, 0), node.end_lineno - node.lineno + 1)
+        elif isinstance(node, ast.ImportFrom):
+            source.imports.append((node.level, node.module or "", [alias.name for alias in node.names], late))
+        elif isinstance(node, ast.Import):
+            source.imports.extend((0, alias.name, [], late) for alias in node.names)
+        if not isinstance(node, ast.expr):  # where no statement is
+            waiting += [(child, late) for child in ast.iter_child_nodes(node)]
+    return source
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of the package and its tests."""
+    files = {path.relative_to(ROOT): path for path in tracked(".py")}
+    dotted = {".".join(short.with_suffix("").parts): path for short, path in files.items() if len(short.parts) > 1}
+    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+
+
+@cache
+def imports(importer: str) -> list[Import]:
+    """What a module takes from others of the repository."""
+    package = importer.split(".") if modules()[importer].name == "__init__.py" else importer.split(".")[:-1]
+    found = []
+    for level, module, names, late in read(modules()[importer]).imports:
+        base = package[: len(package) + 1 - level] if level else []
+        origin = ".".join([*base, module]).strip(".")
+        for name in names or [""]:
+            whole = f"{origin}.{name}" in modules()
+            found.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, late))
+    return [taken for taken in found if taken.module in modules()]
+
+
+def room(module: str) -> str:
+    """The room of the package in which a module is, or the module itself where it has none; "" for the package."""
+    return [*module.split("."), ""][1]
+
+
+def test_files_are_short():
+    lines = {str(path): path.read_bytes().count(b"\n") for ending in (".py", ".sh") for path in tracked(ending)}
+    assert len(lines) > 500 and {path: count for path, count in lines.items() if count > LINES} == {}
+
+
+def test_functions_are_short():
+    lines = {f"{path}: {name}": count for path in tracked(".py") for name, count in read(path).functions.items()}
+    assert len(lines) > 3000 and {name: count for name, count in lines.items() if count > FUNCTION_LINES} == {}
+
+
+def test_names_and_comments_are_ascii():
+    """Strings may hold the text of any language."""
+    odd = []
+    for path in tracked(".py"):
+        if not path.read_bytes().isascii():
+            with open(path, encoding="utf-8") as file:
+                tokens = [token for token in tokenize.generate_tokens(file.readline) if not token.string.isascii()]
+            odd += [f"{path}:{t.start[0]}" for t in tokens if "STRING" not in tokenize.tok_name[t.type]]
+    assert odd == []
+
+
+def test_test_files_have_tests_and_no_others_do():
+    with_tests = {p for p in tracked(".py") if any(name.startswith("test_") for name in read(p).functions)}
+    test_files = {path for path in tracked(".py") if re.match(r"test_.*\.py$", path.name)}
+    assert with_tests == test_files and all("tests" in path.relative_to(ROOT).parts for path in test_files)
+
+
+def test_no_import_cycle():
+    graph = {name: {taken.module for taken in imports(name) if not taken.late} - {name} for name in modules()}
+    while done := [name for name, needed in graph.items() if not needed & graph.keys()]:
+        for name in done:
+            del graph[name]
+    assert graph == {}  # what is left is a cycle or leads into one
+
+
+def test_nothing_private_is_imported():
+    private = [(name, taken) for name in modules() for taken in imports(name) if re.match("_[^_]", taken.name)]
+    assert private == []
+
+
+def test_lower_rooms_do_not_import_higher_ones():
+    """Inside functions neither."""
+    inside = {name for name in modules() if name.startswith(f"{PACKAGE}.")}
+    assert {room(name) for name in inside} <= HEIGHT.keys()  # docs/house.md says where a new one belongs
+    upwards = [
+        f"{name} -> {taken.module}"
+        for name in inside
+        for taken in imports(name)
+        if taken.module in inside and HEIGHT[room(taken.module)] > HEIGHT[room(name)]
+    ]
+    assert upwards == []
