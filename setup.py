@@ -19,6 +19,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["deepnet_fairseq", "deepnet_fairseq.*"]),
+    package_data={"deepnet_fairseq": ["py.typed"]},  # its annotations are for others' type checkers, too
     install_requires=[
         "fairseq-fixed>=0.12.3.1",  # the module `fairseq` for Python 3.11 and later
         "torch>=2.6",  # the first whose torch.load refuses code by default
@@ -51,5 +52,6 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

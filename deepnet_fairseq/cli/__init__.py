@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 
+from .. import __version__
 from ..errors import UserError
 
 
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
+    top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function) -> argparse.ArgumentParser:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import fairseq_cli.train
 import torch
-import torch._dynamo  # noqa: F401  a second and a half, which comes with the first optimiser
+import torch._dynamo
 import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
 import deepnet_fairseq  # noqa: F401  the user-dir, imported once
 from deepnet_fairseq.errors import user_error_line
