@@ -67,6 +67,16 @@ def test_default_profile_is_the_documented_one(method):
     assert method in re.findall(r"\w+", row.split("|")[-2])
 
 
+def test_coefficients_are_those_of_the_depths():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\d., |]+) \|$", PAGE, re.MULTILINE)
+    assert {name for name, *_ in rows} == {"deepnorm", "admin_torch", "sub_ln", "r_fixup", "t_fixup"}
+    for name, number, cells in rows:
+        for depth, cell in zip((6, 18, 100), cells.split("|"), strict=True):
+            built = METHODS[name](depth, depth)
+            expected = [built.coefficients(stack)[number] for stack in ("encoder", "decoder")]
+            assert [float(value) for value in cell.split(",")] == pytest.approx(expected, abs=5e-5), (name, depth)
+
+
 def test_listing():
     rows = json.loads(run("deepnet", "methods", "--json").stdout)
     assert [row["method"] for row in rows] == sorted(METHODS)
