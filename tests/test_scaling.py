@@ -23,7 +23,7 @@ from deepnet_fairseq.plan.scale.timeline import Step, play
 PLAIN = Network(
     node=8, intra=100e9, inter=10e9, share=1.0, start=0.0, hop_intra=0.0, hop_inter=0.0,
     tree_start=1.0, tree_intra=0.0, tree_inter=0.0,  # no trees: they start after a second
-)
+)  # fmt: skip
 MODEL = ["--arch", "deepnet_transformer_tiny_18_18", "--vocab", "1000", "--share-all-embeddings", "--bf16"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fairseq_cli.train
 import torch
-import torch._dynamo
+import torch._dynamo  # a second and a half, which comes with the first optimiser
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
