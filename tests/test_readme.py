@@ -5,30 +5,40 @@ A block stands behind those before it: what they leave (data, checkpoints, the e
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
 from .readme.clone import make_clone
 from .readme.page import all_blocks, blocks
 from .readme.reader import Reader
+from .readme.warm import server
+from .support.helpers import ROOT
 
 pytestmark = pytest.mark.smoke
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory):
-    """Page -> its reader."""
-    return {}
+def reader_of(tmp_path_factory):
+    """Page -> its reader, in a clone of its own."""
+    readers = {}
+    with ExitStack() as servers:
+
+        def reader_of(page: str) -> Reader:
+            if page not in readers:
+                root = make_clone(tmp_path_factory.mktemp("a reader") / "deepnet fairseq")
+                warm = servers.enter_context(server(root / ".venv/bin/python3"))
+                readers[page] = Reader(blocks(root, page), root, **warm)
+            return readers[page]
+
+        yield reader_of
 
 
 @pytest.mark.parametrize("block", all_blocks(ROOT), ids=lambda block: block.name)
-def test_block_runs_as_printed(block, readers, tmp_path_factory):
+def test_block_runs_as_printed(block, reader_of, record_property):
     if block.not_run:
         pytest.skip(block.not_run)
-    if block.page not in readers:
-        root = make_clone(tmp_path_factory.mktemp("a reader") / "deepnet fairseq")
-        readers[block.page] = Reader(blocks(root, block.page), root)
-    trouble = readers[block.page].read_to(block)
+    reader = reader_of(block.page)
+    trouble = reader.read_to(block)
+    record_property("seconds", round(reader.took[block.number], 1))
     assert not trouble, f"{block.page}:{block.line}\n{trouble}"

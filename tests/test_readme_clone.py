@@ -88,6 +88,9 @@ def test_words_that_are_made_small():
     ]
     assert smaller.torchrun(["--nproc-per-node=8", "--no-python", "p"]) == ["--nproc-per-node=2", "--no-python", "p"]
     assert smaller.stacks(["fairseq-generate", "data"]) == []
+    assert "tests/test_links.py" in smaller.pytest(["-n", "2"]) and "tests/test_links.py" not in smaller.pytest(
+        ["-k", "x"]
+    )
     assert smaller.deepnet(["methods"]) == ["methods"] and smaller.pip(["list"]) == ["list"]
 
 
@@ -102,7 +105,7 @@ def test_small_programs_and_back(tmp_path):
     with clone.small_programs(tmp_path):
         text = (programs / "fairseq-train").read_text()
         assert shlex.split(text.splitlines()[1])[4:7] == [
-            smaller.__file__, "fairseq-train", str(tmp_path / ".venv/real/fairseq-train"),
+            str(clone.STAND_IN), "fairseq-train", str(tmp_path / ".venv/real/fairseq-train"),
         ]  # fmt: skip
     assert {path.name: path.read_text() for path in programs.iterdir()} == real
 

@@ -16,6 +16,7 @@ from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from . import smaller
 
 ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = Path(__file__).with_name("stand_in.py")
 SIZES = {"train": 104, "valid": 10, "test": 10}  # one batch: a multiple of 8
 ACTIVATE = """# the environment of a clone that is a copy: its programs, and its package before the installed one
 export VIRTUAL_ENV={venv}
@@ -23,7 +24,7 @@ export PATH="$VIRTUAL_ENV/bin:$PATH"
 export PYTHONPATH={root}
 """
 PROGRAM = """#!/bin/sh
-exec {python} -S -E {smaller} {name} {real} "$@"
+exec {python} -S -E {stand_in} {name} {real} "$@"
 """
 
 
@@ -71,8 +72,8 @@ def make_small(program: Path) -> Path:
     real = program.parents[1] / "real" / program.name
     real.parent.mkdir(exist_ok=True)
     program.rename(real)
-    words = (program.with_name("python3"), smaller.__file__, program.name, real)
-    quoted = dict(zip(("python", "smaller", "name", "real"), (shlex.quote(str(word)) for word in words), strict=True))
+    words = (program.with_name("python3"), STAND_IN, program.name, real)
+    quoted = dict(zip(("python", "stand_in", "name", "real"), (shlex.quote(str(word)) for word in words), strict=True))
     program.write_text(PROGRAM.format(**quoted))
     program.chmod(0o755)
     return real

@@ -13,8 +13,8 @@ LIMIT = 300  # seconds of a command
 class Reader:
     """Works in a folder; took holds the seconds of each block that ran, by its number."""
 
-    def __init__(self, page: list[Block], root: Path):
-        self.shell = Shell(root, reader_environment(OMP_NUM_THREADS="1"))
+    def __init__(self, page: list[Block], root: Path, **environment: str):
+        self.shell = Shell(root, reader_environment(OMP_NUM_THREADS="1", **environment))
         self.todo, self.took, self.trouble = list(page), {}, {}
 
     def read_to(self, wanted: Block) -> str:
