@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -46,7 +47,7 @@ class Step:
     all_moved: float
 
 
-def zipf_batch(dictionary, seed: int) -> Batch:
+def zipf_batch(dictionary: Dictionary, seed: int) -> Batch:
     """Independent symbols, the r-th of the dictionary with probability proportional to 1/r; 8 sentences of 32."""
     generator = torch.Generator().manual_seed(seed)
     frequencies = 1 / torch.arange(1, len(dictionary) - dictionary.nspecial + 1).double()

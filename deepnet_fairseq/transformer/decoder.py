@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..methods import Method
 from .cache import DecoderCache
@@ -28,7 +30,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
 
     CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 
-    def __init__(self, cfg, method: Method, dictionary, embed_tokens, tied: bool):
+    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding, tied: bool):
         FairseqIncrementalDecoder.__init__(self, dictionary)
         shape = StackShape.from_config(cfg, "decoder")
         self.attends = "encoder_attn" in method.sublayers("decoder")
@@ -38,7 +40,14 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if tied:
             self.output_projection.weight = embed_tokens.weight
 
-    def forward(self, prev_output_tokens, encoder_out=None, incremental_state=None, features_only=False, **options):
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict | None = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, dict]:
         """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)) and what extract_features returns."""
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, **options)
         return (x if features_only else self.output_layer(x)), extra
@@ -112,7 +121,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
             cache, _steps = incremental_state[self.CACHE]
             cache.reorder(new_order)
 
-    def make_generation_fast_(self, need_attn: bool = True, **_) -> None:
+    def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
         self.need_attn = need_attn and self.attends
 

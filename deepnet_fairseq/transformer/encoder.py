@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..methods import Method
 from .layer import EncoderLayer
@@ -16,11 +19,11 @@ from .stack import Stack
 class Encoder(Stack, FairseqEncoder):
     """N EncoderLayers over source tokens; cfg: a filled model config. B sentences, S tokens, C width."""
 
-    def __init__(self, cfg, method: Method, dictionary, embed_tokens):
+    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding):
         FairseqEncoder.__init__(self, dictionary)
         self.build(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
 
-    def forward(self, src_tokens: Tensor, src_lengths=None, return_all_hiddens: bool = False) -> dict:
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, return_all_hiddens: bool = False) -> dict:
         """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],

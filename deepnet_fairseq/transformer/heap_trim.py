@@ -15,7 +15,7 @@ AT_MOST = 512 * 2**20  # bytes of holes; to return them costs the time to get th
 class Heap:
     """The process's heap. `freed` is told of tensors that have gone, and returns their pages now and then."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.holes = 0
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
 

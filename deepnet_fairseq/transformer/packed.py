@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,14 +49,14 @@ class _Project(torch.autograd.Function):
     """F.linear by the packed weight, which the backward pass packs again: in a deep model the copies would add up."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x, *weights)
         ctx.biased = bool(biases)
         return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         rows = grad.flatten(0, -2)
         of_x = F.linear(grad, torch.cat(weights).t()) if ctx.needs_input_grad[0] else None

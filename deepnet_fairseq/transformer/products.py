@@ -8,7 +8,7 @@ kernel loses at the length of sentences to batched products, most of all in the 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import overload
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class _Products(torch.autograd.Function):
     """Attention as two batched products and a softmax; a copy in front of and behind them, and no more."""
 
     @staticmethod
-    def forward(ctx, mask: Tensor | None, heads: int, *packed: Tensor) -> Tensor:
+    def forward(ctx: Any, mask: Tensor | None, heads: int, *packed: Tensor) -> Tensor:
         counts = _counts(packed)
         q, keys, values = parts = [
             part for one, count in zip(packed, counts, strict=True) for part in _by_head(one, count, heads)
@@ -75,7 +75,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights, q, keys, values = ctx.saved_tensors
         (grad,), nothing = _by_head(grad, 1, ctx.heads), q.new_empty(1)
         scores = torch.bmm(grad, values.transpose(1, 2))

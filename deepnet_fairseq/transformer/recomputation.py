@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq.utils import get_rng_state, set_rng_state
@@ -31,14 +32,14 @@ class Recomputation:
     offload: bool = False
 
     @classmethod
-    def from_config(cls, cfg) -> Recomputation | None:
+    def from_config(cls, cfg: Any) -> Recomputation | None:
         """What a filled config asks for; None to keep all activations."""
         if not cfg.checkpoint_activations:
             return None
         return cls(getattr(cfg, "checkpoint_every", None) or 1, getattr(cfg, "offload_activations", False))
 
     @staticmethod
-    def check(cfg) -> None:
+    def check(cfg: Any) -> None:
         """UserError, naming the flag, for groups of less than a layer."""
         every = getattr(cfg, "checkpoint_every", None)
         if every is not None and every < 1:
@@ -138,7 +139,7 @@ class _Group:
             HEAP.freed(self.size)
 
 
-def _never(_):
+def _never(_: Any) -> Tensor:
     raise RuntimeError("no backward pass goes through recomputed layers")
 
 

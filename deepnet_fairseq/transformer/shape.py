@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
 
@@ -27,10 +28,10 @@ class StackShape:
     max_positions: int
 
     @classmethod
-    def from_config(cls, cfg, stack: str) -> StackShape:
+    def from_config(cls, cfg: Any, stack: str) -> StackShape:
         """The shape of `stack` ("encoder" or "decoder") in a filled config of any of the models."""
 
-        def of_stack(name):
+        def of_stack(name: str) -> Any:
             return getattr(cfg, f"{stack}_{name}")
 
         return cls(

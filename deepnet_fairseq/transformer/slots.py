@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +17,8 @@ class FullPrecision(nn.Module):
     against their value, and under --memory-efficient-fp16 nothing else keeps a float32 copy.
     """
 
-    def _apply(self, fn, recurse=True):
-        def keep(tensor):
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        def keep(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             half = moved.dtype in (torch.float16, torch.bfloat16)
             return tensor.to(moved.device, torch.float32) if half else moved
@@ -46,13 +48,13 @@ class ConstantShortcut(Residual):
         super().__init__()
         self.alpha = alpha
 
-    def forward(self, x, f):
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
         return torch.add(f, x, alpha=self.alpha)
 
-    def scales(self):
+    def scales(self) -> tuple[Scale, Scale]:
         return self.alpha, 1.0
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"alpha={self.alpha:.6g}"
 
 
@@ -63,10 +65,10 @@ class LearnedShortcut(FullPrecision, Residual):
         super().__init__()
         self.omega = nn.Parameter(torch.full((dim,), value), requires_grad=trainable)
 
-    def forward(self, x, f):
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
         return torch.addcmul(f, x, self.omega.to(x.dtype))
 
-    def scales(self):
+    def scales(self) -> tuple[Scale, Scale]:
         return self.omega, 1.0
 
 
@@ -84,7 +86,7 @@ class Multiply(FullPrecision):
 class Shift(FullPrecision):
     """x - b with a learned number b, 0 at first, kept in float32; x of any shape and type -> same."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.tensor(0.0))
 

@@ -21,7 +21,9 @@ from .shape import StackShape
 class Stack(nn.Module):
     """Mixin for fairseq's encoder and decoder shells: `build` after their __init__. B sentences, T tokens, C width."""
 
-    def build(self, cfg, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]):
+    def build(
+        self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
+    ) -> None:
         """Makes the modules under fairseq's names and the method's constants as buffers."""
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.padding_idx: int = embed_tokens.padding_idx

@@ -35,7 +35,7 @@ def described(environment: dict) -> str:
 class Environments:
     """letters["a"], letters["b"], ...: in the order in which they were met."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.letters: dict[str, dict] = {}
         self._known: dict[str, str] = {}
 

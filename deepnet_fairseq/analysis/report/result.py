@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ...methods import METHODS
 from ..style import style_of
@@ -106,7 +107,7 @@ class Result:
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
 
 
-def _cell(column: Column, entries: Iterable[Entry], *published, **options) -> Cell:
+def _cell(column: Column, entries: Iterable[Entry], *published: Any, **options: Any) -> Cell:
     return Cell(tuple((entry.standing, column.read(entry.score)) for entry in entries), *published, **options)
 
 

@@ -109,7 +109,7 @@ NORMFORMER = Paper(
 PERPLEXITIES = tuple(Column(subset, subset, ("sets", subset, "perplexity")) for subset in ("valid", "test"))
 
 
-def model(method: str, encoder_layers: int, decoder_layers: int, **facts) -> dict:
+def model(method: str, encoder_layers: int, decoder_layers: int, **facts: Any) -> dict:
     """Facts of a row: DEPTH, and further keys of run.json."""
     return {"method": method, "encoder_layers": encoder_layers, "decoder_layers": decoder_layers} | facts
 

@@ -1,11 +1,13 @@
 """Table 3 of DeepNet: 102 languages, 200 layers beside M2M-100, on four collections of test sets."""
 
+from typing import Any
+
 from ..table import DEEPNET, Column, Metric, Row, Table, model
 
 SETS = {"wmt": "WMT", "opus": "OPUS", "ted": "TED", "flores": "Flores"}
 
 
-def _row(values: tuple[float, ...], **others) -> Row:
+def _row(values: tuple[float, ...], **others: Any) -> Row:
     return Row(published=dict(zip(SETS, values, strict=True)), **others)
 
 
