@@ -155,3 +155,11 @@ def test_lower_rooms_do_not_import_higher_ones():
         if taken.module in inside and HEIGHT[room(taken.module)] > HEIGHT[room(name)]
     ]
     assert upwards == []
+
+
+def test_the_map_names_all_rooms_in_their_order():
+    table = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|")[1].split("\n\n")[0]
+    mapped = [name for row in table.splitlines() for name in re.findall("`(.*?)`", row.split("|")[1] if row else "")]
+    assert sorted(mapped) == sorted(HEIGHT.keys() - {"__main__"})
+    heights = [HEIGHT[name] for name in mapped]
+    assert heights == sorted(heights)
