@@ -21,7 +21,8 @@ from deepnet_fairseq.plan.parameters import count
 from deepnet_fairseq.plan.tracing import trace
 from deepnet_fairseq.plan.trial import Trial
 
-from .support.planned import allocated
+from .support.planned import allocated, storages_saved
+from .support.refused import assert_refused
 
 STACK = {archs.LM: "decoder", archs.MASKED_LM: "encoder"}
 FORMS = {
@@ -91,18 +92,8 @@ def saved_bytes(setting) -> int:
     """What autograd keeps of a forward pass through fairseq's criterion: storages, once each, but parameters."""
     trial = Trial(setting)
     model = trial.trainer.model
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    own |= {tensor.untyped_storage().data_ptr() for tensor in trial.batches[0]["net_input"].values()}
-    found, alive = {}, []  # an address names a storage only as long as it lives
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        alive.append(storage)
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    given = trial.batches[0]["net_input"].values()
+    with storages_saved((*model.parameters(), *model.buffers(), *given)) as found:
         trial.trainer.criterion(model.train(), trial.batches[0])
     trial.close()
     return sum(found.values())
@@ -199,7 +190,4 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "said"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, said):
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *flags.split()])
-    message = str(ended.value.code)
-    assert message.startswith("deepnet: error: ") and said in message and "\n" not in message
+    assert_refused(said, "plan", *flags.split())

@@ -17,6 +17,7 @@ from deepnet_fairseq.plan.memory import memory
 from deepnet_fairseq.plan.setting import GIB
 
 from .support.helpers import ROOT
+from .support.refused import assert_refused
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 
@@ -124,10 +125,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "said"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, said):
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *flags.split()])
-    message = str(ended.value.code)
-    assert message.startswith("deepnet: error: ") and said in message and "\n" not in message
+    assert_refused(said, "plan", *flags.split())
 
 
 def test_a_training_that_fails_is_named(monkeypatch):

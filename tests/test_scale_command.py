@@ -17,6 +17,7 @@ from deepnet_fairseq.plan.scale.recorded import RECORDED
 from deepnet_fairseq.plan.setting import GIB, SHARDING_FLAGS
 
 from .support.helpers import ROOT
+from .support.refused import assert_refused
 
 MODEL = ["--arch", "deepnet_transformer_18_18", "--share-all-embeddings", "--bf16", "--optimizer", "deepnet_adam"]
 
@@ -119,10 +120,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "message"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["scale", *flags.split()])
-    assert str(ended.value).startswith("deepnet: error: ") and message in str(ended.value)
-    assert "\n" not in str(ended.value)
+    assert_refused(message, "scale", *flags.split())
 
 
 def test_too_many_gpus_for_a_batch(capsys):

@@ -13,6 +13,7 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.errors import UserError
 
 from .support.bilingual import copy_text, lines
+from .support.refused import assert_refused
 
 
 @pytest.fixture
@@ -127,9 +128,7 @@ def test_other_mistakes_are_told_in_a_line(given, tmp_path, capsys):
     }
     for words, message in mistakes.items():
         dest = tmp_path / words[1] if words[1] == "d" else given
-        with pytest.raises(SystemExit) as caught:
-            main(["prepare", words[0], str(dest), *words[2:]])
-        assert str(caught.value).startswith("deepnet: error: ") and message in str(caught.value), words
+        assert_refused(message, "prepare", words[0], str(dest), *words[2:])
 
 
 def test_counts_beside_what_is_expected(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from fairseq import utils
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
@@ -35,13 +37,10 @@ def built(setting: Setting, device: str = "meta") -> DeepTransformer:
         return DeepTransformer.build_model(setting.cfg, blank_task(setting.source_vocab, setting.target_vocab))
 
 
-def saved_bytes(setting: Setting) -> int:
-    """What autograd keeps of a forward pass with fairseq's loss: storages, once each, that are no parameters."""
-    model = built(setting, "cpu").to(setting.precision.dtype).train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    sentences, vocab = setting.max_tokens // setting.length, setting.target_vocab
-    src, prev, target = torch.randint(FIRST, vocab, (3, sentences, setting.length))
-    src[0, :3] = PAD
+@contextmanager
+def storages_saved(but):
+    """Address -> bytes of what autograd keeps of what is computed inside: storages, once each, not those of `but`."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in but}
     found, alive = {}, []  # an address names a storage only as long as it lives
 
     def pack(tensor):
@@ -52,6 +51,16 @@ def saved_bytes(setting: Setting) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def saved_bytes(setting: Setting) -> int:
+    """What autograd keeps of a forward pass with fairseq's loss: storages, once each, that are no parameters."""
+    model = built(setting, "cpu").to(setting.precision.dtype).train()
+    sentences, vocab = setting.max_tokens // setting.length, setting.target_vocab
+    src, prev, target = torch.randint(FIRST, vocab, (3, sentences, setting.length))
+    src[0, :3] = PAD
+    with storages_saved((*model.parameters(), *model.buffers())) as found:
         lprobs = utils.log_softmax(model(src, None, prev)[0], dim=-1)
         label_smoothed_nll_loss(lprobs.view(-1, vocab), target.view(-1), 0.1, ignore_index=PAD)
     return sum(found.values())
