@@ -36,7 +36,8 @@ def runs(tmp_path_factory):
         write_generated(folder / "generated.txt", noisy(references, rate), references)
         (folder / "checkpoint_last.pt").write_bytes(b"0" * 1000)
     run(root, "table1", "gone", "admin", diverged="diverged at update 150", **said)
-    run(root, "table1", "begun", "post_ln", trained=False, **said)
+    begun = run(root, "table1", "begun", "post_ln", trained=False, **said)
+    (begun / "environment.json").write_text("")  # as it is for a second while a script writes it
     return root
 
 

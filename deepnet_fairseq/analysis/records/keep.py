@@ -69,9 +69,9 @@ def _paired_tests(runs: Path) -> dict[Path, dict[Path, float]]:
     """Folder of a run -> folder of a baseline's run -> p, of every table whose runs are there."""
     found: dict[Path, dict[Path, float]] = {}
     for table in TABLES.values():
-        if not any(next((runs / folder).glob("*/run.json"), None) for folder in table.folders):
+        if not any(next((runs / folder).glob("*/trained"), None) for folder in table.folders):
             continue
-        entries = collect(runs, table).entries
+        entries = collect(runs, table, over=True).entries
         folders = {entry.name: entry.run.folder for entry in entries}
         for entry in entries:
             if entry.p is not None and entry.baseline is not None:

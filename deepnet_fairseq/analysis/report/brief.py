@@ -19,14 +19,14 @@ NOT_RUN = "not run"
 
 
 def brief(report: Report, document: Document, page: Path, full: Path | None) -> str:
-    """Markdown for `page`: banner, overview without rows nobody ran, environments, links to the report and the runs.
+    """Markdown for `page`: banner, overview without methods that nobody ran, environments, links to the report and the runs.
 
     full: the file of the whole report, if it was written.
     """
     parts = [f"> **{escape(document.banner)}**"] if document.banner else []
     parts += [f"> **Warning:** {escape(warning)}" for warning in document.warnings]
     parts.append(f"{escape(document.source)}. {escape(document.overview.caption)}:")
-    parts.append(grid_text(_without_rows_not_run(document.overview)))
+    parts.append(grid_text(_shortened(document.overview, report.table.grid)))
     several = len(document.footnotes) > 1
     trained = "; ".join(
         f"<sup>{letter}</sup> {escape(text)}" if several else escape(text)
@@ -78,10 +78,10 @@ def _read(page: Path) -> str:
         raise UserError(f"--into {page}: is no UTF-8 text ({error.reason} at byte {error.start}); mend it") from error
 
 
-def _without_rows_not_run(grid: Grid) -> Grid:
-    """Rows with a measured cell, and those of systems that are not trained here; the others' cells become a dash."""
-    kept = [row for row in grid.rows if any(cell.kind not in (NOT_RUN, "", "number") for cell in row)]
-    return replace(grid, rows=[[_dash(cell) for cell in row] for row in kept or grid.rows])
+def _shortened(grid: Grid, by_depth: bool) -> Grid:
+    """With a dash in cells that were not run; of methods by depth only those that were run at some depth."""
+    measured = [row for row in grid.rows if any(cell.kind not in (NOT_RUN, "", "number") for cell in row)]
+    return replace(grid, rows=[[_dash(cell) for cell in row] for row in (by_depth and measured) or grid.rows])
 
 
 def _dash(cell: Text) -> Text:

@@ -46,14 +46,15 @@ def find_table(name: str) -> Table:
     return TABLES[name]
 
 
-def collect(runs: Path, table: Table, baseline: str | None = None) -> Report:
+def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = False) -> Report:
     """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken.
 
     baseline: method that the others are compared with at the same depth; "" compares none, None is the table's own.
+    over: only of runs that are over; others may be half-written.
     """
     if baseline and baseline not in METHODS:
         raise UserError(f"--baseline {baseline}: no such method; see `deepnet methods`")
-    found = [run for folder in table.folders for run in recorded_below(runs / folder)]
+    found = [run for folder in table.folders for run in recorded_below(runs / folder) if run.finished or not over]
     if not found:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
     environments = Environments()
