@@ -19,7 +19,7 @@ NOT_RUN = "not run"
 
 
 def brief(report: Report, document: Document, page: Path, full: Path | None) -> str:
-    """Markdown for `page`: banner, overview without methods that nobody ran, environments, links to the report and the runs.
+    """Markdown for `page`: banner, overview without methods that nobody ran, environments, links to report and runs.
 
     full: the file of the whole report, if it was written.
     """
