@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.logging import metrics
@@ -34,25 +35,27 @@ class TrainingProbes:
         self._wrapped = None  # the optimiser in use
         self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
 
-    def attach(self, task) -> None:
+    def attach(self, task: Any) -> None:
         """Wraps the task that is about to train the model; one that only translates with it is left alone."""
         if not hasattr(task, "get_batch_iterator"):
             return
         get_batch_iterator, train_step = task.get_batch_iterator, task.train_step
 
-        def first_iterator(*args, **kwargs):
+        def first_iterator(*args: Any, **kwargs: Any) -> Any:
             task.get_batch_iterator = get_batch_iterator
             self.iterator = get_batch_iterator(*args, **kwargs)
             return self.iterator
 
         @functools.wraps(train_step)
-        def probed_step(sample, model, criterion, optimizer, update_num, *args, **kwargs):
+        def probed_step(
+            sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, *args: Any, **kwargs: Any
+        ) -> Any:
             self.before_step(optimizer, update_num, dummy=kwargs.get("ignore_grad", False))
             return train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
 
         task.get_batch_iterator, task.train_step = first_iterator, probed_step
 
-    def before_step(self, optimizer, update: int, dummy: bool = False) -> None:
+    def before_step(self, optimizer: Any, update: int, dummy: bool = False) -> None:
         """Before each forward pass of training: the first of a probed update begins a session.
 
         dummy: the batch counts for nothing, it keeps a rank busy that has no more of its own.
@@ -67,12 +70,12 @@ class TrainingProbes:
             self.session.begin()
         self.session.dummy = dummy
 
-    def _wrap(self, optimizer) -> None:
+    def _wrap(self, optimizer: Any) -> None:
         """All gradients are accumulated and reduced when fairseq clips them, and not clipped yet."""
         clip = optimizer.clip_grad_norm
 
         @functools.wraps(clip)
-        def probed_clip(*args, **kwargs):
+        def probed_clip(*args: Any, **kwargs: Any) -> Any:
             try:
                 if self.session.active:
                     self.session.gradients(_scale(optimizer))
@@ -107,7 +110,7 @@ class TrainingProbes:
             self.session.held = Held(net_input, kept)
 
 
-def attach_probes(model: nn.Module, task, cfg) -> None:
+def attach_probes(model: nn.Module, task: Any, cfg: Any) -> None:
     """Watches the training of `model` by `task` as a filled model config asks; without --deepnet-probe, nothing."""
     probes = get_probes(cfg.deepnet_probe)
     if probes:
@@ -116,7 +119,7 @@ def attach_probes(model: nn.Module, task, cfg) -> None:
         TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
 
 
-def _scale(optimizer) -> float | torch.Tensor:
+def _scale(optimizer: Any) -> float | torch.Tensor:
     """What turns the gradients at hand into those of the mean loss.
 
     Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
@@ -126,6 +129,6 @@ def _scale(optimizer) -> float | torch.Tensor:
     return getattr(optimizer, "_multiply_factor", 1.0)
 
 
-def _overflows(optimizer, norm) -> bool:
+def _overflows(optimizer: Any, norm: Any) -> bool:
     """AMP skips an update whose gradients overflow, without a word; any other optimiser raises, or means it."""
     return isinstance(optimizer, AMPOptimizer) and not bool(torch.isfinite(norm))

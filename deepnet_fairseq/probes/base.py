@@ -6,7 +6,7 @@ probes/__init__.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -61,7 +61,7 @@ class Probe:
         return values
 
 
-def register_probe(name: str):
+def register_probe(name: str) -> Callable[[type[Probe]], type[Probe]]:
     """Class decorator: offers a Probe as `--deepnet-probe NAME`, in place of another of that name."""
 
     def add(cls: type[Probe]) -> type[Probe]:
@@ -88,7 +88,7 @@ def get_probes(names: str | None) -> list[type[Probe]]:
 class TokenSums(Probe):
     """A probe that adds up, over tokens of all forward passes and ranks of the update, some sums per address."""
 
-    def __init__(self, model):
+    def __init__(self, model: nn.Module):
         super().__init__(model)
         self.sums: dict[str, Tensor] = {}
 
@@ -107,7 +107,7 @@ class TokenSums(Probe):
         return dict(zip(self.sums, stacked.tolist(), strict=True))
 
     @staticmethod
-    def summary(values):
+    def summary(values: Values) -> Values:
         """The mean over layers, by kind of branch."""
         kinds: dict[str, list[float]] = {}
         for address, value in values.items():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..profiling.recorder import residuals
 from .base import TokenSums, register_probe
+from .record import Values
 
 
 @register_probe("branch_dependency")
@@ -19,17 +21,17 @@ class BranchDependency(TokenSums):
     "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
     """
 
-    def hooks(self, masks):
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for site, residual in residuals(self.model):
             yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
 
     @torch.no_grad()  # a trained factor would keep the graph alive
-    def _visit(self, address: str, mask: Tensor, residual, inputs, merged) -> None:
+    def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, merged: Tensor) -> None:
         f = inputs[1].detach()[mask]
         branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it
         self.add(address, f.numel(), *_moments(branch), *_moments(merged.detach()[mask]))
 
-    def values(self):
+    def values(self) -> Values:
         found = {}
         for address, (count, *moments) in self.totals().items():
             branch, merged = _variance(count, *moments[:2]), _variance(count, *moments[2:])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, nn
 
 from ..initialisation.visit import branch_weights
 from .base import Probe, register_probe
+from .record import Values
 
 
 @register_probe("gradient_norm")
@@ -19,11 +21,11 @@ class GradientNorm(Probe):
     log: layers, the rest, and as "decoder.fc1" the norm over all weights of one role.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: nn.Module):
         super().__init__(model)
         self.found: dict[str, float] = {}
 
-    def gradients(self, scale):
+    def gradients(self, scale: float | Tensor) -> None:
         named = [(name, p, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm([grad for *_, grad in named], 2, dtype=torch.float32)) * scale
         weights = {id(weight.linear.weight): f"{weight.site}.{weight.role}" for weight in branch_weights(self.model)}
@@ -34,11 +36,11 @@ class GradientNorm(Probe):
                     squares[address] = squares.get(address, 0.0) + norm * norm
         self.found = {address: math.sqrt(square) for address, square in squares.items()}
 
-    def values(self):
+    def values(self) -> Values:
         return self.found
 
     @staticmethod
-    def summary(values):
+    def summary(values: Values) -> Values:
         squares: dict[str, float] = {}
         for address, norm in values.items():
             words = address.split(".")
@@ -55,11 +57,11 @@ class GradientL1(Probe):
     layers, as "decoder.fc2".
     """
 
-    def __init__(self, model):
+    def __init__(self, model: nn.Module):
         super().__init__(model)
         self.found: dict[str, float] = {}
 
-    def gradients(self, scale):
+    def gradients(self, scale: float | Tensor) -> None:
         weights = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
         if weights:  # not all frozen
             grads = (weight.linear.weight.grad for weight in weights)
@@ -68,11 +70,11 @@ class GradientL1(Probe):
             for weight, norm in zip(weights, sums.tolist(), strict=True):
                 self.found[f"{weight.site}.{weight.role}"] = norm / weight.linear.weight.numel()
 
-    def values(self):
+    def values(self) -> Values:
         return self.found
 
     @staticmethod
-    def summary(values):
+    def summary(values: Values) -> Values:
         roles: dict[str, list[float]] = {}
         for address, value in values.items():
             stack, _layer, _sublayer, role = address.split(".")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..profiling.recorder import residuals
 from .base import Probe, register_probe
+from .record import Values
 
 LARGEST = 65504.0  # of fp16
 
@@ -21,11 +25,11 @@ class HalfPrecision(Probe):
     token. fairseq's gradients in half precision are those of the summed loss times the loss scale.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: nn.Module):
         super().__init__(model)
         self.largest: dict[str, torch.Tensor] = {}
 
-    def hooks(self, masks):
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, part in self.model.named_children():
             for module in part.modules():
                 if not any(True for _ in module.children()):
@@ -35,7 +39,7 @@ class HalfPrecision(Probe):
                 yield residual.register_forward_hook(partial(self._visit, site.stack))
 
     @torch.no_grad()
-    def _visit(self, address: str, module, inputs, output) -> None:
+    def _visit(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
         if torch.is_tensor(output) and output.is_floating_point():
             self._keep(address, output.detach().abs().amax().float())
 
@@ -43,12 +47,12 @@ class HalfPrecision(Probe):
         known = self.largest.get(address)
         self.largest[address] = value if known is None else torch.maximum(known, value)
 
-    def gradients(self, scale):
+    def gradients(self, scale: float | Tensor) -> None:
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norms = torch._foreach_norm(grads, float("inf"), dtype=torch.float32)
         self._keep("gradient", torch.stack(norms).amax() * scale)
 
-    def values(self):
+    def values(self) -> Values:
         stacked = torch.stack(list(self.largest.values()))
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(stacked, torch.distributed.ReduceOp.MAX)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Probe, kind, register_probe
+from .record import Values
 
 STATISTICS = {"median": 0.5, "min": 0.0, "max": 1.0}  # as quantiles
 ADDED = {"bias", "shift"}  # parameters that are no factors
@@ -25,7 +26,7 @@ class LearnedScale(Probe):
     learns no factors gives none. In the log: medians, their mean over layers, as "decoder.ffn.inner".
     """
 
-    def values(self):
+    def values(self) -> Values:
         found = dict(scales(self.model))
         if not found:
             return {}
@@ -38,7 +39,7 @@ class LearnedScale(Probe):
         }
 
     @staticmethod
-    def summary(values):
+    def summary(values: Values) -> Values:
         medians: dict[str, list[float]] = {}
         for address, value in values.items():
             place, _, statistic = address.rpartition(".")

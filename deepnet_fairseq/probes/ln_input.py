@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..initialisation.visit import NORMS
 from ..transformer.site import NORM_NAMES
 from .base import TokenSums, register_probe
+from .record import Values
 
 SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 
@@ -33,15 +34,15 @@ class LNInput(TokenSums):
     module's name. In the log: the mean over layers, as "decoder.ffn".
     """
 
-    def hooks(self, masks):
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, stack in self.model.stacks().items():
             for address, norm in layer_norms(stack, name):
                 yield norm.register_forward_pre_hook(partial(self._visit, address, masks[name]))
 
     @torch.no_grad()
-    def _visit(self, address: str, mask: Tensor, module, inputs) -> None:
+    def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
         norms = inputs[0].detach()[mask].float().norm(dim=-1)
         self.add(address, norms.numel(), norms.sum())
 
-    def values(self):
+    def values(self) -> Values:
         return {address: total / count for address, (count, total) in self.totals().items() if count}

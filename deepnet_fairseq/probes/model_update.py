@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..profiling.recorder import in_mode
 from .base import Held, Probe, register_probe
+from .record import Values
 
 
 @register_probe("model_update")
@@ -19,7 +20,7 @@ class ModelUpdate(Probe):
 
     needs_held = True
 
-    def __init__(self, model):
+    def __init__(self, model: nn.Module):
         super().__init__(model)
         self.found: dict[str, float] = {}
 
@@ -28,7 +29,7 @@ class ModelUpdate(Probe):
         now = outputs(self.model, held.net_input)
         self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
 
-    def values(self):
+    def values(self) -> Values:
         return self.found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -65,7 +67,7 @@ class Session:
             handle.remove()
         self._outer, self._inner, self.watching = [], [], []
 
-    def _enter(self, model, inputs, kwargs) -> None:
+    def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
         given = dict(zip(NET_INPUT, inputs, strict=False)) | kwargs
         masks = token_masks(model, {name: given[name] for name in NET_INPUT if name in given})
         if self.dummy:
@@ -73,7 +75,7 @@ class Session:
         with torch.no_grad():
             self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
 
-    def _leave(self, model, inputs, output) -> None:
+    def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
         for handle in self._inner:
             handle.remove()
         self._inner = []
