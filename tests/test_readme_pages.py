@@ -12,6 +12,7 @@ from .readme.reader import Reader
 from .readme.shell import Shell, reader_environment
 from .support.helpers import ROOT
 
+COMMAND = re.compile(r"^ *(fairseq-|deepnet |(bash )?scripts/\w+\.sh|[A-Z]+=\S+ \w|pip |pytest)", re.MULTILINE)
 PAGE = """# One
 ```bash
 echo first   # said
@@ -98,7 +99,8 @@ def test_pages_and_what_of_them_is_not_run():
     assert all(len(block.not_run.split()) > 2 for block in left)
     for page in filter(Path.exists, (ROOT / name for name in PAGES)):
         for block in fenced(page.read_text(), page.name):
-            assert block.language in ("bash", "python", "text", "json", "yaml", "bibtex", "mermaid"), block.name
+            assert block.language in ("", "bash", "python", "text", "json", "yaml", "bibtex", "mermaid"), block.name
+            assert block.language == "bash" or not COMMAND.search(block.text), block.name
 
 
 @pytest.mark.parametrize("block", all_blocks(ROOT), ids=lambda block: block.name)
