@@ -2,8 +2,7 @@
 # Says which share of the package's statements the tests have run since the last call: a table by room, and
 # coverage/xml and coverage/html/index.html for what reads them.
 #   COVERAGE=1 scripts/test.sh && scripts/coverage.sh
-# Programs that tests start count too; not those that a test kills, nor threads inside PyTorch's C++ (backward of
-# custom functions on a GPU).
+# Programs that tests start count too; not those that a test kills. Counting takes half as long again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
