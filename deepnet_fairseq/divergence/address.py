@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..transformer.site import NORM_NAMES
+from ..transformer.site import SUBLAYERS
 
-SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 SLOTS = ("before", "outer", "residual")  # of a layer, by sublayer
 FFN = ("fc1", "fc2", "hidden", "inner", "activation_dropout")
 
@@ -40,4 +39,4 @@ def _sublayer(words: list[str]) -> str | None:
     first = words[0]
     if first in SLOTS:
         return words[1] if len(words) > 1 else None
-    return "ffn" if first in FFN else SUBLAYER.get(first, first)
+    return "ffn" if first in FFN else SUBLAYERS.get(first, first)

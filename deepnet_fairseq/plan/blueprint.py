@@ -14,9 +14,8 @@ from ..models.heads import MaskedTokenHead
 from ..transformer.layer import CausalLayer, DecoderLayer, EncoderLayer, Layer
 from ..transformer.linear import Linear
 from ..transformer.shape import StackShape
+from .objective import PADDING
 from .setting import Setting
-
-PADDING = 1  # index of fairseq's padding symbol; positions are counted behind it
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Masked(Objective):
         return net_input, target
 
 
-PADDING = 1  # index of fairseq's padding symbol
+PADDING = 1  # index of fairseq's padding symbol; positions are counted behind it
 SAMPLES = ("--length", "--tokens-per-sample")
 OBJECTIVES = {
     archs.MODEL_NAME: Translation(

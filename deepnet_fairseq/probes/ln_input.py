@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..initialisation.visit import NORMS
-from ..transformer.site import NORM_NAMES
+from ..transformer.site import SUBLAYERS
 from .base import TokenSums, register_probe
 from .record import Values
-
-SUBLAYER = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 
 
 def layer_norms(stack: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -22,7 +20,7 @@ def layer_norms(stack: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, NORMS):
             words = path.split(".")
             if words[0] == "layers":
-                words = [str(int(words[1]) + 1), *(SUBLAYER.get(word, word) for word in words[2:])]
+                words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
             yield ".".join([name, *words]), module
 
 

@@ -9,6 +9,7 @@ from torch import nn
 BRANCHES = ("self_attn", "encoder_attn", "ffn")  # of a layer with cross-attention; the others lack encoder_attn
 # fairseq's own names, so that a checkpoint of its `transformer` fits
 NORM_NAMES = {"self_attn": "self_attn_layer_norm", "encoder_attn": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
+SUBLAYERS = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}  # by the name of their LayerNorm
 
 
 @dataclass(frozen=True)
