@@ -7,7 +7,7 @@ from pathlib import Path
 from .page import Block, commands
 from .shell import Done, Shell, reader_environment
 
-LIMIT = 300  # seconds of a command
+LIMIT = 600  # seconds of a command
 
 
 class Reader:

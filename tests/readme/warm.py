@@ -34,11 +34,12 @@ def ask(address: str, program: str, words: list[str]) -> int:
 
 
 def serve(address: str) -> None:
+    """Until whoever started this is gone, and its end of the pipe that is file 0 with it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks that answer
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(address)
         door.listen(16)
-        while True:
+        while door in select.select([door, 0], [], [])[0]:
             line, _ = door.accept()
             if not os.fork():
                 door.close()
@@ -89,7 +90,7 @@ def server(python: Path) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="warm") as room:
         address = os.path.join(room, "socket")
         process = subprocess.Popen(
-            [python, __file__, address], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+            [python, __file__, address], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
