@@ -66,6 +66,8 @@ def test_the_papers_hyper_parameters(name, tmp_path):
         if flags["--method"] == "rezero":
             assert "--fp16" not in flags
             del expected["--fp16"]
+        if "--zero-sharding" in flags:
+            expected["--optimizer"] = "deepnet_adam"  # the same numbers, in shards
         assert {flag: flags.get(flag) for flag in expected} == expected
         assert batch(flags) == tokens
     assert not (tmp_path / "out").exists()
