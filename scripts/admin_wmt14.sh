@@ -6,6 +6,7 @@
 #   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature
 #   METHODS=admin DEPTHS="18 60" ...      60 stands for 60L-12L; the decoder's layers else are the encoder's
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/admin_wmt14.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -12,6 +12,7 @@
 #
 # Hardware: any. What does not fit into memory or into --seconds is in the table with that reason; so is torchscale where
 # it is missing (pip install --no-deps torchscale==0.3.0). A whole table takes hours: let nothing else run beside it.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/bench.sh
 set -euo pipefail
 start="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

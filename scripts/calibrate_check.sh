@@ -5,6 +5,7 @@
 #   scripts/calibrate_check.sh [--dry-run] [flags of fairseq-train]
 #   METHODS="deepnorm post_ln" DEPTHS="6 18" scripts/calibrate_check.sh --lr 5e-3
 #   DATA=quickstart/data scripts/calibrate_check.sh                      on the quickstart's larger corpus
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/calibrate_check.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -3,6 +3,7 @@
 # coverage/xml and coverage/html/index.html for what reads them.
 #   COVERAGE=1 scripts/test.sh && scripts/coverage.sh
 # Programs that tests start count too; not those that a test kills. Counting takes half as long again.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/coverage.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh

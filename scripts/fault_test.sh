@@ -8,6 +8,7 @@
 #   scripts/fault_test.sh --help             more
 #
 # Hardware: 2 CPU cores. Time: a few minutes. docs/faults.md says what is injected and what is promised.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/fault_test.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh

@@ -4,6 +4,7 @@
 #
 #   scripts/figure3.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure3.sh       width 64 in miniature
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure3.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

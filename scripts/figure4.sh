@@ -4,6 +4,7 @@
 #
 #   scripts/figure4.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure4.sh       width 64 in miniature
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure4.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

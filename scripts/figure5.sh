@@ -5,6 +5,7 @@
 #   scripts/figure5.sh [--dry-run] [flags of fairseq-train]    every N from 6 to 100
 #   SMOKE=1 scripts/figure5.sh       five depths in miniature
 #   UPDATE=4 DEPTHS="6 50 100" ...   after another number of updates, at other depths
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure5.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

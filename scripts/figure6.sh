@@ -5,5 +5,6 @@
 #   scripts/figure6.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure6.sh       width 64, 6L-6L and 18L-18L in miniature
 #   METHODS="deepnorm admin" DEPTHS="10 100" ...   any methods of `deepnet methods`, any depths
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure6.sh
 set -euo pipefail
 FIGURE=6 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/iwslt14_de_en.sh" "$@"

@@ -5,6 +5,7 @@
 #   scripts/figure7.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure7.sh       6L-6L of width 64 in miniature
 # An update is the paper's 128 batches of 4096 tokens whatever GPUS is, by accumulation.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure7.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -5,5 +5,6 @@
 #   scripts/figure8.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure8.sh       4 and 12 layers of width 64 on three language pairs in miniature
 #   DEPTHS="12 20 100" ...           layers in all, encoder and decoder together
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure8.sh
 set -euo pipefail
 FIGURE=8 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/opus100.sh" "$@"

@@ -7,6 +7,7 @@
 # Hardware: one GPU with 40 GB (less with MAX_TOKENS=1024); with two, training on several is tested too. Needs an
 # environment with a CUDA build of torch (scripts/setup.sh makes one where it finds a GPU); an active environment with
 # fairseq is used as it is.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/gpu_check.sh
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 data="$(realpath "$1")" out="$(realpath "${2:-gpu_check}")"

@@ -6,6 +6,7 @@
 #   scripts/iwslt14_de_en.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/iwslt14_de_en.sh      DeepNorm, Post-LN and Admin at 6L-6L and 18L-18L in miniature
 #   METHODS="deepnorm admin" DEPTHS="10 100" SEEDS="1 2 3" scripts/iwslt14_de_en.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/iwslt14_de_en.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

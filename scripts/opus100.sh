@@ -6,6 +6,7 @@
 #   scripts/opus100.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/opus100.sh            4 and 12 layers on three language pairs in miniature
 #   DEPTHS="12 100" GPUS=8 ...            layers in all, encoder and decoder together
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/opus100.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

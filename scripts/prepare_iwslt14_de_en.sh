@@ -9,6 +9,7 @@
 #
 # From dl.fbaipublicfiles.com, the address in fairseq's script: 20 MB; DEST takes an estimated 300 MB. TED talks by WIT3,
 # https://wit3.fbk.eu: CC BY-NC-ND 4.0.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_iwslt14_de_en.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -7,6 +7,7 @@
 # separated by commas (fairseq then calls them test, test1, ...). DEST must not exist.
 #
 #   scripts/prepare_lm_text.sh wiki.train wiki.valid wiki.test data-bin/wiki --vocab 32000
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_lm_text.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -15,6 +15,7 @@
 #
 # What cannot be done: the paper's list of pairs and its vocabulary were never published; nor were M2M-100's filters of
 # mined text all made again; the test sets of WMT and TED are to be brought along. docs/corpora.md says how.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_m2m102.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

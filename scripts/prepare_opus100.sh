@@ -13,6 +13,7 @@
 #
 # What cannot be done: the DeepNet paper states neither its vocabulary nor its temperature nor its language tags on
 # OPUS-100. docs/corpora.md says what is taken instead, and why.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_opus100.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

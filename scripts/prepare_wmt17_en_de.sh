@@ -11,6 +11,7 @@
 # which text/ and downloads/ may go when it is whole. The data of WMT are free for research; each corpus has its own
 # terms: https://www.statmt.org/wmt17/translation-task.html. For the Admin authors' variant of this corpus:
 # `deepnet prepare wmt14_en_de DEST`.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_wmt17_en_de.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

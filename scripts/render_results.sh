@@ -6,6 +6,7 @@
 #   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
 #   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart; so any NAME=RUNS
 #   PAGE=FILE scripts/render_results.sh              another page than README.md
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/render_results.sh
 set -euo pipefail
 start="$PWD"
 case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;; esac

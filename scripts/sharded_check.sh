@@ -6,6 +6,7 @@
 #   scripts/sharded_check.sh [DEPTH] [OUT]     default 500 layers in each stack, width 64, in ./sharded_check
 #
 # Hardware: 2 CPU cores and 8 GB of memory. Time: about ten minutes at 500 layers, a minute at 6.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/sharded_check.sh
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit ;; esac
 depth="${1:-500}" out="$(realpath -m -- "${2:-sharded_check}")"

@@ -6,6 +6,7 @@
 #   scripts/table1_wmt17.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/table1_wmt17.sh       DeepNorm, Post-LN and Admin at 6L-6L in miniature
 #   METHODS="deepnorm post_ln" DEPTHS="18 100" SEEDS="1 2 3" GPUS=8 LAUNCH=slurm scripts/table1_wmt17.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/table1_wmt17.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

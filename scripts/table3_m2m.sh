@@ -6,6 +6,7 @@
 #
 #   PAIRS="de-en fr-en" scripts/table3_m2m.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/table3_m2m.sh         6L-6L on two language pairs in miniature
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/table3_m2m.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

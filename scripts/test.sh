@@ -8,6 +8,7 @@
 #   scripts/test.sh tests/test_init.py    one file; -k WORD: tests with WORD in their name
 #   COVERAGE=1 scripts/test.sh            counts the lines that run; scripts/coverage.sh reports them
 #   TEST_PROCESSES=4 scripts/test.sh      processes, 2 by default
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/test.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
