@@ -39,7 +39,7 @@ case "$*" in
     *) package=deepnet_fairseq-1 ;;
 esac
 mkdir -p "$site/$package.dist-info"
-case "$*" in *"${PIP_HANGS:-nothing}"*) touch "$CALLS.hangs"; exec sleep 60 ;; esac
+case "$*" in *"${PIP_HANGS:-nothing}"*) : >"$CALLS.hangs"; exec sleep 60 ;; esac  # no child: bash would outlive Ctrl-C
 touch "$site/$package.dist-info/INSTALLER"
 """
 NEEDED = ("basename", "bash", "cat", "cksum", "dirname", "env", "flock", "grep", "ln", "mkdir", "realpath", "rm", "sh",
