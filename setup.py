@@ -28,6 +28,7 @@ setup(
         "numpy>=2",
         "matplotlib>=3.8",
         "scipy>=1.11",
+        "pillow>=10",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
     extras_require={

@@ -75,12 +75,8 @@ def become(files: list[int]) -> None:
     with os.fdopen(files[3], "rb") as file:
         file.seek(0)
         request = json.loads(file.read())
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
     sys.path[0] = ""
-    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [place for place in places if place and place not in sys.path]
+    programs.move(request["folder"], request["environment"])
     programs.end(programs.run(*request["words"]))
 
 

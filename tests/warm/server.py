@@ -49,12 +49,8 @@ def serve(requests, answers) -> None:
 
 
 def become(request: dict) -> None:
-    """Where the program runs, what it reads and writes, and what it may use."""
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [place for place in places if place and place not in sys.path]
+    """Where the program runs, what it writes to, and what it may use."""
+    move(request["folder"], request["environment"])
     for descriptor, path in ((1, request["out"]), (2, request["errors"])):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, descriptor)
@@ -63,6 +59,15 @@ def become(request: dict) -> None:
     if request["memory"]:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + request["memory"],) * 2)
+
+
+def move(folder: str, environment: dict[str, str]) -> None:
+    """To the program's folder, environment and PYTHONPATH."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path]
 
 
 def run(program: str, *words: str) -> int:
