@@ -29,6 +29,9 @@ setup(
         "matplotlib>=3.8",
         "scipy>=1.11",
         "pillow>=10",
+        "jinja2>=3.1",  # the reports' HTML
+        "tabulate>=0.9",  # tables in text and Markdown
+        "filelock>=3.12",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
     extras_require={
