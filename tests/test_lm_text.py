@@ -17,6 +17,7 @@ from deepnet_fairseq.errors import UserError
 from .support.fetching import gets, hasty  # noqa: F401
 from .support.loopback import serve
 from .support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+from .test_scripts import bash
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,14 @@ def test_gpt2_gives_every_character_back(split, gpt2, texts):
     bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
     plain = [bpe.decode(map(int, line[:-1])) for line in lines]
     assert plain == texts[0 if split == "train" else 2].read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.mark.smoke
+def test_script(sentencepieces, texts, tmp_path):
+    """The same by scripts/prepare_lm_text.sh, with two processes."""
+    done = bash("scripts/prepare_lm_text.sh", *texts, tmp_path / "bin", "--vocab", VOCAB, "--workers", "2")
+    assert f"wrote {tmp_path / 'bin'}" in done.stdout
+    assert (tmp_path / "bin" / "train.bin").read_bytes() == (sentencepieces / "train.bin").read_bytes()
 
 
 def test_gpt2_merges_by_rank(gpt2):

@@ -18,7 +18,6 @@ def parser() -> argparse.ArgumentParser:
     """
     from . import (
         bench,
-        choices,
         corpora,
         figures,
         inspection,
@@ -50,7 +49,6 @@ def parser() -> argparse.ArgumentParser:
         inspection,
         methods,
         models,
-        choices,
         plan,
         scale,
         stability,

@@ -36,10 +36,6 @@ class Segmenter:
         """Pieces separated by blanks, "" for a line of white space; that around the line does not count."""
         return self._bpe.encode(line.strip())
 
-    def encode_exactly(self, text: str) -> str:
-        """As `encode`, with the white space around it where the kind knows it."""
-        return self._bpe.encode(text)
-
     def write(self, folder: Path, **facts) -> None:
         """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
         names = KINDS[self.kind].files
