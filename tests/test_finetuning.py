@@ -12,7 +12,7 @@ from fairseq.models.roberta import RobertaModel
 from deepnet_fairseq.building import blank_task, build
 from deepnet_fairseq.methods import METHODS
 
-from .support.helpers import VOCAB
+from .support.helpers import TOLERANCE, VOCAB
 from .support.sentiment import HEAD, batches, configured, some_data  # noqa: F401  a fixture
 
 OF_ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}
@@ -90,7 +90,7 @@ def test_targets_that_are_numbers(data):
 
 @pytest.mark.parametrize("method", ["post_ln", "pre_ln"])
 def test_the_head_is_robertas(method):
-    """Bit for bit in training mode: fairseq's encoder has a fast path of its own in evaluation."""
+    """In training mode: fairseq's encoder has a fast path of its own in evaluation."""
     peer, _ = stock_roberta(encoder_normalize_before=method == "pre_ln")
     model = masked_lm(method=method, **OF_ROBERTA)
     for each in (peer, model):
@@ -101,7 +101,7 @@ def test_the_head_is_robertas(method):
         expected, _ = peer(sentences(), features_only=True, classification_head_name=name)
         given, _ = model(sentences(), features_only=True, classification_head_name=name)
         assert given.shape == (5, classes)
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(given, expected, rtol=0, atol=TOLERANCE[torch.float32])
 
 
 def test_names_of_robertas_first_releases():
@@ -117,7 +117,8 @@ def test_names_of_robertas_first_releases():
         old[re.sub("^encoder", "decoder", name).replace("layernorm_embedding", "emb_layer_norm")] = value
     model = masked_lm(method="post_ln", **OF_ROBERTA)
     model.load_state_dict(old)
-    torch.testing.assert_close(model(sentences())[0], peer.train()(sentences())[0], rtol=0, atol=1e-6)
+    expected = peer.train()(sentences())[0]
+    torch.testing.assert_close(model(sentences())[0], expected, rtol=0, atol=TOLERANCE[torch.float32])
 
 
 def test_embeddings_that_are_scaled_are_warned_of(caplog):

@@ -19,21 +19,26 @@ MODEL = (
 LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")
 
 
-def losses(text: str) -> list[str]:
-    return [line.split('"loss": "')[1].split('"')[0] for line in text.splitlines() if "train_inner" in line]
+def losses(text: str) -> list[float]:
+    return [float(line.split('"loss": "')[1].split('"')[0]) for line in text.splitlines() if "train_inner" in line]
+
+
+def logged(losses: list[float]):
+    """Two processes sum in another order than one: the last of the three places that are logged may differ by one."""
+    return pytest.approx(losses, abs=1.1e-3)
 
 
 @pytest.fixture(scope="module")
 def expected(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
-    return [row["loss"] for row in ranks.train(1, folder / "log", data, *words)]
+    return [float(row["loss"]) for row in ranks.train(1, folder / "log", data, *words)]
 
 
 def test_started_by_fairseq_train(expected, data, tmp_path):
     """On a CPU too, where fairseq starts none and exits 0."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
-    assert losses(run_cold("fairseq-train", data, *words).stdout) == expected
+    assert losses(run_cold("fairseq-train", data, *words).stdout) == logged(expected)
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 
@@ -42,7 +47,7 @@ def test_started_by_torchrun(expected, data, tmp_path):
     """Without a world size, which fairseq takes for two trainings that write the same files."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path)
     done = run_cold("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", "fairseq-train", data, *words)
-    assert losses(done.stdout) == expected
+    assert losses(done.stdout) == logged(expected)
 
 
 def begin(data, folder):
@@ -87,7 +92,7 @@ def test_all_take_the_checkpoint_before(damage, expected, data, tmp_path):
     ranks.train(2, tmp_path / "log", data, *words, "--max-update", "4")
     damage(tmp_path / "checkpoint_last.pt")
     rows = ranks.train(2, tmp_path / "again", data, *words, "--max-update", "4")
-    assert [row["num_updates"] for row in rows] == ["4"] and rows[0]["loss"] == expected[-1]
+    assert [row["num_updates"] for row in rows] == ["4"] and [float(rows[0]["loss"])] == logged(expected[-1:])
 
 
 def test_a_process_that_never_comes(data, tmp_path):
