@@ -30,7 +30,6 @@ def parser() -> argparse.ArgumentParser:
         records,
         report,
         results,
-        scale,
         stability,
         theory,
     )
@@ -50,7 +49,6 @@ def parser() -> argparse.ArgumentParser:
         methods,
         models,
         plan,
-        scale,
         stability,
         theory,
         corpora,
