@@ -15,7 +15,7 @@ from fairseq.trainer import Trainer
 from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..errors import UserError
-from . import atomic, background, choice, retention
+from . import atomic, background, choice, holding, retention
 from .atomic import SaveError
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,15 @@ def install() -> None:
     wrap(Trainer, "save_checkpoint", _lose_no_error)
 
 
-def take_flag(original, cfg) -> None:
-    """fairseq's add_defaults, the first that main does with a config: --write-checkpoints-asynchronously is ours."""
+def begin(original, cfg) -> None:
+    """fairseq's add_defaults, the first that main does with a config: from here on the folder is this training's.
+
+    --write-checkpoints-asynchronously is ours. UserError, before anything is written, if the folder is another's.
+    """
     global _in_background, _failure
     original(cfg)
+    if not cfg.checkpoint.no_save:
+        holding.take(Path(cfg.checkpoint.save_dir))
     _in_background, _failure = bool(cfg.checkpoint.write_checkpoints_asynchronously), None
     cfg.checkpoint.write_checkpoints_asynchronously = False
 

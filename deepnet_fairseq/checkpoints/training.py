@@ -18,7 +18,7 @@ from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..divergence.event import Diverged
 from ..errors import UserError
-from . import atomic, background, catching_up, choice, integrity, process_state, retention, saving, signals
+from . import atomic, background, catching_up, choice, holding, integrity, process_state, retention, saving, signals
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _around_program() -> None:
     """fairseq-train's own functions, looked up when they are called; other programs do not have them."""
     for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
         if hasattr(module, "validate_and_save"):
-            wrap(module, "add_defaults", saving.take_flag)
+            wrap(module, "add_defaults", saving.begin)
             wrap(module, "train", _train)
             wrap(module, "validate_and_save", _validate_and_save)
 
@@ -98,6 +98,7 @@ def _train(original, cfg, trainer, task, epoch_itr):
     finally:
         if ended:
             signals.unwatch()
+            holding.release()
 
 
 def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):

@@ -14,6 +14,8 @@ import re
 import signal
 import socket
 import sys
+import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -23,9 +25,11 @@ from fairseq.models import distributed_fairseq_model
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
 
+from ..checkpoints import holding
 from ..errors import UserError, user_error_line
 from .wrapping import wrap
 
+LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]ime[d ]*out|heartbeat|not all ranks|store", re.I
@@ -52,6 +56,8 @@ def _call_main(original, cfg, main, **kwargs):
     if on_cpu:
         place.distributed_backend = "gloo"
     _wait_at_most(place.heartbeat_timeout)
+    if LAUNCHED in os.environ or _slurm():
+        end_with(os.getppid())
     if place.distributed_init_method is None and _slurm():
         distributed_utils.infer_init_method(place)  # from its variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
@@ -92,7 +98,7 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     place.distributed_rank = None  # each process its own
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
     context = multiprocessing.spawn(
-        _process, (main, cfg, kwargs | {"start_rank": first}, place.heartbeat_timeout, mistakes), number, join=False
+        _process, (main, cfg, kwargs | {"start_rank": first}, os.getpid(), mistakes), number, join=False
     )
     before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
     try:
@@ -110,9 +116,25 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
             signal.signal(kind, handler)
 
 
-def _process(number: int, main, cfg, kwargs: dict, seconds: int, mistakes) -> None:
+def end_with(parent: int) -> None:
+    """From now on this process is killed within a second of the end of `parent`, or now if that is gone.
+
+    torchrun's processes are sessions of their own, which a SIGKILL to its process group does not reach. Not by
+    PR_SET_PDEATHSIG, which asks for the parent's thread.
+    """
+    threading.Thread(target=_watch, args=(parent,), name="launcher", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
     """One of those; importing this file has put everything else in place."""
-    _wait_at_most(seconds)
+    end_with(parent)
+    _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
     try:
         with _said_in_a_line(cfg):
@@ -160,6 +182,7 @@ def _said_in_a_line(cfg):
             f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
     finally:
+        holding.release()
         _leave()
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .log import Log
@@ -63,9 +64,8 @@ class Life:
 
     def kill(self, ranks: list[int]) -> None:
         """SIGKILL to some ranks, or all; as one machine of several dies, or a training as a whole."""
-        pids = self.ranks()
         for rank in ranks:
-            os.kill(pids[rank], signal.SIGKILL)
+            self._members[rank].kill()
 
     def wait(self, seconds: float) -> list[int | None]:
         """Waits for every rank's end; the exit statuses, None for one that lives after that many seconds."""
@@ -97,9 +97,12 @@ class Launched(Life):
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         self._processes = processes
+        self._workers: list[int] = []  # of a launcher that was killed
 
     def statuses(self) -> list[int | None]:
-        return [self._members[0].poll()]
+        """The launcher's; None while one of its processes lives."""
+        status = self._members[0].poll()
+        return [None if any(map(_lives, self._workers)) else status]
 
     def ranks(self) -> list[int]:
         launcher = self._members[0].pid
@@ -109,15 +112,25 @@ class Launched(Life):
         return [int(pid) for pid in children]
 
     def kill(self, ranks: list[int]) -> None:
-        if len(ranks) < self._processes == len(self.ranks()):
-            super().kill(ranks)
-        else:  # the launcher too, or before it has launched them
-            os.killpg(self._members[0].pid, signal.SIGKILL)
+        workers = self.ranks()
+        if len(ranks) < self._processes == len(workers):
+            with suppress(ProcessLookupError):
+                os.kill(workers[ranks[0]], signal.SIGKILL)
+        else:  # the launcher, whose processes, sessions of their own, end with it; or before it has launched them
+            self._workers = workers
+            self.bury()
 
     def bury(self) -> None:
-        if self.alive:
+        with suppress(ProcessLookupError):
             os.killpg(self._members[0].pid, signal.SIGKILL)
         self._members[0].wait()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def free_port() -> int:

@@ -1,0 +1,218 @@
+"""No two trainings in one folder, and none that outlives its launcher."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepnet_fairseq.checkpoints import holding
+from deepnet_fairseq.compat import launch
+from deepnet_fairseq.errors import UserError
+
+from .conftest import TRAIN_FLAGS
+from .support import ranks
+from .support.lives import TINY, live
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(holding, "GRACE", 0.4)
+    yield
+    holding.release()
+
+
+def in_child(work) -> int:
+    """Status of a forked process that does `work`: 0, or 1 for a UserError."""
+    if not (child := os.fork()):
+        try:
+            work()
+        except UserError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def heartbeat(folder, host: str, pid: int, age: float) -> Path:
+    path = folder / holding.HEARTBEAT
+    path.write_text(json.dumps({"host": host, "pid": pid, "begun": "2026-01-01 00:00:00"}))
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_held_until_released(tmp_path):
+    """And nothing is left; the same process may ask again."""
+    folder = tmp_path / "new" / "run"
+    holding.take(folder)
+    holding.take(folder)
+    told = json.loads((folder / holding.HEARTBEAT).read_text())
+    assert (told["host"], told["pid"]) == (HOST, os.getpid())
+    assert in_child(lambda: holding.take(folder)) == 1
+    holding.release()
+    assert not list(folder.iterdir()) and in_child(lambda: holding.take(folder)) == 0
+
+
+@pytest.mark.parametrize("file_locks", [True, False])
+def test_whose_heartbeat_counts(file_locks, tmp_path, monkeypatch):
+    """Another host's while it is fresh, this host's where there is no flock and its process lives."""
+    if not file_locks:
+
+        def flock(*args):
+            raise OSError(9, "Bad file descriptor")  # as of NFS
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    another = pytest.raises(UserError, match=r"process 7 on far, begun .*, heard of 5\d\d s ago.*remove .*in_use\.json")
+    heartbeat(tmp_path, "far", 7, 599)
+    with another:
+        holding.take(tmp_path)
+    heartbeat(tmp_path, "far", 7, 601)
+    holding.take(tmp_path)
+    assert json.loads((tmp_path / holding.HEARTBEAT).read_text())["host"] == HOST
+    holding.release()
+    heartbeat(tmp_path, HOST, dead_pid(), 1)
+    holding.take(tmp_path)
+    holding.release()
+    path = heartbeat(tmp_path, HOST, os.getppid(), 1)
+    if file_locks:
+        holding.take(tmp_path)  # which the lock knows better: another process has that number now
+    else:
+        with pytest.raises(UserError, match=f"process {os.getppid()} on {HOST}"):
+            holding.take(tmp_path)
+        assert path.exists()
+
+
+def test_another_that_took_over_keeps_its_file(tmp_path):
+    holding.take(tmp_path)
+    path = heartbeat(tmp_path, "far", 7, 0)
+    holding.release()
+    assert path.exists()
+
+
+def test_half_a_heartbeat_and_a_full_disk(tmp_path, monkeypatch):
+    """A file that names nobody counts for a moment; one that cannot be written is no obstacle, nor is it left."""
+    (tmp_path / holding.HEARTBEAT).write_text("{")
+    with pytest.raises(UserError, match="another training holds it; wait"):
+        holding._Hold(tmp_path)
+    holding.take(tmp_path)  # half a second later
+    holding.release()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    holding.take(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_heart_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(holding, "BEAT", 0.05)
+    holding.take(tmp_path)
+    path = tmp_path / holding.HEARTBEAT
+    os.utime(path, (0, 0))
+    time.sleep(0.3)
+    assert time.time() - path.stat().st_mtime < 60
+
+
+def test_a_killed_holder_is_no_obstacle(tmp_path):
+    """Though a process that it forked, to load data, is still there."""
+    ready, begun = os.pipe()
+    if not (holder := os.fork()):
+        holding.take(tmp_path)
+        if not os.fork():
+            os.write(begun, str(os.getpid()).encode())
+            time.sleep(60)
+        time.sleep(60)
+    loader = int(os.read(ready, 10))
+    try:
+        with pytest.raises(UserError, match=f"process {holder} on {HOST}"):
+            holding.take(tmp_path)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        holding.take(tmp_path)
+    finally:
+        os.kill(loader, signal.SIGKILL)
+
+
+def test_a_second_training_ends_in_one_line(data, tmp_path):
+    """On each rank, before anything is written; one that saves nothing needs no folder."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    flags = (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", run)
+    holding.take(run)
+    ranks.train(2, log, *flags, check=False)
+    said = [line for line in log.read_text().splitlines() if "error:" in line]
+    assert len(said) == 2 and f"{run}: another training holds it (process {os.getpid()} on {HOST}" in said[0]
+    assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [holding.HEARTBEAT]
+    assert live(log, *flags, "--no-save") == 0
+    holding.release()
+    assert live(log, *flags) == 0 and not (run / holding.HEARTBEAT).exists()
+
+
+def test_ends_with_its_parent():
+    """Also when that is gone before it is watched."""
+    for early in (True, False):
+        told, tell = os.pipe()
+        if not (parent := os.fork()):
+            parent = os.getpid()
+            if not os.fork():
+                os.write(tell, str(os.getpid()).encode())
+                time.sleep(0.3 if early else 0)
+                launch.end_with(parent)
+                time.sleep(60)
+            time.sleep(0.1)
+            os._exit(0)
+        child = int(os.read(told, 10))
+        os.waitpid(parent, 0)
+        assert gone([child], 5)
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    """Are all dead before that many seconds have passed?"""
+    deadline = time.monotonic() + seconds
+    while any(map(lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(lives, pids))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
+def test_workers_end_with_a_killed_launcher(launcher, data, tmp_path):
+    """Seconds after SIGKILL to its process group; and the same command goes on at once."""
+    flags = (*TRAIN_FLAGS, *TINY, "--save-interval-updates", "5", "--save-dir", tmp_path / "run")
+    programs = Path(sys.executable).parent
+    words = [programs / "fairseq-train", data, *flags, "--max-update", "100000"]
+    if launcher == "torchrun":
+        words = [programs / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
+    else:
+        words += ["--distributed-world-size", "2"]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoint_last.pt").exists():
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-2000:]
+        time.sleep(0.1)
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(found) >= 2 and gone(list(map(int, found)), 5)
+    assert live(tmp_path / "again", data, *flags, "--max-update", "6", "--reset-dataloader") == 0
