@@ -19,6 +19,6 @@ source scripts/setup.sh
 for words in "$@"; do
     name="" runs="$words"
     [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
-    deepnet record "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name}"
+    python scripts/records.py keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name}"
 done
-deepnet render results --page "$page"
+python scripts/records.py render results --page "$page"

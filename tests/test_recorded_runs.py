@@ -9,12 +9,13 @@ import re
 import pytest
 
 from deepnet_fairseq.analysis.figures import FIGURES
+from deepnet_fairseq.analysis.logs import read_validation, training_hours
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
-from deepnet_fairseq.analysis.validation import read_validation
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
+from .support.reported import log
 
 
 def test_which_runs_diverged(tmp_path):
@@ -47,6 +48,22 @@ def test_validation_of_a_resumed_run(tmp_path):
     assert curve.once_an_epoch
     twice = record(tmp_path, 7, "b", valid={1: (1, 7.0), 2: (1, 6.0)})
     assert not read_validation(twice / "train.log").once_an_epoch
+
+
+def test_wall_time_is_that_of_the_attempts(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        "2026-11-21 08:00:00 | INFO | fairseq.tasks.text_to_speech | Please install tensorboardX\n"
+        + log(("09:00:00", "10:00:00"))
+        + "Traceback (most recent call last):\n"
+        + "2026-11-21 14:00:00 | INFO | fairseq.distributed.utils | distributed init (rank 0): tcp://localhost:1\n"
+        + log(("14:10:00", "16:40:00"))
+    )
+    assert training_hours(path) == pytest.approx(3.5)
+    path.write_text("2026-11-21 09:00:00 | INFO | fairseq_cli.train | Namespace(arch='x')\n")
+    assert training_hours(path) == 0
+    path.write_text("now | INFO | train_inner | {}\n")
+    assert training_hours(path) is None and training_hours(tmp_path / "none") is None
 
 
 def test_runs_by_name(tmp_path):

@@ -1,24 +1,30 @@
-"""deepnet record: the same reports of records as of runs, and no path of a machine in them."""
+"""scripts/records.py: reports of records are those of runs, without paths of a machine; results/ is what they give."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from deepnet_fairseq.analysis.records.places import relative
-from deepnet_fairseq.analysis.records.short_log import short_log
-from deepnet_fairseq.cli import main
+from deepnet_fairseq.analysis.recorded_run import RecordedRun
+from deepnet_fairseq.cli import main as deepnet
+from scripts.records import main, relative, short_log
 
+from .support.helpers import ROOT
+from .support.recorded import record, watched
 from .support.reported import as_json, log, printed, run
 from .support.translated import noisy, sentences, write_corpus, write_generated
 
-PATHS = re.compile(r"/(home|root|tmp|work|mnt)\b")
+MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users|mnt|scratch)/")
 LISTING = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | DeepTransformer(\n  (encoder): Encoder(\n  )\n)\n"
 PARAMETERS = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | num. shared model params: 61,000,000 (num. trained: 1)\n"
+BLOCK = "<!-- report {0} -->\nold\n<!-- /report {0} -->\n"
+RESULTS = ROOT / "results"
+RUNS = sorted(path.parent for path in (RESULTS / "runs").rglob("run.json"))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def recorded(runs, tmp_path_factory):
     dest = tmp_path_factory.mktemp("elsewhere") / "records"
-    main(["record", str(runs), str(dest)])
+    main(["keep", str(runs), str(dest)])
     return dest
 
 
@@ -54,19 +60,16 @@ def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
     shutil.copytree(runs, finished)
     shutil.rmtree(finished / "table1" / "begun")
     whole, kept = as_json(capsys, finished), as_json(capsys, recorded)
-    assert [entry.pop("command") for entry in kept["runs"]] == [
+    assert {entry.pop("command") for entry in kept["runs"]} == {
         "fairseq-train data/bin --arch x --tensorboard-logdir .../logs"
-    ] * 3
+    }
     assert all(entry.pop("command") for entry in whole["runs"])
     assert kept == whole
     found = {entry["name"]: entry for entry in kept["runs"]}
     assert found["worse"]["p"] == pytest.approx(1 / 1001) and found["worse"]["baseline_run"] == "base"
     assert found["worse"]["parameters"] == 61_000_000 and found["worse"]["wall_hours"] == 3
     assert found["gone"]["diverged_at"] == 150
-    for form in ("md", "tex"):
-        assert printed(capsys, recorded, "--table", "1", "--format", form) == printed(
-            capsys, finished, "--table", "1", "--format", form
-        )
+    assert printed(capsys, recorded, "--table", "1") == printed(capsys, finished, "--table", "1")
 
 
 def test_nothing_heavy_and_no_path_is_kept(recorded):
@@ -74,18 +77,18 @@ def test_nothing_heavy_and_no_path_is_kept(recorded):
     assert {path.parent.name for path in files} == {"base", "worse", "gone"}
     assert {path.suffix for path in files} == {".json", ".log", ""}
     for path in files:
-        assert not PATHS.search(path.read_text()) and "Encoder" not in path.read_text(), path
+        assert not MACHINE.search(path.read_text()) and "Encoder" not in path.read_text(), path
 
 
 def test_recording_again_replaces(runs, tmp_path, capsys):
     copy, dest = tmp_path / "runs", tmp_path / "records"
     shutil.copytree(runs, copy)
-    main(["record", str(copy), str(dest)])
+    main(["keep", str(copy), str(dest)])
     first = {path.relative_to(dest): path.read_bytes() for path in dest.rglob("*") if path.is_file()}
-    main(["record", str(copy), str(dest)])
+    main(["keep", str(copy), str(dest)])
     assert {path.relative_to(dest): path.read_bytes() for path in dest.rglob("*") if path.is_file()} == first
     (copy / "table1" / "worse" / "score.json").unlink()
-    main(["record", str(copy), str(dest)])
+    main(["keep", str(copy), str(dest)])
     assert not (dest / "table1" / "worse" / "score.json").exists()
     assert "not over, left out: table1/begun" in capsys.readouterr().out
 
@@ -132,13 +135,12 @@ def test_mistakes(change, said, runs, tmp_path):
     shutil.copytree(runs, copy)
     change(copy)
     with pytest.raises(SystemExit, match=said):
-        main(["record", str(copy), str(tmp_path / "records")])
+        main(["keep", str(copy), str(tmp_path / "records")])
     assert not (tmp_path / "records").exists()
-
-
-def test_records_within_the_runs_are_refused(runs):
     with pytest.raises(SystemExit, match="lies in"):
-        main(["record", str(runs), str(runs / "records")])
+        main(["keep", str(runs), str(runs / "records")])
+    with pytest.raises(SystemExit, match="runs: no such folder; record runs there"):
+        main(["render", str(tmp_path / "none"), "--page", str(tmp_path / "page.md")])
 
 
 def test_paired_test_that_is_no_number(recorded, tmp_path):
@@ -146,4 +148,89 @@ def test_paired_test_that_is_no_number(recorded, tmp_path):
     shutil.copytree(recorded, copy)
     (copy / "table1/worse/paired.json").write_text(json.dumps({"table1/base": "x"}))
     with pytest.raises(SystemExit, match=r"paired\.json: p against table1/base is 'x'"):
-        main(["report", str(copy), "--table", "1"])
+        deepnet(["report", str(copy), "--table", "1"])
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes; a page with three places."""
+    root = tmp_path_factory.mktemp("render")
+    results, page = root / "results", root / "page.md"
+    for layers, bleu in ((6, 27.0), (18, 28.5), (19, 99.0)):
+        run(results / "runs", "table1", f"deep-{layers}", layers=layers, bleu=bleu)
+    run(results / "runs", "table1", "post", "post_ln", layers=100, bleu=1.0)
+    for series in ("post_ln_warmup", "post_ln_no_warmup", "post_ln_init_warmup"):
+        record(results / "runs", 4, series, "post_ln", probes=watched(), series=series, smoke=True)
+    record(results / "runs", 5, "broken", "deepnorm", 6, update=5)
+    page.write_text(BLOCK.format("1") + "between\n" + BLOCK.format("2"))
+    (results / "README.md").write_text(BLOCK.format("index"))
+    with open(root / "said", "w") as said, redirect_stdout(said):
+        main(["render", str(results), "--page", str(page)])
+    return root
+
+
+def test_rendered_pages(rendered):
+    said = (rendered / "said").read_text()
+    page = (rendered / "page.md").read_text()
+    assert "28.50 (28.8)" in page and "(results/tables/table1.md)" in page and "\nbetween\n" in page
+    assert page.endswith("<!-- report 2 -->\nNot run here yet.\n<!-- /report 2 -->\n") and "old" not in page
+    assert "28.50" in (rendered / "results/tables/table1.md").read_text()
+    assert f"left out figure5: {rendered / 'results/runs/figure5/broken'}" in said
+    assert "wrote" in said and (rendered / "results/figures/miniature/figure4.png").stat().st_size > 5000
+    numbers = (rendered / "results/miniatures.md").read_text()
+    assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
+
+
+def test_index_has_the_deepest_row_with_a_published_number(rendered):
+    lines = (rendered / "results" / "README.md").read_text().splitlines()
+    rows = {cells[0].strip("| "): cells[1:] for cells in (line.split(" | ") for line in lines)}
+    (name,) = [name for name in rows if "Wang et al. 2022, Table 1" in name]
+    _, state, number, place = rows[name]
+    assert state == "as in the paper, but for its warnings, 4 runs"
+    assert number == "DeepNorm 18L-18L, BLEU: 28.50 (28.8)" and place == "[table1.md](tables/table1.md) |"
+    assert rows["Wang et al. 2022, Figure 4"][1] == "miniature"
+    assert rows["Wang et al. 2022, Figure 5"][1] == rows["Wang et al. 2022, Figure 7"][1] == "not run"
+
+
+def test_results_are_what_the_records_give(tmp_path):
+    """README.md and results/, rendered once more; `scripts/render_results.sh` mends this."""
+    shutil.copytree(
+        RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("tables", "miniature", "miniatures.md")
+    )
+    shutil.copy(ROOT / "README.md", tmp_path)
+    main(["render", str(tmp_path / "results"), "--page", str(tmp_path / "README.md")])
+    pages = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")}
+    assert pages >= {path.relative_to(ROOT) for path in RESULTS.rglob("*.md")}
+    for page in sorted(pages):
+        assert (tmp_path / page).read_text() == (ROOT / page).read_text(), page
+    pictures = {path.relative_to(tmp_path) for path in (tmp_path / "results" / "figures").rglob("*.png")}
+    assert pictures == {path.relative_to(ROOT) for path in (RESULTS / "figures").rglob("*.png")}
+    small = [*(RESULTS / "figures" / "miniature").glob("*.png"), RESULTS / "figures" / "depth.png"]
+    assert all(5_000 < path.stat().st_size < 60_000 for path in small)
+
+
+def test_every_record_says_what_it_is():
+    """Log, command, commit, versions, hardware; nothing else lies there, and no path of a machine."""
+    known = {"run.json", "environment.json", "score.json", "paired.json", "probes.jsonl", "train.log"}
+    for folder in RUNS:
+        found = RecordedRun.read(folder)
+        assert found.finished and found.log.updates and (folder / "command").read_text().strip(), folder
+        assert re.fullmatch(r"[0-9a-f]{7,40}", found.environment["commit"]) and not found.environment["modified"]
+        assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= found.environment["versions"].keys(), folder
+        assert found.environment["hardware"]
+        assert {path.name for path in folder.iterdir()} <= known | {"command", "trained", "diverged"}
+    texts = [path for path in RESULTS.rglob("*") if path.suffix not in (".png", "") or path.name == "command"]
+    assert len(texts) > 20 and not [path for path in texts if MACHINE.search(path.read_text())]
+    weight = sum(path.stat().st_size for path in (RESULTS / "runs").rglob("*") if path.is_file())
+    assert RUNS and weight < 3_000_000
+
+
+def test_links_and_scores_of_the_pages():
+    """Links lead somewhere; by hand, each run's BLEU of the quickstart stands in its table."""
+    for page in [*(RESULTS / "tables").glob("*.md"), RESULTS / "miniatures.md", RESULTS / "README.md"]:
+        for target in re.findall(r"\]\(<?([^)>\s]+)>?\)", page.read_text()):
+            assert "://" in target or (page.parent / target.split("#")[0]).exists(), f"{page}: {target}"
+    table = (RESULTS / "quickstart.md").read_text().split("<!-- report quickstart -->")[1]
+    for folder in (RESULTS / "runs" / "quickstart").glob("*/*"):
+        bleu = json.loads((folder / "score.json").read_text())["bleu"]
+        assert f" | {bleu:.2f} | " in table

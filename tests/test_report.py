@@ -1,4 +1,4 @@
-"""Recorded runs -> the papers' tables, `deepnet report`."""
+"""Recorded runs -> the papers' tables, `deepnet report`: its numbers, and what it says of the runs behind them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import statistics
 
 import pytest
 
+from deepnet_fairseq.analysis.report import tables
 from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.cli import main
 
-from .support.reported import as_json, grid, log, printed, results_by_place, run
+from .support.helpers import ROOT
+from .support.reported import ENVIRONMENT, as_json, grid, log, printed, results_by_place, run, score
+from .support.translated import noisy, sentences, write_corpus, write_generated
 
+PAGE = (ROOT / "docs" / "reports.md").read_text()
 SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm 18L-18L, published 28.8
+MEAN, SD = statistics.fmean(SEEDS), statistics.stdev(SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +38,10 @@ def runs(tmp_path_factory):
 
 def test_overview_beside_the_paper(runs, capsys):
     rows = {row["method"]: row for row in grid(printed(capsys, runs, "--table", "1"), "Overview")}
-    mean, sd = statistics.fmean(SEEDS), statistics.stdev(SEEDS)
     assert rows["DeepNorm"] == {
         "method": "DeepNorm",
         "6L-6L": "not run (27.8)",
-        "18L-18L": f"{mean:.2f} ± {sd:.2f}, n=3 (28.8)",
+        "18L-18L": f"{MEAN:.2f} ± {SD:.2f}, n=3 (28.8)",
         "50L-50L": "not run (29.0)",
         "100L-100L": "not run (28.9)",
     }
@@ -51,8 +55,8 @@ def test_overview_beside_the_paper(runs, capsys):
 
 
 def test_differences_by_hand(runs, capsys):
-    rows = grid(printed(capsys, runs, "--table", "1"), "Beside the paper")
-    found = {(row["model"], row["layers"]): row for row in rows}
+    text = printed(capsys, runs, "--table", "1")
+    found = {(row["model"], row["layers"]): row for row in grid(text, "Beside the paper")}
     assert len(found) == 8
     deep, pre = found["DeepNorm", "18L-18L"], found["Pre-LN", "18L-18L"]
     assert (pre["BLEU"], pre["paper"], pre["difference"]) == ("28.25", "28.1", "+0.15")
@@ -61,68 +65,53 @@ def test_differences_by_hand(runs, capsys):
     assert found["DLCL", "50L-50L"]["paper"] == "diverged" and found["DLCL", "50L-50L"]["difference"] == "–"
     assert found["BranchNorm", "18L-18L"]["paper"] == "–"
     assert found["Post-LN", "18L-18L"]["difference"] == found["Post-LN", "18L-18L"]["chrF"] == "–"
-
-
-def test_json_is_the_markdown_in_full(runs, capsys):
-    report = as_json(capsys, runs)
-    found = results_by_place(report)
-    cell = found["deepnorm", "18L-18L"]["cells"]["bleu"]
-    assert cell["mean"] == pytest.approx(statistics.fmean(SEEDS)) and cell["sd"] == pytest.approx(
-        statistics.stdev(SEEDS)
-    )
-    assert cell["n"] == 3 and cell["difference"] == pytest.approx(statistics.fmean(SEEDS) - 28.8)
-    one = found["pre_ln", "18L-18L"]["cells"]["bleu"]
-    assert (one["mean"], one["sd"], one["published"]) == (28.25, None, 28.1)
-    assert found["post_ln", "18L-18L"]["cells"]["bleu"]["published"] == "diverged"
-    assert found["branchnorm", "18L-18L"]["cells"]["bleu"]["published"] is None
-    states = {run["name"]: run["state"] for run in report["runs"]}
-    assert states == {
-        "admin-18": "not scored",
-        "admin-6": "running",
-        "branchnorm-18": "scored",
-        "deepnorm-18-1": "scored",
-        "deepnorm-18-2": "scored",
-        "deepnorm-18-3": "scored",
-        "dlcl-50": "scored",
-        "post-18": "diverged",
-        "post-50": "diverged",
-        "pre-18": "scored",
-    }
-    (diverged,) = [run for run in report["runs"] if run["name"] == "post-18"]
-    assert diverged["diverged_at"] == 812 and diverged["score"] is None
-    rows = grid(printed(capsys, runs, "--table", "1"), "Runs")
-    assert [row["run"].replace("\\", "") for row in rows] == [run["name"] for run in report["runs"]]
-    for row, recorded in zip(rows, report["runs"], strict=True):
-        value = recorded["values"]["bleu"]
-        assert row["BLEU"] == ("–" if value is None else f"{value:.2f}")
-
-
-def test_row_of_a_run(runs, capsys):
-    (row,) = [row for row in grid(printed(capsys, runs, "--table", "1"), "Runs") if row["run"] == "pre-18"]
+    (row,) = [row for row in grid(text, "Runs") if row["run"] == "pre-18"]
     assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the mean of the samples
     assert row["cost"] == "24 GPU-hours"  # three hours on eight
     assert row["updates"] == "200" and row["trained with"] == "a"
     assert row["log"] == "[train.log](table1/pre-18/train.log)"
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
-def test_published_tables_hold_together(table):
-    """What is printed of each table is there, in rows told apart by the table's keys."""
-    rows = TABLES[table].rows
-    trained = [tuple(row.facts[key] for key in TABLES[table].keys) for row in rows if row.facts]
-    assert len(set(trained)) == len(trained) > 0
-    columns = {column.key for column in TABLES[table].columns}
-    assert all(set(row.published) <= columns for row in rows)
+def test_json_is_the_markdown_in_full(runs, capsys):
+    report = as_json(capsys, runs)
+    found = results_by_place(report)
+    cell = found["deepnorm", "18L-18L"]["cells"]["bleu"]
+    assert (cell["mean"], cell["sd"], cell["n"]) == (pytest.approx(MEAN), pytest.approx(SD), 3)
+    assert cell["difference"] == pytest.approx(MEAN - 28.8)
+    one = found["pre_ln", "18L-18L"]["cells"]["bleu"]
+    assert (one["mean"], one["sd"], one["published"]) == (28.25, None, 28.1)
+    assert found["post_ln", "18L-18L"]["cells"]["bleu"]["published"] == "diverged"
+    assert found["branchnorm", "18L-18L"]["cells"]["bleu"]["published"] is None
+    states = {run["name"]: run["state"] for run in report["runs"]}
+    expected = {"admin-18": "not scored", "admin-6": "running", "post-18": "diverged", "post-50": "diverged"}
+    assert {name: state for name, state in states.items() if state != "scored"} == expected and len(states) == 10
+    (diverged,) = [run for run in report["runs"] if run["name"] == "post-18"]
+    assert diverged["diverged_at"] == 812 and diverged["score"] is None
+    rows = grid(printed(capsys, runs, "--table", "1"), "Runs")
+    assert [row["run"] for row in rows] == [run["name"] for run in report["runs"]]
+    for row, recorded in zip(rows, report["runs"], strict=True):
+        value = recorded["values"]["bleu"]
+        assert row["BLEU"] == ("–" if value is None else f"{value:.2f}")
+
+
+def test_published_tables_hold_together():
+    """What is printed of each table is there, in rows told apart by the table's keys; sums of the papers' own hold."""
     counts = {"1": 40, "2": 5, "3": 2, "iwslt14": 100, "opus100": 5, "admin_wmt14": 33}
-    counts |= {"normformer_clm": 10, "normformer_ablation": 6, "normformer_mlm": 2}
-    assert len(rows) == counts[table]
-
-
-def test_published_means():
-    """Table 2's averages are those of its two columns, but for rounding."""
-    for row in TABLES["2"].rows:
+    assert {name: len(table.rows) for name, table in TABLES.items()} == counts | {
+        "normformer_clm": 10, "normformer_ablation": 6, "normformer_mlm": 2,
+    }  # fmt: skip
+    for table in TABLES.values():
+        trained = [tuple(row.facts[key] for key in table.keys) for row in table.rows if row.facts]
+        assert len(set(trained)) == len(trained) > 0
+        assert all(set(row.published) <= {column.key for column in table.columns} for row in table.rows)
+    for row in TABLES["2"].rows:  # its averages are those of its two columns, but for rounding
         values = row.published
         assert abs((values["to_english"] + values["from_english"]) / 2 - values["bleu"]) < 0.11
+    rows = {(row.facts["method"], row.facts["size"]): row for row in TABLES["normformer_clm"].rows}
+    gain = rows["pre_ln", "1.3B"].published["valid"] - rows["normformer", "1.3B"].published["valid"]
+    assert gain == pytest.approx(0.27)  # as the abstract has it
+    complete, *others = (row.published["valid"] for row in TABLES["normformer_ablation"].rows)
+    assert all(complete < other for other in others) and max(others) == others[-1]
 
 
 def test_multilingual_tables(tmp_path, capsys):
@@ -142,21 +131,192 @@ def test_multilingual_tables(tmp_path, capsys):
     sets = {name: {"bleu": bleu} for name, bleu in (("wmt", 34.0), ("opus", 22.0), ("flores", 19.1))}
     run(tmp_path, "table3", "m2m", layers=100, score={"bleu": 25.0, "kind": "sacrebleu", "sets": sets}, **shape)
     (cells,) = [r["cells"] for r in as_json(capsys, tmp_path, "3")["results"] if r["method"] == "deepnorm"]
-    assert {key: cell["mean"] for key, cell in cells.items()} == {
-        "wmt": 34.0,
-        "opus": 22.0,
-        "ted": None,
-        "flores": 19.1,
-    }
+    means = {"wmt": 34.0, "opus": 22.0, "ted": None, "flores": 19.1}
+    assert {key: cell["mean"] for key, cell in cells.items()} == means
     assert cells["ted"]["state"] == "not scored" and cells["flores"]["difference"] == pytest.approx(0.5)
 
 
-def test_rows_by_corpus(tmp_path, capsys):
-    for corpus, bleu in (("wmt14_en_de", 27.5), ("wmt14_en_fr", 41.0)):
-        run(tmp_path, "admin_wmt14", corpus, "admin", 6, bleu=bleu, corpus=corpus)
-    found = results_by_place(as_json(capsys, tmp_path, "admin_wmt14"))
-    assert found["admin", "wmt14_en_de 6L-6L"]["cells"]["bleu"]["difference"] == pytest.approx(-0.4)
+def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
+    run(tmp_path, "table1", "a", layers=12, bleu=28.0)
+    run(tmp_path, "opus100", "b", layers=18, score={"bleu": 28.0})
+    for corpus, layers, bleu in (("wmt14_en_de", 3, 27.0), ("wmt14_en_fr", 6, 41.0)):
+        run(tmp_path, "admin_wmt14", corpus, "admin", layers, bleu=bleu, corpus=corpus)
+    header = list(grid(printed(capsys, tmp_path, "--table", "1"), "Overview")[0])
+    assert header == ["method", "6L-6L", "12L-12L", "18L-18L", "50L-50L", "100L-100L"]
+    rows = grid(printed(capsys, tmp_path, "--table", "opus100"), "Overview")
+    assert [row["layers"] for row in rows] == ["12", "20", "36", "100", "200", "1000"]
+    header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
+    depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
+    assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
+    found = results_by_place(as_json(capsys, tmp_path, "admin_wmt14"))  # rows by corpus
     assert found["admin", "wmt14_en_fr 6L-6L"]["cells"]["bleu"]["difference"] == pytest.approx(-0.47)
+
+
+def perplexities(root, name, lr, valid=None, method="normformer", seed=1, variant="scale_residual", **others):
+    """A run of NormFormer's table of causal language models, 125M."""
+    if valid is not None:
+        sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
+        others["score"] = {"kind": "perplexity", "sets": sets}
+    others = {"size": "125M", "variant": variant} | others
+    return run(root, others.pop("table", "normformer_clm"), name, method, 12, seed, lr=lr, **others)
+
+
+def test_a_row_is_its_best_learning_rate(tmp_path, capsys):
+    """Of four rates with two seeds at the best, and one that diverged; Pre-LN with one run to come."""
+    perplexities(tmp_path, "low", "1e-4", 24.5)
+    perplexities(tmp_path, "best-1", "1e-3", 20.31)
+    perplexities(tmp_path, "best-2", "1e-3", 20.61, seed=2)
+    perplexities(tmp_path, "lucky", "3e-3", 20.52)
+    perplexities(tmp_path, "high", "6e-3", diverged="diverged at update 812\n")
+    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", variant="")
+    perplexities(tmp_path, "pre-later", "3e-3", method="pre_ln", variant="", trained=False)
+    perplexities(tmp_path, "post", "3e-3", method="post_ln", variant="", diverged="diverged at update 5\n")
+    perplexities(tmp_path, "post-low", "1e-3", method="post_ln", variant="", diverged="diverged at update 9\n")
+    text = printed(capsys, tmp_path, "--table", "normformer_clm")
+    rows = {(row["model"], row["size"], row["variant"]): row for row in grid(text, "Beside the paper")}
+    best = rows["NormFormer", "125M", "scale\\_residual"]
+    mean, sd = statistics.fmean((20.31, 20.61)), statistics.stdev((20.31, 20.61))
+    assert best["lr"] == "1e-3" and best["runs"] == "2" and best["valid"] == f"{mean:.2f} ± {sd:.2f}, n=2"
+    assert best["valid, paper"] == "20.11" and best["test"].startswith("21.46")
+    pre = rows["Pre-LN", "125M", "–"]
+    assert (pre["lr"], pre["valid"], pre["valid, paper"]) == ("1e-3", "21.50", "21.09")
+    post = rows["Post-LN", "125M", "–"]
+    assert post["lr"] == "–" and post["valid"] == "diverged at update 5, diverged at update 9"
+    assert rows["NormFormer", "2.7B", "–"]["valid"] == "not run"
+    assert "Lower is better" in text and "secondary" in text and "BLEU" not in text.split("Trained with")[0]
+    rows = {row["run"]: row for row in grid(text, "Runs")}
+    assert len(rows) == 9 and rows["low"]["lr"] == "1e-4" and rows["low"]["valid"] == "24.50"
+    assert rows["high"]["state"] == "diverged at update 812" and rows["high"]["valid"] == "–"
+    report = as_json(capsys, tmp_path, "normformer_clm")
+    assert report["metric"]["higher_is_better"] is False and not report["warnings"]
+    (best,) = (one for one in report["results"] if one["method"] == "normformer" and one["runs"])
+    assert best["best"] == ["best-1", "best-2"] and len(best["runs"]) == 5
+    cell = best["cells"]["valid"]
+    assert cell["published"] == 20.11 and cell["difference"] == pytest.approx(20.46 - 20.11) and cell["n"] == 2
+
+
+@pytest.mark.parametrize(
+    "table, facts, published",
+    [
+        ("normformer_ablation", {"variant": "scale_residual+no_ffn_norm"}, 16.14),
+        ("normformer_mlm", {"variant": "", "size": "base"}, 3.31),
+    ],
+)
+def test_other_tables_of_normformer(table, facts, published, tmp_path, capsys):
+    """Two runs of the same rate and seed are told of; another rate is no twin."""
+    for name, lr in (("a", "1e-3"), ("b", "1e-3"), ("c", "3e-3")):
+        perplexities(tmp_path, name, lr, published + 0.5, table=table, **facts)
+    report = as_json(capsys, tmp_path, table)
+    found = [one for one in report["results"] if one["runs"]]
+    assert [one["cells"]["valid"]["difference"] for one in found] == [pytest.approx(0.5)]
+    assert report["warnings"] == ["same row and same seed, yet counted as several: a, b"]
+
+
+def test_seeds_of_which_some_diverged(tmp_path, capsys):
+    for seed, bleu in enumerate((27.0, 28.0), start=1):
+        run(tmp_path, "table1", f"s{seed}", seed=seed, bleu=bleu)
+    for seed in (3, 4):
+        run(tmp_path, "table1", f"s{seed}", seed=seed, diverged="diverged at update 300")
+    (row,) = grid(printed(capsys, tmp_path, "--table", "1"), "Beside the paper")
+    assert row["BLEU"] == "27.50 ± 0.71, n=2, diverged at update 300, n=2" and row["runs"] == "4"
+
+
+def test_every_environment_has_a_footnote(tmp_path, capsys):
+    run(tmp_path, "table1", "a", "admin", bleu=28.0)
+    run(tmp_path, "table1", "b", "deepnorm", bleu=28.0, environment=ENVIRONMENT | {"commit": "fed", "modified": True})
+    run(tmp_path, "table1", "c", "deepnorm", seed=2, bleu=28.0, environment=None)
+    cpu = {"hardware": "CPU, 2 cores: X", "gpus": 0, "started": "later"}
+    run(tmp_path, "table1", "d", "pre_ln", bleu=28.0, environment=ENVIRONMENT | cpu)
+    other_day = ENVIRONMENT | {"started": "another day", "gpus": 4}
+    run(tmp_path, "table1", "e", "pre_ln", 50, bleu=28.0, environment=other_day)
+    text = printed(capsys, tmp_path, "--table", "1")
+    rows = {row["method"]: row for row in grid(text, "Overview")}
+    assert rows["Admin"]["18L-18L"] == "28.00<sup>a</sup> (28.8)"
+    assert rows["DeepNorm"]["18L-18L"] == "28.00 ± 0.00, n=2<sup>c, d</sup> (28.8)"
+    assert rows["Pre-LN"]["50L-50L"] == "28.00<sup>a</sup> (28.0)"  # of a: neither day nor number of GPUs counts
+    assert "- <sup>c</sup> commit fed (modified), deepnet\\_fairseq 0.1" in text
+    assert "- <sup>d</sup> environment not recorded\n" in text
+    assert re.search(r"- <sup>b</sup> commit abc1234, .*; CPU, 2 cores: X$", text, re.MULTILINE)
+    assert "**Warning:** trained from a modified working tree, so the commit does not tell all: b\n" in text
+    costs = {row["run"]: row["cost"] for row in grid(text, "Runs")}
+    assert costs == {"a": "24 GPU-hours", "b": "24 GPU-hours", "c": "–", "d": "3.00 CPU-hours", "e": "12 GPU-hours"}
+
+
+def test_miniatures_are_not_compared(tmp_path, capsys):
+    run(tmp_path, "table1", "a", bleu=28.0, smoke=True, batch_tokens=800, paper_batch_tokens=524288)
+    text = printed(capsys, tmp_path, "--table", "1")
+    assert "> **Miniature on generated data: numbers say nothing about the paper's.**" in text
+    assert "difference" not in text and "an update has" not in text
+    report = as_json(capsys, tmp_path)
+    assert report["miniature"] and all(r["cells"]["bleu"]["difference"] is None for r in report["results"])
+
+
+def test_warnings(tmp_path, capsys):
+    run(tmp_path, "table1", "a", bleu=28.0, batch_tokens=4096, paper_batch_tokens=524288)
+    run(tmp_path, "table1", "b", score=score(28.0, kind="sacrebleu"))
+    run(tmp_path, "table1", "c", "admin", bleu=28.0, smoke=True, batch_tokens=1, paper_batch_tokens=524288)
+    run(tmp_path, "table1", "d", "dlcl", bleu=28.0, corpus="of DATA", paper_corpus="wmt17_en_de")
+    assert as_json(capsys, tmp_path)["warnings"] == [
+        "same row and same seed, yet counted as several: a, b",
+        "the published numbers are tokenised BLEU, these are not: b (sacrebleu)",
+        "trained and tested on the corpus of DATA, the paper's is wmt17_en_de: d",
+        "an update has 4096 tokens, the paper's 524288: a",
+        "miniatures and runs in full stand in one table",
+    ]
+
+
+def test_parameters_from_the_log(tmp_path, capsys):
+    said = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | num. shared model params: 61,362,176 (num. trained: 1)\n"
+    run(tmp_path, "table1", "a", bleu=28.0, log=log(("10:00:00", "11:00:00")) + said)
+    sharded = {"command": "fairseq-train data --ddp-backend fully_sharded", "log": said + log(("10:00:00", "11:00:00"))}
+    run(tmp_path, "table1", "b", "admin", bleu=28.0, **sharded)
+    rows = grid(printed(capsys, tmp_path, "--table", "1"), "Beside the paper")
+    assert {row["model"]: row["parameters"] for row in rows} == {"DeepNorm": "61M", "Admin": "–"}
+
+
+def test_significance_against_the_baseline(tmp_path, capsys):
+    """A twin of the baseline, a far worse system, and one of another depth, which has no rival."""
+    references = sentences(60)
+    data = write_corpus(tmp_path / "corpus", {"test.de-en": references})
+    for name, method, layers, rate in (
+        ("base", "pre_ln", 18, 0.2),
+        ("twin", "admin", 18, 0.2),
+        ("worse", "deepnorm", 18, 0.8),
+        ("alone", "deepnorm", 6, 0.2),
+    ):
+        folder = run(tmp_path, "table1", name, method, layers, bleu=28.0, command=f"fairseq-train {data} --arch x")
+        write_generated(folder / "generated.txt", noisy(references, rate), references)
+    found = {entry["name"]: entry for entry in as_json(capsys, tmp_path)["runs"]}
+    assert found["twin"]["p"] == 1.0 and found["twin"]["baseline_run"] == "base"
+    assert found["worse"]["p"] == pytest.approx(1 / 1001)
+    assert found["alone"]["p"] is found["base"]["p"] is None
+    rows = {row["run"]: row for row in grid(printed(capsys, tmp_path, "--table", "1"), "Runs")}
+    cells = {name: row["p against pre\\_ln"] for name, row in rows.items()}
+    assert cells == {"base": "baseline", "twin": "1.000", "worse": "\\<0.001", "alone": "–"}
+    other = {entry["name"]: entry["p"] for entry in as_json(capsys, tmp_path, "1", "--baseline", "admin")["runs"]}
+    assert other["base"] == 1.0 and other["twin"] is None
+
+
+def test_documented_keys_of_the_json(tmp_path, capsys):
+    """docs/reports.md lists those that are there, in their order."""
+    run(tmp_path, "table1", "a", bleu=28.0)
+    report = as_json(capsys, tmp_path)
+    result, (recorded,), (environment,) = report["results"][0], report["runs"], report["environments"].values()
+    listed = re.search(r"<!-- keys -->\n(.*)<!-- /keys -->", PAGE, re.DOTALL).group(1)
+    documented = [re.findall(r"`(\w+)`", line.split("|")[2]) for line in listed.splitlines()[2:]]
+    assert documented == [list(part) for part in (report, result, result["cells"]["bleu"], recorded, environment)]
+
+
+def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
+    """A metric that is no BLEU, and rows that are not told apart by their depth."""
+    names = vars(tables).copy()
+    exec("TABLE = " + re.search(r"```python\n(Table\(.*?\)),\n```", PAGE, re.DOTALL).group(1), names)
+    monkeypatch.setitem(TABLES, "lm", names["TABLE"])
+    run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"perplexity": 20.5})
+    text = printed(capsys, tmp_path, "--table", "lm")
+    (row,) = grid(text, "Beside the paper")
+    assert (row["model"], row["size"], row["perplexity"], row["difference"]) == ("Pre-LN", "125M", "20.50", "−0.59")
+    assert "Lower is better" in text and "BLEU" not in text.split("\n## Notes")[0]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +324,10 @@ def test_rows_by_corpus(tmp_path, capsys):
     [
         (["--table", "4"], "--table 4: no such table; choose one of 1, 2, 3, admin_wmt14, iwslt14"),
         (["--table", "2"], "table2: holds no runs; record some with scripts/table2_opus100.sh"),
-        (["--table", "iwslt14"], "iwslt14: holds no runs; record some with scripts/iwslt14_de_en.sh"),
         (["--table", "1", "--baseline", "best"], "--baseline best: no such method"),
         (["--table", "1", "--out", "/"], "--out /: is a folder"),
+        (["--table", "1", "--format", "md,html"], "--out"),
+        (["--table", "1", "--format", "tex"], "--format tex: choose from md, html, json"),
     ],
 )
 def test_mistakes(words, message, runs):
@@ -176,7 +337,13 @@ def test_mistakes(words, message, runs):
 
 
 @pytest.mark.parametrize(
-    "name, text", [("run.json", "{"), ("score.json", '{"bleu": "high"}'), ("environment.json", "[]")]
+    "name, text",
+    [
+        ("run.json", "{"),
+        ("run.json", '{"method": "pre_ln", "encoder_layers": 6}'),
+        ("score.json", '{"bleu": "high"}'),
+        ("environment.json", "[]"),
+    ],
 )
 def test_a_broken_file_is_named_and_nothing_is_written(name, text, tmp_path):
     folder = run(tmp_path, "table1", "a", bleu=28.0)
@@ -184,28 +351,3 @@ def test_a_broken_file_is_named_and_nothing_is_written(name, text, tmp_path):
     with pytest.raises(SystemExit, match=re.escape(str(folder / name))):
         main(["report", str(tmp_path), "--table", "1", "--out", str(tmp_path / "report.md")])
     assert [path.name for path in tmp_path.iterdir()] == ["table1"]
-
-
-def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
-    run(tmp_path, "table1", "a", layers=12, bleu=28.0)
-    run(tmp_path, "opus100", "b", layers=18, score={"bleu": 28.0})
-    run(tmp_path, "admin_wmt14", "c", "admin", 3, bleu=27.0, corpus="wmt14_en_de")
-    header = list(grid(printed(capsys, tmp_path, "--table", "1"), "Overview")[0])
-    assert header == ["method", "6L-6L", "12L-12L", "18L-18L", "50L-50L", "100L-100L"]
-    rows = grid(printed(capsys, tmp_path, "--table", "opus100"), "Overview")
-    assert [row["layers"] for row in rows] == ["12", "20", "36", "100", "200", "1000"]
-    header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
-    depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
-    assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
-
-
-def test_several_formats_are_those_of_single_calls(tmp_path, capsys):
-    run(tmp_path, "table1", "a", bleu=28.0)
-    main(["report", str(tmp_path), "--table", "1", "--format", "md,html,json", "--out", str(tmp_path / "all")])
-    assert capsys.readouterr().out.splitlines() == [f"wrote {tmp_path}/all.{form}" for form in ("md", "html", "json")]
-    for form in ("md", "html", "json"):
-        main(["report", str(tmp_path), "--table", "1", "--format", form, "--out", str(tmp_path / "one")])
-        assert (tmp_path / f"all.{form}").read_bytes() == (tmp_path / "one").read_bytes()
-    for flags, message in ((("--format", "md,html"), "--out"), (("--format", "doc"), "--format doc: choose from md,")):
-        with pytest.raises(SystemExit, match=message):
-            main(["report", str(tmp_path), "--table", "1", *flags])

@@ -1,4 +1,4 @@
-"""A report's pages: HTML that stands alone, LaTeX and Markdown that are well formed, the same bytes each time."""
+"""A report's pages: HTML that stands alone, Markdown within another page, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from deepnet_fairseq.analysis.report import latex, markdown
-from deepnet_fairseq.analysis.report.html_elements import element
+from deepnet_fairseq.analysis.report import formats
 from deepnet_fairseq.cli import main
 
 from .support.reported import ENVIRONMENT, grid, printed, run
 
 HOSTILE = """fairseq-train x '</pre></details><script src="http://x.y/z.js">a("&amp;")</script>' _$%&#{}~^\\"""
 VOID = {"meta", "img", "br"}
-
-
-@pytest.mark.parametrize("form", ["md", "tex", "json"])
-def test_same_runs_same_bytes(form, recorded, tmp_path, capsys):
-    """Printed or written, twice; only the links follow the file."""
-    first = printed(capsys, recorded, "--table", "1", "--format", form)
-    beside, apart = recorded / f"report.{form}", tmp_path / f"report.{form}"
-    for path in (beside, apart):
-        main(["report", str(recorded), "--table", "1", "--format", form, "--out", str(path)])
-    assert beside.read_text() == first
-    if form != "tex":
-        (link,) = set(re.findall(r"[\w./-]*/b/train\.log", apart.read_text()))
-        assert (apart.parent / link).resolve() == recorded.resolve() / "table1" / "b" / "train.log"
-    beside.unlink()
-
-
-def test_markdown_escapes():
-    assert markdown.escape("a|b_c*<d>\n`e`") == r"a\|b\_c\*\<d\> \`e\`"
+PAGE = "# Mine\n\n<!-- report 1 -->\nold\n<!-- /report 1 -->\n\nEnd.\n"
 
 
 class Page(HTMLParser):
@@ -58,7 +40,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open:
+        if self.open and data.strip():
             self.texts.setdefault(self.open[-1], []).append(data)
 
     def all(self, tag):
@@ -73,7 +55,7 @@ def recorded(tmp_path_factory):
         run(root, "iwslt14", f"deep-{layers}", layers=layers, bleu=29 + layers / 20)
         run(root, "iwslt14", f"post-{layers}", "post_ln", layers=layers, diverged="diverged at update 150")
     odd = ENVIRONMENT | {"hardware": "8 x <b>GPU</b> & 100% of_it", "commit": "{x}"}
-    run(root, "table1", "a <i>&'\"|_name%20", bleu=28.0, command=HOSTILE, environment=odd)
+    run(root, "table1", "a <i>&'\"|_name%20", bleu=28.0, command=HOSTILE, environment=odd, smoke=True)
     run(root, "table1", "b", "admin", bleu=28.0)
     return root
 
@@ -85,6 +67,20 @@ def pages(recorded, tmp_path_factory):
     for table in ("1", "iwslt14"):
         main(["report", str(recorded), "--table", table, "--format", "html", "--out", str(folder / table)])
     return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_same_runs_same_bytes(recorded, pages, tmp_path, capsys):
+    """Printed or written, alone or with other formats; only the links follow the file."""
+    forms = ("md", "html", "json")
+    main(["report", str(recorded), "--table", "1", "--format", "md,html,json", "--out", str(tmp_path / "all")])
+    assert capsys.readouterr().out.splitlines() == [f"wrote {tmp_path}/all.{form}" for form in forms]
+    for form in forms:
+        text = (tmp_path / f"all.{form}").read_text()
+        links = re.findall(r"[\w./-]*/b/train\.log", text)
+        assert {(tmp_path / link).resolve() for link in links} == {recorded.resolve() / "table1" / "b" / "train.log"}
+        start = links[0].removesuffix("table1/b/train.log")
+        assert text.replace(start, "") == printed(capsys, recorded, "--table", "1", "--format", form)
+    assert (tmp_path / "all.html").read_text() == pages["1"]  # in another folder at the same depth
 
 
 @pytest.mark.parametrize("table", ["1", "iwslt14"])
@@ -124,7 +120,7 @@ def test_figures_of_the_page(pages):
         assert picture.shape[0] > 300 and picture.shape[1] > 400 and len(np.unique(picture[..., :3])) > 20
 
 
-def test_page_escapes_all_text(pages):
+def test_all_text_is_escaped(pages):
     page = Page(pages["1"])
     assert HOSTILE in page.texts["code"]
     assert "a <i>&'\"|_name%20" in page.texts["summary"]
@@ -132,42 +128,63 @@ def test_page_escapes_all_text(pages):
     assert any("8 x <b>GPU</b> & 100% of_it" in text for text in page.texts["li"])
     (log,) = [link["href"] for link in page.all("a") if "name%2520" in link["href"]]
     assert re.fullmatch(r"[\w./%-]+", log)
+    assert any(text.startswith("Miniature on generated data") for text in page.texts["p"])
+    assert formats.escape("a|b_c*<d>\n`e`") == r"a\|b\_c\*\<d\> \`e\`"
 
 
-def test_elements_escape_text_and_attributes():
-    page = Page(element("p", "<i>&amp;", element("b", "x"), title='"><script>', hidden=False, class_=None))
-    assert page.elements == [("p", {"title": '"><script>'}), ("b", {})] and page.texts["p"] == ["<i>&amp;"]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    run(root, "table1", "a", "pre_ln", bleu=28.0)
+    run(root, "table1", "b", "deepnorm", bleu=28.0)
+    run(root, "table1", "c", "admin", diverged="diverged at update 150")
+    return root
 
 
-def test_latex_is_well_formed(recorded, capsys):
-    text = printed(capsys, recorded, "--table", "1", "--format", "tex")
-    begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
-    assert begun == ["table", "tabular"] and ended == ["tabular", "table"]
-    assert all(text.count(rule) == 1 for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-    body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
-    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
-    assert len(rows) == 11 and {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {4}
-    assert r"commit \{x\}, deepnet\_fairseq 0.1" in text
-    assert r"8 x \textless{}b\textgreater{}GPU\textless{}/b\textgreater{} \& 100\% of\_it" in text
-    assert "27.8)" in body and text.isascii()
+def test_into_a_page(runs, tmp_path, capsys):
+    """Rows of methods that were run, with links to the page and the runs; what stands around stays."""
+    page, full = tmp_path / "page.md", tmp_path / "table.md"
+    page.write_text(PAGE)
+    words = ["report", str(runs), "--table", "1", "--out", str(full), "--into", str(page)]
+    main(words)
+    first = page.read_text()
+    assert first.startswith("# Mine\n\n<!-- report 1 -->\n") and first.endswith("<!-- /report 1 -->\n\nEnd.\n")
+    rows = {line.split(" | ")[0]: line for line in first.splitlines() if line.startswith("| ")}
+    assert set(rows) == {"| method", "| ---", "| DeepNorm", "| Pre-LN", "| Admin"}
+    assert "28.00 (28.8)" in rows["| DeepNorm"] and "diverged at update 150 (28.8)" in rows["| Admin"]
+    assert "not run" not in first and "old" not in first and "commit abc1234" in first
+    links = re.findall(r"\]\(([^)]*)\)", first)
+    assert [(tmp_path / link).resolve() for link in links] == [full, (runs / "table1").resolve()]
+    main(words)
+    assert page.read_text() == first
+    capsys.readouterr()
+    main(words[:4] + ["--into", str(page)])
+    assert capsys.readouterr().out == f"put table 1 into {page}\n"
+
+
+def test_a_miniature_within_a_page_says_so(recorded, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    main(["report", str(recorded), "--table", "1", "--into", str(page)])
+    assert "> **Miniature on generated data: numbers say nothing about the paper's.**" in page.read_text()
 
 
 @pytest.mark.parametrize(
-    "plain, escaped",
+    "text, said",
     [
-        ("\\", r"\textbackslash{}"),
-        ("a_b & 5% #1 $x", r"a\_b \& 5\% \#1 \$x"),
-        ("{~^}", r"\{\textasciitilde{}\textasciicircum{}\}"),
-        ("1 ± 2 − 3\n", r"1 $\pm$ 2 $-$ 3"),
+        (None, "no such page"),
+        (PAGE.replace("report 1", "report 2"), "needs the lines"),
+        (PAGE + PAGE, "once each"),
+        (PAGE.replace("<!-- /report 1 -->", ""), "needs the lines"),
+        (b"\xff", "no UTF-8 text"),
     ],
 )
-def test_latex_escapes(plain, escaped):
-    assert latex.escape(plain) == escaped
-
-
-def test_page_gives_the_same_bytes(recorded, pages, tmp_path):
-    """In another folder at the same depth: the links are relative."""
-    out = tmp_path / "x"
-    main(["report", str(recorded), "--table", "1", "--format", "html", "--out", str(out)])
-    link = re.compile(r'href="[^"]*train\.log"')
-    assert link.sub("", out.read_text()) == link.sub("", pages["1"])
+def test_page_without_a_place_is_refused(text, said, runs, tmp_path):
+    """And nothing is written."""
+    page = tmp_path / "page.md"
+    if text is not None:
+        page.write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = page.read_bytes() if page.exists() else None
+    with pytest.raises(SystemExit, match=said):
+        main(["report", str(runs), "--table", "1", "--out", str(tmp_path / "t.md"), "--into", str(page)])
+    assert not (tmp_path / "t.md").exists() and (page.read_bytes() if page.exists() else None) == before

@@ -12,8 +12,7 @@ from ..errors import UserError
 from ..json_text import read_object
 from ..methods import METHODS
 from ..probes.record import FILE, Record, read_record
-from .logs import RunLog, read_log
-from .validation import Validation, read_validation
+from .logs import RunLog, Validation, read_log, read_validation
 
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started

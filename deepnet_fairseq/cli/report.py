@@ -38,7 +38,7 @@ def add(command) -> None:
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
                      "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
-    sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, tex, json, or several")
+    sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, json, or several")
     sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
     sub.add_argument("--into", metavar="PAGE", help="Markdown page that gets the overview, between its lines "
                      "<!-- report NAME --> and <!-- /report NAME -->")  # fmt: skip

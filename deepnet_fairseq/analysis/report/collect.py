@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 
 from ...errors import UserError
+from ...json_text import read_object
 from ...methods import METHODS
 from ..recorded_run import recorded_below
-from .caveats import caveats, is_miniature
-from .entry import Entry
-from .environment import Environments
+from .entry import Entry, State, environment_of
 from .result import Result, results_of
-from .significance import compare
 from .table import Table
 from .tables import TABLES
+
+PAIRED = "paired.json"  # of a record: p against each baseline's run; for it has neither translations nor references
 
 
 @dataclass
@@ -57,12 +61,97 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     found = [run for folder in table.folders for run in recorded_below(runs / folder) if run.finished or not over]
     if not found:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
-    environments = Environments()
-    entries = [Entry(table, run, "") for run in found]
-    miniature = any(is_miniature(entry) for entry in entries)
+    entries = [Entry(table, run) for run in found]
+    miniature = any(entry.miniature for entry in entries)
     results = results_of(table, entries, miniature)
-    for entry in (entry for result in results for entry in result.entries):
-        entry.environment = environments.letter(entry.run)
     baseline = table.baseline if baseline is None else baseline
-    compare(entries, baseline)
-    return Report(table, runs, results, environments.letters, list(caveats(table, entries)), miniature, baseline)
+    _compare(entries, baseline)
+    report = Report(table, runs, results, {}, list(_caveats(table, entries)), miniature, baseline)
+    for entry in report.entries:
+        environment = environment_of(entry.run)
+        if environment not in report.environments.values():
+            report.environments[_letter(len(report.environments))] = environment
+        entry.environment = next(letter for letter, known in report.environments.items() if known == environment)
+    return report
+
+
+def _letter(rank: int) -> str:
+    """a to z, then aa, ab and so on."""
+    rest, last = divmod(rank, len(ascii_lowercase))
+    return (_letter(rest - 1) if rest else "") + ascii_lowercase[last]
+
+
+def _caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
+    """What keeps the numbers from meaning what they seem to, a line each, with the runs by name."""
+    modified = [entry.name for entry in entries if entry.run.environment.get("modified")]
+    if modified:
+        yield f"trained from a modified working tree, so the commit does not tell all: {', '.join(modified)}"
+    twins: dict[tuple, list[str]] = {}
+    for entry in entries:
+        twins.setdefault((*entry.key, entry.run.facts.get(table.tuned), entry.run.seed), []).append(entry.name)
+    for names in twins.values():
+        if len(names) > 1:
+            yield f"same row and same seed, yet counted as several: {', '.join(names)}"
+    kind = table.metric.kind
+    others = [f"{entry.name} ({entry.score['kind']})" for entry in entries if entry.score.get("kind", kind) != kind]
+    if kind and others:
+        yield f"the published numbers are {kind} BLEU, these are not: {', '.join(others)}"
+    for key, text in (
+        ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
+        ("batch_tokens", "an update has {} tokens, the paper's {}"),
+    ):
+        different: dict[tuple, list[str]] = {}
+        for entry in entries:
+            own, published = entry.run.facts.get(key), entry.run.facts.get(f"paper_{key}")
+            if own and published and own != published and not entry.miniature:
+                different.setdefault((own, published), []).append(entry.name)
+        for values, names in different.items():
+            yield f"{text.format(*values)}: {', '.join(names)}"
+    if len({entry.miniature for entry in entries}) > 1:
+        yield "miniatures and runs in full stand in one table"
+
+
+def _compare(entries: Sequence[Entry], baseline: str) -> None:
+    """Fills `baseline` and `p` of each run of another method; p stays None where there is nothing to compare.
+
+    p is that of a paired bootstrap on the test set's sentences. Each run meets the baseline's run of the same row but
+    for the method, with the same seed if there is one. Needed are the translations of both, and the corpus where their
+    command says it lies, for its references; or a record of the test.
+    """
+    scored = [entry for entry in entries if entry.standing.state is State.SCORED]
+    for entry in scored:
+        rivals = [other for other in scored if other.run.method == baseline and _place(other) == _place(entry)]
+        if entry.run.method == baseline or not rivals:
+            continue
+        rival = next((other for other in rivals if other.run.seed == entry.run.seed), rivals[0])
+        entry.baseline, entry.p = rival.name, _p(rival, entry)
+
+
+def _place(entry: Entry) -> tuple:
+    """Its row but for the method."""
+    return tuple(value for key, value in zip(entry.table.keys, entry.key, strict=True) if key != "method")
+
+
+def _p(baseline: Entry, entry: Entry) -> float | None:
+    from ..scoring import compare_to_baseline
+
+    folder, rival = entry.run.folder, baseline.run.folder
+    path, name = folder / PAIRED, f"{rival.parent.name}/{rival.name}"
+    recorded = read_object(path, "record the run again").get(name) if path.is_file() else None
+    if recorded is not None:
+        if not isinstance(recorded, (int, float)):
+            raise UserError(f"{path}: p against {name} is {recorded!r}, no number; record the run again")
+        return recorded
+    data = _data(entry)
+    if data is not None and data == _data(baseline):
+        with suppress(UserError):  # as where translations were not kept
+            return compare_to_baseline(rival, folder, data)
+    return None
+
+
+def _data(entry: Entry) -> str | None:
+    """The binarised data a run was trained on, if it is still there."""
+    with suppress(OSError, ValueError, IndexError):
+        data = shlex.split(entry.command or "")[1]
+        return data if Path(data.split(":")[0]).is_dir() else None
+    return None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from .entry import beside
+from .result import Cell
+
+DASH, MINUS = "–", "−"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A cell. kind: the state of its run, "number", or "". paper: the published value that shares the cell.
+    """A cell. kind: the state of its run, "number", "absent", "environment" or "". paper: the published value in it.
 
     marks: letters of footnotes; link: where the text leads, a relative path or an address.
     """
@@ -17,6 +22,9 @@ class Text:
     paper: str = ""
     marks: tuple[str, ...] = ()
     link: str = ""
+
+
+MISSING = Text(DASH, "absent")
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,53 @@ class Document:
     overview: Grid
     grids: list[Grid]
     footnotes: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-    commands: dict[str, str] = field(default_factory=dict)
-    logs: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
+    commands: dict[str, str]
+    logs: dict[str, str]
+
+
+def numeral(value: object | None) -> Text:
+    """A number as it is, or a text of one; a dash for None."""
+    return Text(DASH if value is None else str(value), "number")
+
+
+def number(value: float | None, digits: int) -> Text:
+    """With so many decimals."""
+    return numeral(None if value is None else f"{value:.{digits}f}")
+
+
+def change(value: float | None, digits: int) -> Text:
+    """With its sign, a minus as typographers have it."""
+    return numeral(None if value is None else f"{value:+.{digits}f}".replace("-", MINUS))
+
+
+def size(parameters: int | None) -> str:
+    """As papers give it: 61M, 3.8B."""
+    if parameters is None:
+        return DASH
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.{0 if parameters >= 10 * unit else 1}f}{name}"
+    return str(parameters)
+
+
+def hours(cost: tuple[float, str] | None) -> Text:
+    """With at most three decimals: 0.042 GPU-hours, 1250 GPU-hours."""
+    if cost is None:
+        return numeral(None)
+    value, unit = cost
+    return numeral(f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {unit}-hours")
+
+
+def published(cell: Cell, missing: str = DASH) -> str:
+    """With the digits the paper gives."""
+    return missing if cell.published is None else str(cell.published)
+
+
+def interval(score: dict, metric: str, digits: int) -> Text:
+    """A score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
+    value, mean, half = (beside(score, metric, key) for key in ("score", "mean", "ci"))
+    if value is None or half is None:
+        return number(value, digits)
+    middle = value if mean is None else mean
+    return numeral(f"{value:.{digits}f} [{middle - half:.{digits}f}, {middle + half:.{digits}f}]")

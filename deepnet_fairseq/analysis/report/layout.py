@@ -1,54 +1,231 @@
-"""A report laid out as a document."""
+"""A report laid out as a document: the overview, one row a result, a run and a method, and notes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from ...methods import METHODS
 from .collect import Report
-from .document import Document
-from .environment import described
-from .notes import notes
-from .overview import beside_paper, overview
-from .run_list import method_list, run_list
+from .document import DASH, MISSING, Document, Grid, Text, change, hours, interval, number, numeral, published, size
+from .entry import Entry, beside, described
+from .result import Cell, Result, shallow_first
+from .table import DEPTH, Table
 
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
+FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu"}  # metrics by their keys in score.json
+SIGNED = {"tokenised": "tokenised BLEU"} | {key: name for name, key in FURTHER.items()}
+PAPERS = {  # where they are to be read; a method added later has no link until it gets a line
+    "admin": "https://arxiv.org/abs/2004.08249",
+    "admin_torch": "https://github.com/microsoft/admin-torch",
+    "branchnorm": "https://arxiv.org/abs/2305.02790",
+    "deepnorm": "https://arxiv.org/abs/2203.00555",
+    "dlcl": "https://arxiv.org/abs/1906.01787",
+    "ds_init": "https://arxiv.org/abs/1908.11365",
+    "normformer": "https://arxiv.org/abs/2110.09456",
+    "post_ln": "https://arxiv.org/abs/1706.03762",
+    "post_ln_init": "https://arxiv.org/abs/2203.00555",
+    "pre_ln": "https://arxiv.org/abs/1906.01787",
+    "r_fixup": "https://arxiv.org/abs/1901.09321",
+    "rezero": "https://arxiv.org/abs/2003.04887",
+    "sub_ln": "https://arxiv.org/abs/2210.06423",
+    "t_fixup": "https://proceedings.mlr.press/v119/huang20f.html",
+}
 
 
 def lay_out(report: Report, out: Path | None) -> Document:
     """out: the file it is written to; links to logs are relative to its folder, without one to RUNS."""
-    logs = _logs(report, out.resolve().parent if out else report.runs.resolve())
+    start = out.resolve().parent if out else report.runs.resolve()
+    logs = {entry.name: entry.run.folder / "train.log" for entry in report.entries}
+    links = {name: relative_link(path, start) for name, path in logs.items() if path.exists()}
     return Document(
         title=f"{report.table.place}: {report.table.title}",
         source=f"{report.table.place} of {report.table.paper.citation}",
         link=report.table.paper.url,
         banner=BANNER if report.miniature else "",
         warnings=report.warnings,
-        overview=overview(report),
-        grids=[beside_paper(report), run_list(report, logs), method_list(report)],
+        overview=_overview(report),
+        grids=[_beside_paper(report), _run_list(report, links), _method_list(report)],
         footnotes={letter: described(environment) for letter, environment in report.environments.items()},
-        notes=notes(report),
-        commands=_commands(report),
-        logs=logs,
+        notes=_notes(report),
+        commands={entry.name: entry.command for entry in report.entries if entry.command is not None},
+        logs=links,
     )
 
 
-def _logs(report: Report, start: Path) -> dict[str, str]:
-    """Name of a run -> address of its log."""
-    paths = {entry.name: entry.run.folder / "train.log" for entry in report.entries}
-    return {
-        name: quote(Path(os.path.relpath(path.resolve(), start)).as_posix())
-        for name, path in paths.items()
-        if path.exists()
-    }
+def relative_link(path: Path, start: Path) -> str:
+    """An address that leads to `path` from a page in the folder `start`."""
+    return quote(Path(os.path.relpath(path.resolve(), start.resolve())).as_posix())
 
 
-def _commands(report: Report) -> dict[str, str]:
-    """Name of a run -> how it was trained."""
-    paths = {entry.name: entry.run.folder / "command" for entry in report.entries}
-    return {
-        name: path.read_text(encoding="utf-8", errors="replace").strip()
-        for name, path in paths.items()
-        if path.exists()
-    }
+def _overview(report: Report) -> Grid:
+    """Methods by depths where the table is a grid, else rows by columns. A cell: "measured (published)"."""
+    header, rows = _by_depth(report) if report.table.grid else _by_column(report)
+    return Grid("overview", "Overview", f"{report.table.metric.name}: measured (published)", header, rows)
+
+
+def _by_depth(report: Report) -> tuple[list[str], list[list[Text]]]:
+    (column,) = report.table.columns
+    found = {(result.label, result.depth): result for result in report.results}
+    labels = list(dict.fromkeys(result.label for result in report.results))
+    deeper = shallow_first(report.results, lambda result: tuple(result.others))
+    depths = list(dict.fromkeys(result.depth for result in deeper))
+    return ["method", *depths], [
+        [Text(label), *(_cell(report, found.get((label, depth)), column.key) for depth in depths)] for label in labels
+    ]
+
+
+def _by_column(report: Report) -> tuple[list[str], list[list[Text]]]:
+    header = [*_name_header(report.table), "parameters", *(column.name for column in report.table.columns)]
+    return header, [
+        [*_names(result), _parameters(result), *(_cell(report, result, key) for key in result.cells)]
+        for result in report.results
+    ]
+
+
+def _cell(report: Report, result: Result | None, key: str) -> Text:
+    """With the letters of its environments where the table has several."""
+    if result is None:
+        return Text("not run", "not run")
+    if not result.method:
+        return Text(DASH, "absent", published(result.cells[key]))
+    marks = tuple(result.letters) if len(report.environments) > 1 else ()
+    cell = result.cells[key]
+    return Text(cell.text(report.table.metric.digits), cell.state.value, published(cell, missing=""), marks)
+
+
+def _beside_paper(report: Report) -> Grid:
+    """One row a result, the paper's number and the difference in columns of their own.
+
+    Rows without runs are left to the overview where that is a grid.
+    """
+    digits, columns = report.table.metric.digits, report.table.columns
+    metrics = _further_metrics(report)
+    header = [*_name_header(report.table), "parameters", "runs"]
+    for column in columns:
+        header += [column.name, f"{column.name}, paper" if len(columns) > 1 else "paper"]
+        header += [] if report.miniature else ["difference"]
+    rows = []
+    for result in report.results:
+        if not result.entries and report.table.grid:
+            continue
+        row = [*_names(result), _parameters(result), numeral(len(result.best))]
+        for cell in result.cells.values():
+            row += [Text(cell.text(digits), cell.state.value) if result.method else MISSING, numeral(published(cell))]
+            row += [] if report.miniature else [change(cell.difference, digits)]
+        rows.append(row + [_further(result.beside(key), digits) for key in metrics.values()])
+    caption = f"{report.table.metric.name}; over several seeds mean ± standard deviation of the sample"
+    return Grid("results", "Beside the paper", caption, header + list(metrics), rows)
+
+
+def _further(cell: Cell, digits: int) -> Text:
+    return MISSING if cell.mean is None else numeral(cell.text(digits))
+
+
+def _further_metrics(report: Report) -> dict[str, str]:
+    """Of FURTHER those that some run has."""
+    scores = [entry.score for entry in report.entries]
+    return {name: key for name, key in FURTHER.items() if any(beside(score, key) is not None for score in scores)}
+
+
+def _name_header(table: Table) -> list[str]:
+    """Heads of the columns that say what a row is."""
+    return ["model", *table.others, *["layers"] * (DEPTH[1] in table.keys), *filter(None, [table.tuned])]
+
+
+def _names(result: Result) -> list[Text]:
+    """Under _name_header: the model, what else tells rows apart, and the depth, in a grid as 18L-18L, else in all."""
+    table, facts = result.table, result.row.facts
+    found = [Text(result.label), *(Text(value or DASH) for value in result.others)]
+    if DEPTH[1] in table.keys:
+        found.append(numeral(f"{facts[DEPTH[1]]}L-{facts[DEPTH[2]]}L" if table.grid else result.layers))
+    return [*found, numeral(result.tuned or None)] if table.tuned else found
+
+
+def _parameters(result: Result) -> Text:
+    """Measured, as papers give it, with the published number."""
+    return Text(size(result.parameters), "number", result.row.parameters)
+
+
+def _run_list(report: Report, logs: dict[str, str]) -> Grid:
+    """Every run: how it stands, its scores, what it took, with what it was trained. logs: run -> address."""
+    metrics = _further_metrics(report)
+    tested = any(entry.p is not None for entry in report.entries)
+    header = ["run", "method", "layers" if DEPTH[1] in report.table.keys else "row"]
+    header += [*filter(None, [report.table.tuned]), "seed", "state", *(column.name for column in report.table.columns)]
+    header += [f"{name} [95%]" for name in metrics] + [f"p against {report.baseline}"] * tested
+    header += ["updates", "cost", "trained with", "log"]
+    rows = []
+    for result in report.results:
+        for entry in result.entries:
+            tests = [numeral(_p(entry, report.baseline))] * tested
+            log = Text("train.log", link=logs[entry.name]) if entry.name in logs else MISSING
+            took = [numeral(entry.updates), hours(entry.cost), Text(entry.environment, "environment"), log]
+            rows.append(_run(result, entry, metrics) + tests + took)
+    return Grid("runs", "Runs", "one row a training", header, rows)
+
+
+def _run(result: Result, entry: Entry, metrics: dict[str, str]) -> list[Text]:
+    table = result.table
+    return [
+        Text(entry.name),
+        Text(result.label),
+        numeral(result.depth),
+        *(numeral(entry.run.facts.get(key)) for key in filter(None, [table.tuned])),
+        numeral(entry.run.seed),
+        Text(str(entry.standing), entry.standing.state.value),
+        *(number(column.read(entry.score), table.metric.digits) for column in table.columns),
+        *(interval(entry.score, key, table.metric.digits) for key in metrics.values()),
+    ]
+
+
+def _p(entry: Entry, baseline: str) -> str | None:
+    if entry.run.method == baseline:
+        return "baseline"
+    if entry.p is None:
+        return None
+    return "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
+
+
+def _method_list(report: Report) -> Grid:
+    """Where each method puts LayerNorm, what a residual branch computes, and its paper."""
+    rows = []
+    for name, label in {result.method: result.label for result in report.results}.items():
+        if name in METHODS:
+            method = METHODS[name]
+            paper = Text(method.paper, link=PAPERS.get(name, ""))
+            rows.append([Text(label), Text(name), Text(method.norm), Text(method.equation), paper])
+    header = ["method", "--method", "LayerNorm", "a residual branch computes", "paper"]
+    return Grid("methods", "Methods", "where LayerNorm stands, and the paper", header, rows)
+
+
+def _notes(report: Report) -> list[str]:
+    """How to read the tables, and how their numbers were computed: paragraphs in the order of importance."""
+    better = "Higher" if report.table.metric.higher_is_better else "Lower"
+    found = [
+        f"In parentheses the published number, of {report.table.place}; no parentheses where the paper gives none. "
+        f'"not run": no run was recorded. {better} is better.',
+        *report.table.notes,
+    ]
+    if _further_metrics(report):
+        found.append("In brackets the 95% interval of 1,000 bootstrap samples of the test set.")
+    if any(entry.p is not None for entry in report.entries):
+        found.append(f"p: paired test of sacreBLEU, same sentences, against {report.baseline}'s run at the same depth.")
+    if any(entry.cost for entry in report.entries):
+        found.append(
+            "Cost: wall time of the training, all its attempts, times its GPUs; on a CPU wall time alone. "
+            "Translating and scoring are not in it."
+        )
+    signatures = {pair for entry in report.entries for pair in _signatures(entry.score) if pair[0] in SIGNED}
+    return found + [f"Signature of {SIGNED[name]}: {text}" for name, text in sorted(signatures)]
+
+
+def _signatures(score: dict) -> Iterator[tuple[str, str]]:
+    """Metric and signature, at any depth of a score."""
+    for key, value in score.items():
+        if isinstance(value, dict):
+            if value.get("signature") and isinstance(value["signature"], str):
+                yield key, value["signature"]
+            yield from _signatures(value)

@@ -11,8 +11,7 @@ from ..figures import FIGURES
 from ..figures.sheet import Sheet
 from ..style import style_of
 from .collect import Report
-from .entry import Entry
-from .standing import State
+from .entry import Entry, State
 
 COLUMNS = 2
 

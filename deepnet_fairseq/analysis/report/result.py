@@ -1,17 +1,75 @@
-"""Rows of a report: the runs that differ in their seed alone."""
+"""Rows of a report, each the runs that differ in their seed alone, and their numbers beside the published ones."""
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from ...methods import METHODS
 from ..style import style_of
-from .cell import Cell
-from .entry import Entry, beside, key_of
-from .table import DEPTH, Column, Row, Table
+from .entry import Entry, Standing, State, beside
+from .table import DEPTH, Row, Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured number over the seeds of its runs, beside the published one, both in the metric's unit.
+
+    outcomes: a run's standing, with its value if it has one. published: number, "diverged", or None: not given.
+    """
+
+    outcomes: tuple[tuple[Standing, float | None], ...]
+    published: float | str | None = None
+    comparable: bool = True  # with the published number
+
+    @property
+    def values(self) -> list[float]:
+        """Those of the runs that have one, a seed each."""
+        return [value for _, value in self.outcomes if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None without values."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation of the sample (n - 1); None for one value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published, where both are numbers."""
+        if self.comparable and self.mean is not None and isinstance(self.published, (int, float)):
+            return self.mean - self.published
+        return None
+
+    @property
+    def without_value(self) -> list[Standing]:
+        """Of the runs that add nothing to the mean; a run scored without this number counts as not scored."""
+        standings = (standing for standing, value in self.outcomes if value is None)
+        return [Standing(State.UNSCORED) if s.state is State.SCORED else s for s in standings]
+
+    @property
+    def state(self) -> State:
+        """SCORED if any run is; else the first of running, in part, not scored, diverged that one is; else NOT_RUN."""
+        if self.values:
+            return State.SCORED
+        states = [standing.state for standing in self.without_value]
+        ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED)
+        return next((state for state in ranked if state in states), State.NOT_RUN)
+
+    def text(self, digits: int) -> str:
+        """As "27.53 ± 0.12, n=3, diverged at update 400"."""
+        parts = [f"{self.mean:.{digits}f}"] if self.mean is not None else []
+        if self.sd is not None:
+            parts = [f"{parts[0]} ± {self.sd:.{digits}f}, n={len(self.values)}"]
+        others = Counter(map(str, self.without_value))
+        parts += [text if count == 1 else f"{text}, n={count}" for text, count in others.items()]
+        return ", ".join(parts) or State.NOT_RUN.value
 
 
 @dataclass
@@ -69,32 +127,28 @@ class Result:
         for entry in self.entries:
             groups.setdefault(entry.run.facts[self.table.tuned], []).append(entry)
         column, sign = self.table.columns[0], 1 if self.table.metric.higher_is_better else -1
-        means = {value: _cell(column, entries).mean for value, entries in groups.items()}
+        means = {value: _cell(column.read, entries).mean for value, entries in groups.items()}
         found = {value: sign * mean for value, mean in means.items() if mean is not None}
         return groups[max(found, key=found.__getitem__)] if found else self.entries
 
     @property
     def tuned(self) -> str:
         """The value of what was searched over; "" while there is none."""
-        values = {str(entry.run.facts[self.table.tuned]) for entry in self.best} if self.table.tuned else ()
-        return next(iter(values)) if len(values) == 1 else ""
+        values = {str(entry.run.facts[self.table.tuned]) for entry in self.best} if self.table.tuned else set()
+        return values.pop() if len(values) == 1 else ""
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """Key of a column -> its measured and its published number."""
+        published = self.row.published
         return {
-            column.key: _cell(
-                column,
-                self.best,
-                self.row.published.get(column.key),
-                comparable=not self.miniature,
-            )
+            column.key: _cell(column.read, self.best, published.get(column.key), not self.miniature)
             for column in self.table.columns
         }
 
     def beside(self, metric: str) -> Cell:
         """Another metric of score.json, as sacrebleu or chrf."""
-        return Cell(tuple((entry.standing, beside(entry.score, metric)) for entry in self.best))
+        return _cell(lambda score: beside(score, metric), self.best)
 
     @property
     def parameters(self) -> int | None:
@@ -107,8 +161,13 @@ class Result:
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
 
 
-def _cell(column: Column, entries: Iterable[Entry], *published: Any, **options: Any) -> Cell:
-    return Cell(tuple((entry.standing, column.read(entry.score)) for entry in entries), *published, **options)
+def _cell(
+    read: Callable[[dict], float | None],
+    entries: Iterable[Entry],
+    published: float | str | None = None,
+    comparable: bool = True,
+) -> Cell:
+    return Cell(tuple((entry.standing, read(entry.score)) for entry in entries), published, comparable)
 
 
 def results_of(table: Table, entries: Sequence[Entry], miniature: bool) -> list[Result]:
@@ -117,10 +176,14 @@ def results_of(table: Table, entries: Sequence[Entry], miniature: bool) -> list[
         tuple(row.facts.get(key, rank) for key in table.keys): Result(table, row, [], miniature)
         for rank, row in enumerate(table.rows)
     }
-    for entry in sorted(entries, key=_order):
-        key = key_of(table, entry.run)
-        row = Row(dict(zip(table.keys, key, strict=True)), {})
-        found.setdefault(key, Result(table, row, [], miniature)).entries.append(entry)
+
+    def order(entry: Entry) -> list:
+        facts = [*entry.key, entry.run.seed or 0, entry.name]
+        return [(isinstance(fact, str), fact) for fact in facts]
+
+    for entry in sorted(entries, key=order):
+        row = Row(dict(zip(table.keys, entry.key, strict=True)), {})
+        found.setdefault(entry.key, Result(table, row, [], miniature)).entries.append(entry)
     return shallow_first(found.values(), lambda result: (result.label, *result.others))
 
 
@@ -129,9 +192,3 @@ def shallow_first(results: Iterable[Result], group: Callable[[Result], object]) 
     results = list(results)
     groups = list(dict.fromkeys(map(group, results)))
     return sorted(results, key=lambda result: (groups.index(group(result)), result.layers or 0))
-
-
-def _order(entry: Entry) -> list:
-    """By the table's keys, then by seed and name."""
-    facts = [*key_of(entry.table, entry.run), entry.run.seed or 0, entry.name]
-    return [(isinstance(fact, str), fact) for fact in facts]

@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, or the numbers of a figure; each module of tables/ offers one, its published numbers cited.
+    """A table of a paper, or the numbers of a figure; each of them is in tables.py, its published numbers cited.
 
     name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; place: where
     in the paper the numbers stand. keys: of run.json, by which its rows differ; runs that differ in others alone, as in
@@ -97,27 +97,3 @@ class Table:
     def others(self) -> list[str]:
         """Keys beside method and depth."""
         return [key for key in self.keys if key not in DEPTH]
-
-
-BLEU = (Column("bleu", "BLEU", ("bleu",)),)
-DEEPNET = Paper("Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers", "https://arxiv.org/abs/2203.00555")
-
-NORMFORMER = Paper(
-    "Shleifer et al. 2021, NormFormer: Improved Transformer Pretraining with Extra Normalization",
-    "https://arxiv.org/abs/2110.09456",
-)
-PERPLEXITIES = tuple(Column(subset, subset, ("sets", subset, "perplexity")) for subset in ("valid", "test"))
-
-
-def model(method: str, encoder_layers: int, decoder_layers: int, **facts: Any) -> dict:
-    """Facts of a row: DEPTH, and further keys of run.json."""
-    return {"method": method, "encoder_layers": encoder_layers, "decoder_layers": decoder_layers} | facts
-
-
-def by_depth(published: Mapping[str, tuple], layers: tuple[int, ...]) -> tuple[Row, ...]:
-    """Rows of a grid of N-N models. published: method -> BLEU (or DIVERGED) for each N in layers."""
-    return tuple(
-        Row(model(method, n, n), {"bleu": value})
-        for method, values in published.items()
-        for n, value in zip(layers, values, strict=True)
-    )

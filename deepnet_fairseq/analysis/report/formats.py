@@ -1,0 +1,129 @@
+"""A report as GitHub's Markdown, as one HTML page that needs nothing else, and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import jinja2
+
+from .collect import Report
+from .document import Document, Grid, Text
+from .entry import Entry
+from .pictures import pictures
+from .result import Result
+
+SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
+
+
+def markdown(report: Report, document: Document) -> str:
+    """Ends in a line break."""
+    parts = [f"# {escape(document.title)}", f"Beside {escape(document.source)}: <{document.link}>"]
+    parts += warnings(document)
+    for grid in (document.overview, *document.grids):
+        parts.append(f"## {escape(grid.title)}\n\n{escape(grid.caption)}\n\n{grid_text(grid)}")
+    parts.append("## Notes\n\n" + "\n".join(f"- {escape(note)}" for note in document.notes))
+    footnotes = [f"- <sup>{letter}</sup> {escape(text)}" for letter, text in document.footnotes.items()]
+    parts.append("Trained with:\n\n" + "\n".join(footnotes))
+    return "\n\n".join(parts) + "\n"
+
+
+def warnings(document: Document) -> list[str]:
+    """The banner and the warnings, paragraphs of Markdown."""
+    banner = [f"> **{escape(document.banner)}**"] if document.banner else []
+    return banner + [f"> **Warning:** {escape(warning)}" for warning in document.warnings]
+
+
+def escape(text: str) -> str:
+    """Plain text as Markdown of one line."""
+    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def linked(text: str, to: str) -> str:
+    """Markdown `text` as a link."""
+    return f"[{text}]({to})" if re.fullmatch(r"[^\s()<>]+", to) else f"[{text}](<{to}>)"
+
+
+def grid_text(grid: Grid) -> str:
+    """The table alone, in Markdown: cells as wide as their texts, so that one number changes one line."""
+    aligned = ["---" if words else "---:" for words in grid.of_words]
+    rows = [list(map(escape, grid.header)), aligned, *([_text(cell) for cell in row] for row in grid.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _text(cell: Text) -> str:
+    text = linked(escape(cell.text), cell.link) if cell.link else escape(cell.text)
+    marks = f"<sup>{', '.join(cell.marks)}</sup>" if cell.marks else ""
+    return text + marks + (f" ({escape(cell.paper)})" if cell.paper else "")
+
+
+def html(report: Report, document: Document) -> str:
+    """The page, which refers to nothing but logs and papers; see page.html."""
+    drawn = {title: base64.b64encode(png).decode("ascii") for title, png in pictures(report).items()}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("page.html").render(document=document, pictures=drawn) + "\n"
+
+
+def as_json(report: Report, document: Document) -> str:
+    """The report as one object, with the keys of docs/reports.md, which stay; ends in a line break."""
+    table = report.table
+    content = {
+        "format": 1,
+        "table": table.name,
+        "title": table.title,
+        "paper": {"citation": table.paper.citation, "url": table.paper.url, "place": table.place},
+        "metric": _picked(table.metric, "name", "higher_is_better"),
+        "columns": [_picked(column, "key", "name") for column in table.columns],
+        "baseline": report.baseline or None,
+        "miniature": report.miniature,
+        "warnings": document.warnings,
+        "notes": document.notes,
+        "results": [_result(result) for result in report.results],
+        "runs": [_run(report, entry, document) for entry in report.entries],
+        "environments": report.environments,
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _picked(thing: object, *names: str) -> dict:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _result(result: Result) -> dict:
+    cells = {
+        key: {"state": cell.state.value, "n": len(cell.values)}
+        | _picked(cell, "mean", "sd", "published", "difference")
+        | {"others": [str(standing) for standing in cell.without_value]}
+        for key, cell in result.cells.items()
+    }
+    return _picked(result, "label", "method", "norm", "depth", "layers") | {
+        "facts": dict(result.row.facts),
+        "parameters": result.parameters,
+        "published_parameters": result.row.parameters or None,
+        "cells": cells,
+        "runs": [entry.name for entry in result.entries],
+        "best": [entry.name for entry in result.best],
+    }
+
+
+def _run(report: Report, entry: Entry, document: Document) -> dict:
+    amount, unit = entry.cost or (None, None)
+    found = {"name": entry.name} | _picked(entry.run, "method", "encoder_layers", "decoder_layers", "seed")
+    found |= {
+        "state": entry.standing.state.value,
+        "diverged_at": entry.run.diverged_at,
+        "values": {column.key: column.read(entry.score) for column in report.table.columns},
+        "score": entry.score or None,
+        "baseline_run": entry.baseline,
+    }
+    return (
+        found
+        | _picked(entry, "p", "parameters", "updates", "wall_hours")
+        | {"cost_hours": amount, "cost_unit": unit, "environment": entry.environment}
+        | {"log": document.logs.get(entry.name), "command": entry.command, "facts": entry.run.facts}
+    )
