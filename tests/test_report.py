@@ -310,7 +310,7 @@ def test_documented_keys_of_the_json(tmp_path, capsys):
 def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
     """A metric that is no BLEU, and rows that are not told apart by their depth."""
     names = vars(tables).copy()
-    exec("TABLE = " + re.search(r"```python\n(Table\(.*?\)),\n```", PAGE, re.DOTALL).group(1), names)
+    exec("TABLE = " + re.search(r"```python\n(Table\(.*?)```", PAGE, re.DOTALL).group(1), names)
     monkeypatch.setitem(TABLES, "lm", names["TABLE"])
     run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"perplexity": 20.5})
     text = printed(capsys, tmp_path, "--table", "lm")
