@@ -1,23 +1,37 @@
-"""The compiled layer: one compilation for all layers and shapes, and the numbers of the plain one."""
+"""--compile-layers: one compilation for all layers and shapes, and the training of the plain layers."""
 
+from __future__ import annotations
+
+import argparse
 import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from fairseq import checkpoint_utils
+from fairseq.modules import FairseqDropout
 from torch._dynamo.utils import counters
 
-from deepnet_fairseq.graphs import compile_layers
+from deepnet_fairseq.building import build, from_checkpoint
+from deepnet_fairseq.config import namespace
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.models.compiled import attach, compile_layers
+from deepnet_fairseq.transformer import products
+from deepnet_fairseq.transformer.dropout import Dropout
 
-from .support.helpers import batch, small
+from .support.diverging import TINY, Training, train
+from .support.helpers import FIRST, PAD, VOCAB, batch, small
 from .support.observing import close, net_input, observe
-from .support.training_twins import SHAPES, as_on_a_gpu, assert_same_training, loss_of
+
+SHAPES = ((3, 9, 7), (4, 11, 8), (3, 9, 7), (2, 6, 5))  # rows, source, target
 
 
 @pytest.fixture(autouse=True)
 def compilations(monkeypatch):
-    """Counts compiled graphs."""
-    as_on_a_gpu(monkeypatch)
+    """Counts compiled graphs. Dropout and attention are torch's, as on a GPU; ours for CPUs are nothing to compile."""
+    monkeypatch.setattr(Dropout, "forward", FairseqDropout.forward)
+    monkeypatch.setattr(products, "LONGEST", 0)
     torch._dynamo.reset()
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]
@@ -27,6 +41,35 @@ def compilations(monkeypatch):
 def compiled(model, backend: str = "eager"):
     compile_layers(model, backend=backend)
     return model
+
+
+def loss_of(model, shape, seed):
+    src, prev = batch(*shape, seed=seed)
+    inputs = (src, None, prev) if hasattr(model, "encoder") and hasattr(model, "decoder") else (prev,)
+    return F.cross_entropy(model(*inputs)[0].flatten(0, 1), prev.flatten(), ignore_index=PAD)
+
+
+def losses_of(model, updates: int = 8) -> list[float]:
+    """Of two backward passes an update, seeded each."""
+    model.train()
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-3), []
+    for update in range(updates):
+        model.set_num_updates(update)
+        torch.manual_seed(update)
+        for micro in range(2):
+            loss = loss_of(model, SHAPES[(update + micro) % len(SHAPES)], seed=10 * update + micro)
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return losses
+
+
+def assert_same_training(one, other, tolerance: float = 1e-5):
+    """Losses, and weights at the end."""
+    assert losses_of(one) == pytest.approx(losses_of(other), rel=tolerance)
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=tolerance), name
 
 
 def assert_same_gradients(one, other, shapes, tolerance):
@@ -46,7 +89,7 @@ def test_18_layers_are_one_compilation_a_stack(compilations):
     assert compilations() == 2
     assert not counters["graph_break"]
     src, prev = batch(4, 12, 7)
-    one(src.clamp(min=5), None, prev)[0].sum().backward()
+    one(src.clamp(min=FIRST), None, prev)[0].sum().backward()
     assert compilations() == 4
 
 
@@ -60,7 +103,14 @@ def test_a_layer_that_differs_is_another(compilations):
 def test_training(flags):
     """With dropout: these backends leave the random numbers as they are."""
     options = {"method": "pre_ln", "dropout": 0.1} | flags
-    assert_same_training(compiled(small(2, **options), "aot_eager"), small(2, **options), updates=4)
+    assert_same_training(compiled(small(2, **options), "aot_eager"), small(2, **options))
+
+
+@pytest.mark.parametrize("model", ["deepnet_lm", "deepnet_masked_lm"])
+def test_training_of_one_stack(model):
+    torch.manual_seed(0)
+    plain = build(f"{model}_tiny_6", VOCAB, method="normformer", dropout=0.1, attention_dropout=0.1)
+    assert_same_training(compiled(copy.deepcopy(plain)), plain)
 
 
 def test_what_does_not_train_runs_plain(compilations):
@@ -94,3 +144,28 @@ def test_probes_see_their_update():
 def test_every_method(method, backend):
     tolerance = {"aot_eager": 1e-6, "inductor": 1e-4}[backend]
     assert_same_gradients(compiled(small(3, method=method), backend), small(3, method=method), SHAPES, tolerance)
+
+
+def test_only_training_is_refused_on_the_cpu(data, tmp_path):
+    """A checkpoint of a training on a GPU translates on the CPU: its task begins no epoch."""
+    refusal = "--compile-layers: for a GPU, and this training runs on the CPU; drop the flag, or --cpu"
+    with pytest.raises(UserError, match=refusal):
+        Training(data, tmp_path, *TINY, "--compile-layers")
+    attach(small(1), argparse.Namespace(), namespace("deepnet_transformer_tiny", compile_layers=True))
+
+
+def test_a_checkpoint_from_when_there_were_cuda_graphs(data, tmp_path, capsys):
+    """It loads, resumes and translates; the flag itself is no flag any more."""
+    train(data, tmp_path, *TINY, "--max-update", "1")
+    path = tmp_path / "checkpoint_last.pt"
+    state = torch.load(path, weights_only=True)
+    state["cfg"]["model"] |= {"cuda_graphs": True, "cuda_graphs_limit": 64}
+    torch.save(state, path)
+    model, cfg = from_checkpoint(str(path))
+    (own,), _ = checkpoint_utils.load_model_ensemble([str(path)], arg_overrides={"data": str(data)})
+    assert cfg.model.method == "deepnorm" and all(map(torch.equal, model.parameters(), own.parameters()))
+    train(data, tmp_path, *TINY, "--max-update", "2")
+    assert torch.load(path, weights_only=True)["optimizer_history"][-1]["num_updates"] == 2
+    with pytest.raises(SystemExit):
+        train(data, tmp_path, *TINY, "--cuda-graphs")
+    assert "unknown: --cuda-graphs; --help lists the flags" in capsys.readouterr().err

@@ -2,37 +2,66 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
+from deepnet_fairseq import archs
 from deepnet_fairseq.building import build
 from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.models.compiled import compile_layers
 from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling.start import take_profile
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import PAD, VOCAB, batch, logits, run_cold, small
+from .support.helpers import PAD, VOCAB, batch, run_cold, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}
+
+
+def scores(model, device="cuda"):
+    """Of a batch with padding, and what is predicted of it."""
+    src, prev = (tokens.to(device) for tokens in batch())
+    both = all(hasattr(model, stack) for stack in ("encoder", "decoder"))
+    return (model(src, None, prev) if both else model(prev))[0], prev
+
+
+def gradients(model):
+    """The loss, and what it leaves in each trained parameter."""
+    model.zero_grad()
+    found, prev = scores(model)
+    loss = cross_entropy(found.float().flatten(0, 1), prev.flatten(), ignore_index=PAD)
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_100_layers_of_base_width_stay_finite(method, dtype):
-    model = build("deepnet_transformer_100_100", vocab=VOCAB, method=method).cuda().to(dtype).train()
-    src, prev = (tokens.cuda() for tokens in batch())
-    scores = model(src, None, prev)[0].float()
-    loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), prev.flatten(), ignore_index=PAD)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
+    torch.manual_seed(0)
+    loss, found = gradients(build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method).cuda().to(dtype).train())
+    assert torch.isfinite(loss) and found and all(torch.isfinite(gradient).all() for gradient in found)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_same_as_on_the_cpu(method):
-    model = small(6, method=method).double()
-    src, prev = batch()
-    expected = logits(model, src, prev)
-    found = logits(model.cuda(), src.cuda(), prev.cuda()).cpu()
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_same_as_on_the_cpu(kind, method):
+    model = build(f"{kind}_tiny_{DEPTHS[kind].format(6)}", VOCAB, method=method).double().eval()
+    with torch.no_grad():
+        expected, prev = scores(model, "cpu")
+        found = scores(model.cuda())[0].cpu()
     assert torch.allclose(found[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["deepnorm", "admin", "dlcl"])
+def test_compiled_layers(method):
+    """The gradients of the plain layers."""
+    plain, compiled = (small(4, method=method).cuda().train() for _ in range(2))
+    compile_layers(compiled)
+    (loss, expected), (own, found) = gradients(plain), gradients(compiled)
+    assert own.item() == pytest.approx(loss.item(), rel=1e-4)
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    assert all(torch.allclose(a, b, atol=1e-3 * largest) for a, b in zip(found, expected, strict=True))
 
 
 def test_profile_of_a_half_precision_model_is_the_cpus():

@@ -1,4 +1,4 @@
-"""Probes and recorded passes of the language models: one stack, its addresses, autograd's own numbers."""
+"""Probes of the language models: one stack, its addresses, autograd's own numbers."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from deepnet_fairseq import archs
-from deepnet_fairseq.graphs import use_graphs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES, get_probes
 from deepnet_fairseq.probes.base import Held
@@ -14,9 +13,7 @@ from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.probes.session import Session
 
 from .support.helpers import PAD
-from .support.recorded_graphs import Recorded
 from .support.single_stacks import KINDS, batch, loss_of, small, stack_of
-from .support.training_twins import as_on_a_gpu
 
 
 @pytest.fixture(params=KINDS)
@@ -101,27 +98,3 @@ def test_model_update_of_a_known_change(kind):
     probe = PROBES["model_update"](model)
     probe.begin(Held(inputs(), before))
     assert probe.values() == {stack: pytest.approx(0.1 * math.sqrt(16), rel=1e-3)}
-
-
-@pytest.mark.parametrize("method", ["normformer", "branchnorm"])
-def test_training_by_recorded_passes_is_the_same(kind, method, monkeypatch):
-    """Recordings stand for CUDA graphs: losses and weights of 8 updates, with dropout."""
-    as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(Recorded, "replays", 0)
-    models = [small(kind, method=method, dropout=0.1).train() for _ in range(2)]
-    use_graphs(models[0], 8, capture=Recorded)
-    losses = []
-    for model in models:
-        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        for update in range(8):
-            model.set_num_updates(update)
-            torch.manual_seed(update)
-            loss = loss_of(model, batch(length=8 + update % 2, seed=update))
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    assert losses[:8] == pytest.approx(losses[8:], rel=1e-5)
-    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        assert torch.allclose(p, q, atol=1e-5), name
-    assert Recorded.replays == 6  # each of two shapes' first pass apart

@@ -19,8 +19,7 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # within one run, between attempts
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile"}
-MAY_DIFFER |= {"cuda_graphs", "cuda_graphs_limit", "compile_layers"}
-MAY_DIFFER |= {"deepnet_probe", "probe_interval", "probe_dir"}
+MAY_DIFFER |= {"compile_layers", "deepnet_probe", "probe_interval", "probe_dir"}
 OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
 
 

@@ -19,11 +19,6 @@ def check(cfg) -> None:
     get_probes(cfg.deepnet_probe)
     Recomputation.check(cfg)
     _check_numbers(cfg)
-    if cfg.cuda_graphs and cfg.checkpoint_activations:
-        raise UserError(
-            "--cuda-graphs: layers that --checkpoint-activations computes again set the random numbers back, which no "
-            "graph can; drop one of the two"
-        )
     if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
             f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
@@ -41,8 +36,6 @@ def _check_numbers(cfg) -> None:
     for name in ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout"):
         if not 0 <= getattr(cfg, name, 0) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
-    if cfg.cuda_graphs_limit < 1:
-        raise UserError(f"--cuda-graphs-limit {cfg.cuda_graphs_limit}: must be at least 1")
 
 
 def _check_init_profile(cfg, method) -> None:

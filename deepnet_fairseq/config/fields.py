@@ -43,10 +43,6 @@ class Common(FairseqDataclass):
     checkpoint_activations: bool = flag(False, "recompute each layer in the backward pass to save memory")
     checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
     offload_activations: bool = flag(False, "recompute, and keep what that starts from in the CPU's memory")
-    cuda_graphs: bool = flag(
-        False, "train by CUDA graphs: for many layers and few shapes of batches (--num-batch-buckets); docs/kernels.md"
-    )
-    cuda_graphs_limit: int = flag(64, "shapes of batches that --cuda-graphs captures; further ones run without")
     compile_layers: bool = flag(
         False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/kernels.md"
     )

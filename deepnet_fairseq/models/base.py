@@ -8,13 +8,13 @@ from typing import Any
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
-from .. import archs, config, graphs
+from .. import archs, config
 from ..initialisation.visit import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
 from ..transformer import traversal
 from ..transformer.stack import Stack
-from . import fitting
+from . import compiled, fitting
 
 
 class DeepModel(nn.Module):
@@ -40,7 +40,7 @@ class DeepModel(nn.Module):
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         method.attach(model, task)
         attach_probes(model, task, cfg)
-        graphs.attach(model, task, cfg)
+        compiled.attach(model, task, cfg)
         return model
 
     @classmethod

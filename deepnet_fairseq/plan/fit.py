@@ -86,7 +86,7 @@ def _in_smaller_batches(given: Setting, last: Setting) -> Ways:
 
 def _recomputed(given: Setting, last: Setting) -> Ways:
     """In batches as large as given: they cost nothing but memory."""
-    if not given.checkpoint_every and not getattr(given.cfg, "cuda_graphs", False):  # which refuses it
+    if not given.checkpoint_every:
         again = _in_groups(replace(last, max_tokens=given.max_tokens, update_freq=given.update_freq))
         yield _groups(again), again
 

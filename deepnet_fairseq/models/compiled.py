@@ -1,15 +1,48 @@
-"""The repeated layer, compiled once for all layers of a stack."""
+"""--compile-layers: the repeated layer, compiled once for all layers of a stack, which knows nothing of it.
+
+Numbers are in docs/kernels.md.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from types import MethodType
 
 import torch
 from torch import Tensor, nn
 
-from .given import Given, inner_modules
+from ..errors import UserError
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def attach(model: nn.Module, task, cfg) -> None:
+    """The training of `model` by `task` has compiled layers, if a filled model config asks for them.
+
+    From its first epoch's begin, when the model is cast and lies where it stays; a model that only translates is left
+    alone. UserError then if the training is on the CPU, where compiled layers are slower.
+    """
+    if not cfg.compile_layers or not hasattr(task, "begin_epoch"):
+        return
+    begin_epoch = task.begin_epoch
+
+    @functools.wraps(begin_epoch)
+    def begin_first_epoch(*args, **kwargs):
+        task.begin_epoch = begin_epoch
+        if next(model.parameters()).device.type != "cuda":
+            raise UserError("--compile-layers: for a GPU, and this training runs on the CPU; drop the flag, or --cpu")
+        compile_layers(model)
+        return begin_epoch(*args, **kwargs)
+
+    task.begin_epoch = begin_first_epoch
+
+
+def compile_layers(model: nn.Module, **options) -> None:
+    """The stacks of a DeepModel train by compiled layers from now on; options: of torch.compile."""
+    for stack in model.stacks().values():
+        stack.transform = Compiled(stack, **options)
 
 
 class Compiled:
@@ -23,7 +56,8 @@ class Compiled:
 
     def __init__(self, stack: nn.Module, **options):
         self.stack, self.eager = stack, stack.transform
-        self.given = Given(list(inner_modules(stack)))
+        modules = [m for child in (stack.layers, stack.mixer) if child is not None for m in child.modules()]
+        self.hooks = [getattr(module, name) for module in modules for name in HOOKS]
         self.on = False  # until the next forward pass, so that layers are recomputed as they were computed
         stack.states = _Plain(self, stack.states)
         kinds = {type(layer) for layer in stack.layers}
@@ -33,7 +67,8 @@ class Compiled:
 
     def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
         """x (B, T, C) and what each layer is given besides -> (B, T, C), as Stack.transform."""
-        self.on = self.stack.training and torch.is_grad_enabled() and not self.given.watched()
+        watched = any(self.hooks) or torch.nn.modules.module._has_any_global_hook()
+        self.on = self.stack.training and torch.is_grad_enabled() and not watched
         return self.eager(x, *inputs)
 
     def __deepcopy__(self, memo) -> Callable:
