@@ -1,16 +1,17 @@
 """The documentation says what the code does."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from deepnet_fairseq.methods import METHODS
 
 from .support.helpers import ROOT, call, run, run_cold
-from .warm import client
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
@@ -51,12 +52,16 @@ def test_example_of_a_new_method_is_found(extended):
         assert numbers["encoder"] == numbers["decoder"] == {"g": g}
 
 
+@pytest.mark.smoke
 def test_example_of_a_new_method_keeps_what_every_method_keeps(extended):
     """Tests that go by the registry, of it alone: incremental = full, gradients, saved = loaded, folded, probed."""
     files = ("test_methods", "test_fold", "test_learned_scale")
     words = ("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "layer_scale", "--tb=short")
     paths = [str(extended / "tests" / f"{name}.py") for name in files]
-    done = client.run([*words, *paths], extended, PYTHONPATH=str(extended))
+    environment = os.environ | {"PYTHONPATH": str(extended)}
+    done = subprocess.run(
+        [sys.executable, *words, *paths], cwd=extended, env=environment, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20, done.stdout[-500:]
 

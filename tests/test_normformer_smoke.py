@@ -12,7 +12,7 @@ from .support.experiments import SETTINGS, script
 from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
-pytestmark = [needs_venv, pytest.mark.smoke]
+pytestmark = [needs_venv, pytest.mark.smoke]  # but the one that is killed, which is slow
 
 SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")
 ROW = {"SMOKE": 1, "PARTS": "clm", "METHODS": "normformer", "LRS": "1e-3"}

@@ -1,44 +1,177 @@
-"""The README's commands, extracted from it and run as printed in a clone of their own; so the page cannot rot.
+"""The commands of README.md and of the manual's walk-throughs, pasted block by block into one shell of a clone.
 
 A block stands behind those before it: what they leave (data, checkpoints, the environment that is active) is there.
+What would take a GPU or days is printed with smaller numbers in it: SMALLER is all that is changed.
+    python -m tests.test_readme FOLDER    writes what each block of the README prints into FOLDER, a file a block
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from .readme.clone import make_clone
-from .readme.page import all_blocks, blocks
-from .readme.reader import Reader
-from .readme.warm import server
+from deepnet_fairseq.data.corpus import make_corpus, write_corpus
+
 from .support.helpers import ROOT
 
-pytestmark = pytest.mark.smoke
+PAGES = ("README.md", "docs/adding_a_method.md", "docs/reproducing.md")
+BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^ *(fairseq-|deepnet |(bash )?scripts/\w+\.sh|[A-Z]+=\S+ \w|pip |pytest)", re.MULTILINE)
+TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
+SMALLER = [  # pattern, what stands in its place
+    (r"^scripts/quickstart.sh$", "scripts/quickstart.sh --depth 2 --updates 25"),
+    (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
+    (r"^scripts/test.sh$", "scripts/test.sh tests/test_links.py"),
+    (r"--vocab 10000$", "--vocab 150"),
+    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)_100_100", TWO_LAYERS),
+    (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
+    (r"--max-tokens 4096 --max-update 100000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
+    (r"(?<=--nproc-per-node )8", "2"),
+    (r"(?<=--distributed-world-size )8", "2"),
+    (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
+]
+# folder, variables and functions are kept in the file $0; a command is done when all of it is: -e, pipefail
+SHELL = """
+[ ! -s "$0" ] || source "$0" 2>/dev/null
+set -e -o pipefail
+trap '{ declare -p; declare -f; printf "cd -- %q\\n" "$PWD"; } >"$0"' EXIT
+eval "$1"
+"""
+
+
+class Block(NamedTuple):
+    """A block of bash: its number on the page from 1, the commands, and why it is not run, if it is not."""
+
+    page: str
+    number: int
+    text: str
+    not_run: str | None
+
+    @property
+    def smaller(self) -> str:
+        """Its commands, of a size for seconds on two CPU cores."""
+        text = self.text
+        for pattern, instead in SMALLER:
+            text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+        return text
+
+
+def blocks(page: str) -> list[Block]:
+    found = BLOCK.finditer((ROOT / page).read_text())
+    return [Block(page, number, match["text"], match["why"]) for number, match in enumerate(found, 1)]
+
+
+EVERY = [block for page in PAGES for block in blocks(page)]
+every_block = pytest.mark.parametrize("block", EVERY, ids=lambda block: f"{block.page}-{block.number}")
+
+
+class Reader:
+    """Works in a clone: the tracked files, an environment that looks set up, the text that the page supposes."""
+
+    def __init__(self, root: Path):
+        self.root, self.ran = root, {}
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        self.set_up()
+        write_corpus(make_corpus({"train": 104, "valid": 10, "test": 10}, nouns=20, verbs=10), root / "corpus")
+        for file in (root / "corpus").iterdir():
+            file.rename(file.with_suffix({".qaa": ".de", ".qab": ".en"}[file.suffix]))
+
+    def set_up(self) -> None:
+        """A .venv of links to this environment, complete in the eyes of scripts/setup.sh."""
+        venv, real = self.root / ".venv", Path(sys.prefix)
+        venv.mkdir()
+        for name in ("bin", "lib", "pyvenv.cfg"):
+            (venv / name).symlink_to(real / name)
+        setup = (self.root / "scripts/setup.sh").read_text()
+        stamp = re.search(r"^deepnet_stamp=.*$", setup, re.MULTILINE)[0]
+        text = subprocess.run(
+            ["bash", "-c", f'deepnet_root="$PWD"\n{stamp}\nprintf %s "$deepnet_stamp"'], cwd=self.root, check=True,
+            capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        (venv / "complete").write_text(text)
+
+    def run(self, block: Block) -> subprocess.CompletedProcess:
+        """One block, after those of its page that stand before it; each runs once."""
+        for earlier in blocks(block.page)[: block.number]:
+            if earlier not in self.ran and not earlier.not_run:
+                environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+                command = ["bash", "-c", SHELL, str(self.root.parent / "state"), earlier.smaller]
+                self.ran[earlier] = subprocess.run(
+                    command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True, errors="replace", timeout=1800,
+                )  # fmt: skip
+        return self.ran[block]
 
 
 @pytest.fixture(scope="module")
 def reader_of(tmp_path_factory):
     """Page -> its reader, in a clone of its own."""
     readers = {}
-    with ExitStack() as servers:
 
-        def reader_of(page: str) -> Reader:
-            if page not in readers:
-                root = make_clone(tmp_path_factory.mktemp("a reader") / "deepnet fairseq")
-                warm = servers.enter_context(server(root / ".venv/bin/python3"))
-                readers[page] = Reader(blocks(root, page), root, **warm)
-            return readers[page]
+    def reader_of(page: str) -> Reader:
+        if page not in readers:
+            readers[page] = Reader(tmp_path_factory.mktemp("a reader") / "deepnet fairseq")
+        return readers[page]
 
-        yield reader_of
+    return reader_of
 
 
-@pytest.mark.parametrize("block", all_blocks(ROOT), ids=lambda block: block.name)
-def test_block_runs_as_printed(block, reader_of, record_property):
+@pytest.mark.smoke
+@every_block
+def test_block_runs(block, reader_of):
     if block.not_run:
         pytest.skip(block.not_run)
-    reader = reader_of(block.page)
-    trouble = reader.read_to(block)
-    record_property("seconds", round(reader.took[block.number], 1))
-    assert not trouble, f"{block.page}:{block.line}\n{trouble}"
+    done = reader_of(block.page).run(block)
+    assert done.returncode == 0, f"{block.smaller}\n{done.stdout[-3000:]}"
+
+
+@every_block
+def test_block_is_commands_and_nothing_left_out(block):
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "..." not in re.sub(r"#.*", "", block.text), "say it whole: what is printed is what is run"
+
+
+def test_what_is_not_run_and_what_is_no_bash():
+    """Nine in ten blocks run, the others say why; no command hides in a block of another language."""
+    left = [block.not_run for block in EVERY if block.not_run is not None]
+    assert len(left) <= len(EVERY) / 10 and all(len(why.split()) > 2 for why in left)
+    for page in PAGES:
+        for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
+            assert language in ("", "bash", "python", "text", "json", "yaml", "bibtex"), page
+            assert language == "bash" or not COMMAND.search(text), page
+
+
+def test_every_smaller_number_is_used():
+    text = "".join(block.text for block in EVERY)
+    assert [pattern for pattern, _ in SMALLER if not re.search(pattern, text, re.MULTILINE)] == []
+
+
+def main() -> None:
+    """A table of all blocks to the terminal, what each printed into FOLDER."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as room:
+        reader = Reader(Path(room, "clone"))
+        for block in (block for block in blocks("README.md") if not block.not_run):
+            start = time.monotonic()
+            done = reader.run(block)
+            (out / f"{block.number}.txt").write_text(f"{block.smaller}\n{done.stdout}")
+            print(block.number, block.text.splitlines()[-1][:80], done.returncode, round(time.monotonic() - start, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from .support.experiments import SETTINGS, script
 from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
-pytestmark = [needs_venv, pytest.mark.smoke]
+pytestmark = needs_venv
 
 ROWS = {  # script -> folder of its runs, the row
     "table1_wmt17": ("table1", {"METHODS": "admin", "DEPTHS": "2"}),
@@ -47,6 +47,7 @@ def whole(request, tmp_path_factory):
     return request.param, folder, setting, out, printed
 
 
+@pytest.mark.smoke
 def test_ends_in_a_row_of_the_report(whole):
     """The report has the run's own numbers, and says that they are a miniature's; a second call trains nothing."""
     name, folder, setting, out, printed = whole
@@ -62,6 +63,7 @@ def test_ends_in_a_row_of_the_report(whole):
     assert "training " not in again and "translating " not in again and row(out, folder) == score
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
 def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
     """At two random moments; alone, so that its training lives on, or with all it had started."""

@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..support.helpers import ROOT
-from ..warm import client
+from ..support.forked import fork
 
 LONGEST = 600  # characters of a line that explains; paths of tests are long
 SECONDS, MEMORY = 60, 2 << 30  # of a program; a file that claims to hold more than there is must not be believed
@@ -41,9 +40,7 @@ class Programs:
 
     def run(self, *words) -> Outcome:
         words = [str(word) for word in words]
-        done = client.run(
-            [*OPENING.get(words[0], words[:1]), *words[1:]], self.folder, SECONDS, MEMORY, PYTHONPATH=str(ROOT)
-        )
+        done = fork([*OPENING.get(words[0], words[:1]), *words[1:]], self.folder, SECONDS, MEMORY)
         return Outcome(done.returncode, done.stdout + done.stderr)
 
 

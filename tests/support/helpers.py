@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerModel
 
 from deepnet_fairseq.building import blank_task, build
 
-from ..warm import client
+from .forked import fork
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
@@ -84,9 +84,9 @@ def teach_to_copy(model, vocab: int, steps: int = 150):
 def run(*command, check=True) -> subprocess.CompletedProcess:
     """A program of this environment's bin folder, in a folder of its own; its stderr follows in stdout.
 
-    In a fork of a process that has imported torch and stock fairseq, which takes a second and not four.
+    In a fork of this process, which takes a second and not five.
     """
-    return _printed(client.run([str(word) for word in command], ELSEWHERE.name), check)
+    return _printed(fork([str(word) for word in command], ELSEWHERE.name), check)
 
 
 def run_cold(*command, check=True) -> subprocess.CompletedProcess:
@@ -117,6 +117,9 @@ def extended_package(folder: Path, code: str) -> Path:
 
 def call(package: Path, *words) -> str:
     """What `python -m WORDS` prints where that copy of the package is found first."""
-    done = client.run(["-m", *map(str, words)], ROOT / "tests", PYTHONPATH=str(package.parent))
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)], cwd=ROOT / "tests", env=environment, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -1,0 +1,103 @@
+"""Programs in a fork of the test process, which has imported torch, fairseq and the package: a second, not five."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import random
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+import torch
+
+from deepnet_fairseq.compat import command_line, noise
+
+BIN = Path(sys.executable).parent
+QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python has it
+
+
+def fork(
+    words: list[str], folder: str | Path, seconds: int = 600, memory: int = 0, **environment: str
+) -> subprocess.CompletedProcess:
+    """A program of this environment's bin folder, or -m and a module, run in `folder` with nothing to read.
+
+    seconds, memory: how long it may run, and how many bytes more than this process it may use; 0 is no bound.
+    environment: what is not as here; nothing that Python reads before it runs anything.
+    """
+    with tempfile.TemporaryDirectory() as room:
+        files = [Path(room, name) for name in ("out", "errors")]
+        for file in files:
+            file.touch()
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                _forget_the_tests(folder, files, environment)
+                signal.alarm(seconds)
+                if memory:
+                    pages = int(Path("/proc/self/statm").read_text().split()[0])
+                    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory,) * 2)
+                status = _run(words)
+            finally:
+                os._exit(status & 0xFF)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        printed = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+        return subprocess.CompletedProcess(words, status, *printed)
+
+
+def _forget_the_tests(folder, files: list[Path], environment: dict[str, str]) -> None:
+    """What pytest and earlier tests set in this process, as it is in one that has just begun."""
+    for number, path in enumerate([Path(os.devnull), *files]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    os.chdir(folder)
+    os.environ.update({"OMP_NUM_THREADS": "1"} | environment)
+    atexit._clear()
+    importlib.reload(warnings)  # pytest's record of them is gone
+    warnings.resetwarnings()
+    for category in QUIET:
+        warnings.simplefilter("ignore", category)
+    noise.silence()
+    logging.root.handlers.clear()  # as fairseq's programs do when they are imported
+    level = os.environ.get("LOGLEVEL", "INFO").upper()
+    logging.basicConfig(format=noise.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
+    logging.root.setLevel(level)
+    logging.getLogger("fairseq").setLevel(logging.NOTSET)
+    torch.set_grad_enabled(True)
+    random.seed(0)
+
+
+def _run(words: list[str]) -> int:
+    """Its status; what nobody caught goes to the hook, as with Python itself."""
+    status = 1
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [str(BIN / words[0]), *words[1:]]
+            command_line.explain_mistakes()  # its hook goes by the program's name
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if status and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
