@@ -10,7 +10,7 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 
-from deepnet_fairseq.profiling.start import first_training_batch
+from deepnet_fairseq.profiling.profile import first_training_batch
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run

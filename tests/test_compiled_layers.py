@@ -17,8 +17,8 @@ from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.models.compiled import attach, compile_layers
-from deepnet_fairseq.transformer import products
-from deepnet_fairseq.transformer.dropout import Dropout
+from deepnet_fairseq.transformer import attention
+from deepnet_fairseq.transformer.modules import Dropout
 
 from .support.diverging import TINY, Training, train
 from .support.helpers import FIRST, PAD, VOCAB, batch, small
@@ -31,7 +31,7 @@ SHAPES = ((3, 9, 7), (4, 11, 8), (3, 9, 7), (2, 6, 5))  # rows, source, target
 def compilations(monkeypatch):
     """Counts compiled graphs. Dropout and attention are torch's, as on a GPU; ours for CPUs are nothing to compile."""
     monkeypatch.setattr(Dropout, "forward", FairseqDropout.forward)
-    monkeypatch.setattr(products, "LONGEST", 0)
+    monkeypatch.setattr(attention, "LONGEST", 0)
     torch._dynamo.reset()
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]

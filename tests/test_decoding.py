@@ -8,7 +8,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.transformer.cache import ROOM
+from deepnet_fairseq.transformer.decoding import ROOM
 
 from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, logits, small
 

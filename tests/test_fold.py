@@ -11,7 +11,7 @@ from deepnet_fairseq.export.fold import fold
 from deepnet_fairseq.export.obstacle import obstacle
 from deepnet_fairseq.export.transformer import fold_model, stock_model
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.profiling.recorder import residuals
+from deepnet_fairseq.profiling.omega import residuals
 
 from .support.every_slot import EverySlot
 from .support.helpers import PAD, SMALL, VOCAB, batch, logits, sentences, small, teach_to_copy

@@ -9,7 +9,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.transformer.cache import ROOM
+from deepnet_fairseq.transformer.decoding import ROOM
 
 from .support.helpers import PAD, TOLERANCE
 from .support.single_stacks import awake, batch, scores

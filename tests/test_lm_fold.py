@@ -14,7 +14,7 @@ from deepnet_fairseq.export.fold import fold
 from deepnet_fairseq.export.stock import STOCK, stock_model
 from deepnet_fairseq.export.transformer import fold_model
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.profiling.recorder import residuals
+from deepnet_fairseq.profiling.omega import residuals
 
 from .support.chains import chains, teach
 from .support.helpers import PAD, VOCAB

@@ -6,7 +6,7 @@ from torch import nn
 
 from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.config import namespace
-from deepnet_fairseq.profiling.recorder import residuals
+from deepnet_fairseq.profiling.omega import residuals
 
 from .support.single_stacks import KINDS, batch, loss_of, scores, small, stack_of
 

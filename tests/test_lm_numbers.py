@@ -12,7 +12,7 @@ from deepnet_fairseq.initialisation.report import init_report
 from deepnet_fairseq.initialisation.visit import branch_weights, initialize
 from deepnet_fairseq.methods import METHODS, get_method
 from deepnet_fairseq.methods.deepnorm import DeepNorm
-from deepnet_fairseq.transformer.site import Site
+from deepnet_fairseq.transformer.slots import Site
 
 from .support.helpers import PAD, VOCAB
 from .support.single_stacks import KINDS, batch, scores, small, stack_of

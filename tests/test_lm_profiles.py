@@ -8,10 +8,8 @@ import torch
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling.omega import apply_omegas, profile_omegas
-from deepnet_fairseq.profiling.profile import read_profile
-from deepnet_fairseq.profiling.recorder import recording, residuals
-from deepnet_fairseq.profiling.start import take_profile
+from deepnet_fairseq.profiling.omega import apply_omegas, profile_omegas, recording, residuals
+from deepnet_fairseq.profiling.profile import read_profile, take_profile
 
 from .support import helpers
 from .support.single_stacks import KINDS, batch, scores, small, stack_of

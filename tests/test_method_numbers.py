@@ -11,7 +11,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.initialisation.visit import weight_std
 from deepnet_fairseq.methods import get_method
 from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
-from deepnet_fairseq.transformer.site import Site, Weight
+from deepnet_fairseq.transformer.slots import Site, Weight
 
 from .support.helpers import SMALL, VOCAB, batch, logits, small
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq.profiling.recorder import residuals
+from deepnet_fairseq.profiling.omega import residuals
 
 from .support.helpers import batch, logits, small
 

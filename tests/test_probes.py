@@ -10,7 +10,7 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
-from deepnet_fairseq.profiling.recorder import recording
+from deepnet_fairseq.profiling.omega import recording
 
 from .support.helpers import PAD, small
 from .support.observing import net_input, observe

@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq.transformer import attention, products
-from deepnet_fairseq.transformer.dropout import Dropout, noise
-from deepnet_fairseq.transformer.packed import project
-from deepnet_fairseq.transformer.products import attend, split
+from deepnet_fairseq.transformer import attention
+from deepnet_fairseq.transformer.attention import attend, split
+from deepnet_fairseq.transformer.modules import Dropout, noise, project
 
 from .support.helpers import PAD, batch, small
 
@@ -27,7 +26,7 @@ def masks(kind, form):
     length = 5 if kind == "own" else 6
     mask = torch.ones(3, 1, 1, length, dtype=torch.bool)
     mask[1, ..., :2] = False
-    return {"none": None, "bool": mask, "numbers": products.to_add(mask, torch.float64)}[form]
+    return {"none": None, "bool": mask, "numbers": attention.to_add(mask, torch.float64)}[form]
 
 
 def by_torch(parts, mask, causal):
@@ -58,11 +57,11 @@ def test_long_sentences_and_dropped_weights_take_torchs_road(monkeypatch):
         raise AssertionError
 
     parts = packed("own", torch.float32)
-    monkeypatch.setattr(products._Products, "apply", refuse)
+    monkeypatch.setattr(attention._Products, "apply", refuse)
     with pytest.raises(AssertionError):
         attend(parts, HEADS, None, True, 0.0)
     attend(parts, HEADS, None, True, 0.5)
-    monkeypatch.setattr(products, "LONGEST", 4)
+    monkeypatch.setattr(attention, "LONGEST", 4)
     assert torch.allclose(attend(parts, HEADS, None, True, 0.0), by_torch(parts, None, True))
 
 
@@ -132,7 +131,7 @@ def test_twenty_updates_are_those_of_the_plain_road(monkeypatch):
         return torch.stack(losses), torch.nn.utils.parameters_to_vector(model.parameters())
 
     losses, weights = train()
-    monkeypatch.setattr(products, "LONGEST", 0)
+    monkeypatch.setattr(attention, "LONGEST", 0)
     monkeypatch.setattr(attention, "project", lambda x, *linears: torch.cat([linear(x) for linear in linears], -1))
     plain_losses, plain_weights = train()
     assert losses[-1] < 0.9 * losses[0]

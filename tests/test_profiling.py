@@ -9,12 +9,9 @@ import torch
 
 from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas
-from deepnet_fairseq.profiling.profile import read_profile
-from deepnet_fairseq.profiling.recorder import recording, residuals
-from deepnet_fairseq.profiling.start import take_profile
-from deepnet_fairseq.transformer.site import Site
-from deepnet_fairseq.transformer.slots import LearnedShortcut
+from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas, recording, residuals
+from deepnet_fairseq.profiling.profile import read_profile, take_profile
+from deepnet_fairseq.transformer.slots import LearnedShortcut, Site
 
 from .support import ranks
 from .support.helpers import batch, logits, small

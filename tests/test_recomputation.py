@@ -11,7 +11,7 @@ from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
-from deepnet_fairseq.transformer import heap_trim
+from deepnet_fairseq.transformer import recomputation
 from deepnet_fairseq.transformer.recomputation import Recomputation
 
 from .conftest import TRAIN_FLAGS
@@ -168,18 +168,18 @@ def test_nothing_is_kept_but_the_input_of_each_group():
 def test_freed_memory_is_returned(monkeypatch):
     """glibc keeps it in holes too small for the next tensor; now and then, not a call for each layer."""
     returned = []
-    monkeypatch.setattr(heap_trim.HEAP, "trim", returned.append)
-    monkeypatch.setattr(heap_trim.HEAP, "holes", 0)
+    monkeypatch.setattr(recomputation.HEAP, "trim", returned.append)
+    monkeypatch.setattr(recomputation.HEAP, "holes", 0)
     plain, recomputed = pair("each")
     gradients(recomputed)
     assert not returned
-    layers, size = 14, heap_trim.HEAP.holes
-    monkeypatch.setattr(heap_trim, "AT_MOST", size // 4)
+    layers, size = 14, recomputation.HEAP.holes
+    monkeypatch.setattr(recomputation, "AT_MOST", size // 4)
     gradients(recomputed)
     assert 3 <= len(returned) <= 4 < layers
-    before = heap_trim.HEAP.holes
+    before = recomputation.HEAP.holes
     gradients(plain)
-    assert heap_trim.HEAP.holes == before
+    assert recomputation.HEAP.holes == before
 
 
 def test_what_differs_the_second_time_is_told():

@@ -11,7 +11,7 @@ from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.theory.bounds import model_bound, stack_bound
 from deepnet_fairseq.theory.magnitudes import Branch, branches, largest_gain
 from deepnet_fairseq.theory.measured import sgd_step, zipf_batch
-from deepnet_fairseq.transformer.site import Site
+from deepnet_fairseq.transformer.slots import Site
 
 from .support.helpers import small
 

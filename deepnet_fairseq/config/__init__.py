@@ -1,14 +1,13 @@
 """The flat configs of the three models: what their flags are, what is filled in, what is refused."""
 
-from .check import check
-from .fields import flag
-from .filled import complete, namespace
-from .models import (
+from .check import check, complete, namespace
+from .fields import (
     CONFIGS,
     DeepLanguageModelConfig,
     DeepMaskedLanguageModelConfig,
     DeepTransformerConfig,
     config_of,
+    flag,
 )
 
 __all__ = [

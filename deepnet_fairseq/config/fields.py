@@ -1,19 +1,20 @@
-"""The flags of the three models by what they belong to; their names are those of fairseq's `transformer`.
+"""The flags of the three models, named as those of fairseq's `transformer`, and a config class for each model.
 
 Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
 flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
 command line, preset and YAML.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
+from .. import archs
 from ..initialisation.profiles import PROFILES
-from ..methods import METHODS
+from ..methods import METHODS, Method, Option
 from ..probes import PROBES
 
 # relu_squared: fairseq has it and leaves it out of its list
@@ -112,3 +113,40 @@ class MaskedFields(EncoderFields, Common):
     pooler_dropout: float = flag(0.0, "dropout in classification heads")
     load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
     max_positions: Optional[int] = flag(None, "longest sample in tokens, by default the task's")
+
+
+def _option_field(method: type[Method], key: str, option: Option) -> tuple:
+    kind = type(option.default)
+    if option.choices:
+        kind = ChoiceEnum(option.choices)
+    elif option.default is None:
+        kind = Optional[str]
+    return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}")
+
+
+def _with_options(name: str, fields: type, doc: str) -> type:
+    return make_dataclass(
+        name,
+        [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()],
+        bases=(fields,),
+        namespace={"__module__": __name__, "__doc__": doc},
+    )
+
+
+DeepTransformerConfig = _with_options("DeepTransformerConfig", TranslationFields, "What a model is built from.")
+DeepLanguageModelConfig = _with_options(
+    "DeepLanguageModelConfig", CausalFields, "What a decoder-only language model is built from."
+)
+DeepMaskedLanguageModelConfig = _with_options(
+    "DeepMaskedLanguageModelConfig", MaskedFields, "What an encoder-only masked language model is built from."
+)
+CONFIGS = {
+    archs.MODEL_NAME: DeepTransformerConfig,
+    archs.LM: DeepLanguageModelConfig,
+    archs.MASKED_LM: DeepMaskedLanguageModelConfig,
+}
+
+
+def config_of(cfg) -> type:
+    """The config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
+    return CONFIGS[archs.model_of(cfg)]

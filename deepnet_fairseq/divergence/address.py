@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..transformer.site import SUBLAYERS
+from ..transformer.slots import SUBLAYERS
 
 SLOTS = ("before", "outer", "residual")  # of a layer, by sublayer
 FFN = ("fc1", "fc2", "hidden", "inner", "activation_dropout")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .. import archs
 from ..methods import METHODS, Method
-from ..transformer.site import Site
-from ..transformer.slots import LearnedShortcut
+from ..transformer.slots import LearnedShortcut, Site
 from .batch import odd_one
 from .event import FLOOR
 

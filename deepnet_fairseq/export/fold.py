@@ -14,8 +14,7 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from ..transformer.site import NORM_NAMES
-from ..transformer.slots import Scale
+from ..transformer.slots import NORM_NAMES, Scale
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..profiling.recorder import residuals
+from ..profiling.omega import residuals
 
 PLACES = {  # slot of a layer -> where its module stands
     "before": "on the input of a branch",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..transformer.site import Weight
+from ..transformer.slots import Weight
 
 ATTENTION_INPUTS = ("q", "k", "v")
 

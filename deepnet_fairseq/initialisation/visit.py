@@ -10,7 +10,7 @@ from torch import nn
 
 from ..methods import Method
 from ..transformer.layer import Layer
-from ..transformer.site import Weight
+from ..transformer.slots import Weight
 from .profiles import PROFILES
 
 NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed

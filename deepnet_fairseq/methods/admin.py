@@ -11,7 +11,7 @@ untying its embeddings; the authors train it too (`all`), and report that `none`
 omega is kept in float32: half precision would lose the updates of a number of size 10.
 """
 
-from ..profiling.start import check_source, profile_before_training
+from ..profiling.profile import check_source, profile_before_training
 from ..transformer.slots import LearnedShortcut
 from .base import Method, Option, register
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..archs import depths
 from ..errors import UserError
-from ..transformer.site import BRANCHES, Site
+from ..transformer.slots import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -146,7 +146,7 @@ class Method:
     # initialisation
 
     def gain(self, site: Site, role: str) -> float:
-        """Factor on the std that the init profile gives to the weight of this branch in `role`, see site.Weight."""
+        """Factor on the std that the init profile gives to the weight of this branch in `role`, see slots.Weight."""
         return 1.0
 
     def embedding_gain(self, stack: str) -> float:

@@ -1,7 +1,6 @@
 """The models that fairseq knows by name; importing this registers them and their architectures."""
 
-from .language_model import DeepLanguageModel
-from .masked_lm import DeepMaskedLanguageModel
+from .language_models import DeepLanguageModel, DeepMaskedLanguageModel
 from .translation import DeepTransformer
 
 MODELS = {model.NAME: model for model in (DeepTransformer, DeepLanguageModel, DeepMaskedLanguageModel)}

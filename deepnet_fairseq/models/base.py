@@ -12,7 +12,7 @@ from .. import archs, config
 from ..initialisation.visit import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
-from ..transformer import traversal
+from ..transformer.modules import submodules
 from ..transformer.stack import Stack
 from . import compiled, fitting
 
@@ -69,8 +69,15 @@ class DeepModel(nn.Module):
         return iter(())
 
     def train(self, mode: bool = True) -> DeepModel:
-        """As nn.Module.train; fairseq calls it twice an update."""
-        traversal.train(self, mode)
+        """As nn.Module.train without the cost of its attributes, for fairseq calls it twice an update.
+
+        A module with a `train` of its own is asked.
+        """
+        for module in submodules(self):
+            if module is self or type(module).train is nn.Module.train:
+                module.__dict__["training"] = mode
+            else:
+                module.train(mode)
         return self
 
     def set_num_updates(self, num_updates: int) -> None:

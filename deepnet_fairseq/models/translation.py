@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from .. import archs
 from ..config import DeepTransformerConfig
 from ..errors import UserError
-from ..transformer.decoder import Decoder
-from ..transformer.encoder import Encoder
+from ..transformer.stack import Decoder, Encoder
 from .base import DeepModel, register_architectures
 
 

@@ -10,10 +10,9 @@ from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
 from torch import nn
 
 from ..methods import Method, get_method
-from ..models.heads import MaskedTokenHead
-from ..transformer.layer import CausalLayer, DecoderLayer, EncoderLayer, Layer
-from ..transformer.linear import Linear
-from ..transformer.shape import StackShape
+from ..models.language_models import MaskedTokenHead
+from ..transformer.layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
+from ..transformer.modules import Linear
 from .objective import PADDING
 from .setting import Setting
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..transformer.products import LONGEST
+from ..transformer.attention import LONGEST
 
 FLOAT32 = 4
 KEEPS_OUTPUT = ("relu", "tanh")

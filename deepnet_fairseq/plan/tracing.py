@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..criterions.projected import BUDGET, FEWEST
 from ..transformer.layer import Layer
-from ..transformer.site import NORM_NAMES
+from ..transformer.slots import NORM_NAMES
 from .blueprint import Blueprint, blueprint
 from .setting import Setting
 from .slot_rules import apply, merge, mix

@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import nn
 
-from ..profiling.start import held_training_batch
+from ..profiling.profile import held_training_batch
 from .base import Held, Probe, get_probes
 from .record import FILE, Writer
 from .reference import REFERENCE, reference

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..profiling.recorder import residuals
+from ..profiling.omega import residuals
 from .base import TokenSums, register_probe
 from .record import Values
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialisation.visit import NORMS
-from ..transformer.site import SUBLAYERS
+from ..transformer.slots import SUBLAYERS
 from .base import TokenSums, register_probe
 from .record import Values
 

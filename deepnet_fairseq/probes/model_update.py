@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..profiling.recorder import in_mode
+from ..profiling.omega import in_mode
 from .base import Held, Probe, register_probe
 from .record import Values
 

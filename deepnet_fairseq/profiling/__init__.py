@@ -1,5 +1,3 @@
-"""Admin's profiling: hooks that measure every branch, the omegas that follow, the file they travel in.
-
-recorder.py watches branches, omega.py has Admin's rule, profile.py the file, start.py and command.py the moment: before
-a training, or by itself.
+"""Admin's profiling: hooks that measure every branch and the omegas that follow (omega.py), the file they travel in and
+the moment when a model takes them (profile.py).
 """

@@ -11,7 +11,7 @@ alpha and beta make both terms of 4.3 equal to lr at any depth; Post-LN's grow a
 
 from __future__ import annotations
 
-from ..transformer.site import Site
+from ..transformer.slots import Site
 from .magnitudes import Branch
 
 Changes = dict[Site, float]  # ||theta_i* - theta_i|| of each branch, sqrt(dv^2 + dw^2)

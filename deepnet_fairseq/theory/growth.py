@@ -20,8 +20,7 @@ from .. import archs
 from ..building import build
 from ..errors import UserError
 from ..methods import get_method
-from ..profiling.omega import apply_omegas, profile_omegas
-from ..profiling.recorder import residuals
+from ..profiling.omega import apply_omegas, profile_omegas, residuals
 from ..transformer.slots import LearnedShortcut
 from .bounds import model_bound, stack_bound
 from .magnitudes import Branch, branches

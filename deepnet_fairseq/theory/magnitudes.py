@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialisation.profiles import xavier_std
-from ..transformer.site import Site
-from ..transformer.slots import Scale
+from ..transformer.slots import Scale, Site
 
 FIRST, LAST = ("v", "fc1"), ("out", "fc2")  # roles of v and of w
 

@@ -9,6 +9,8 @@ a function of x and of what lives as long as the graph, so that a saved tensor c
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import UserError
-from .heap_trim import HEAP
 
 Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; may extend the history, see Method.mixer
 
@@ -150,3 +151,24 @@ def _autocast(device: str) -> dict:
         "dtype": torch.get_autocast_dtype(device),
         "cache_enabled": torch.is_autocast_cache_enabled(),
     }
+
+
+AT_MOST = 512 * 2**20  # bytes of holes; to return them costs the time to get their pages anew
+
+
+class Heap:
+    """The process's heap. `freed` is told of tensors that have gone, and returns their pages now and then."""
+
+    def __init__(self) -> None:
+        self.holes = 0
+        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
+
+    def freed(self, size: int) -> None:
+        """`size` bytes of tensors have gone since the last call."""
+        self.holes += size
+        if self.holes > AT_MOST and self.trim is not None:
+            self.trim(0)
+            self.holes = 0
+
+
+HEAP = Heap()

@@ -1,18 +1,100 @@
-"""The encoder-only model that fairseq knows as `deepnet_masked_lm`, for masked_lm and sentence_prediction."""
+"""Models of one stack: `deepnet_lm` for language_modeling, `deepnet_masked_lm` for masked_lm and fine-tuning.
+
+Names of the masked model's heads are RoBERTa's.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 
-from fairseq.models import FairseqEncoderModel, register_model
+import torch
+from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, register_model
+from fairseq.modules import LayerNorm
+from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from .. import archs
-from ..config import DeepMaskedLanguageModelConfig
-from ..transformer.encoder import Encoder
+from ..config import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
+from ..errors import UserError
+from ..transformer.modules import Dropout, Linear
+from ..transformer.stack import Decoder, Encoder
 from .base import DeepModel, register_architectures
-from .heads import ClassificationHead, MaskedTokenHead
+
+
+@register_model(archs.LM, dataclass=DeepLanguageModelConfig)
+class DeepLanguageModel(DeepModel, FairseqLanguageModel):
+    """A causal language model of M layers under any registered method. B texts, T tokens, C width, V symbols."""
+
+    NAME = archs.LM
+
+    @classmethod
+    def assemble(cls, cfg, method, task):
+        if cfg.max_target_positions is None:
+            cfg.max_target_positions = cfg.tokens_per_sample
+        source, target = task.source_dictionary, task.target_dictionary
+        if cfg.share_decoder_input_output_embed and len(source) != len(target):
+            raise UserError(
+                "--share-decoder-input-output-embed: the output has fewer symbols (--output-dictionary-size); drop one"
+            )
+        embed_tokens = nn.Embedding(len(source), cfg.decoder_embed_dim, padding_idx=source.pad())
+        return cls(Decoder(cfg, method, target, embed_tokens, tied=cfg.share_decoder_input_output_embed))
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **options):
+        """src_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V) of the tokens that follow."""
+        return self.decoder(src_tokens, **options)
+
+    def tokens(self, src_tokens, src_lengths=None):
+        return {"decoder": src_tokens}
+
+    def features(self, src_tokens, src_lengths=None):
+        return {"decoder": self.decoder(src_tokens, features_only=True)[0]}
+
+    def vocabulary_projection(self):
+        return self.decoder.output_projection
+
+
+class MaskedTokenHead(Linear):
+    """Scores of the vocabulary, W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
+
+    def __init__(self, dim: int, vocabulary: int, activation_fn: str, embedding: nn.Embedding | None):
+        super().__init__(dim, vocabulary)
+        self.dense = Linear(dim, dim)
+        self.activation_fn = get_activation_fn(activation_fn)
+        self.layer_norm = LayerNorm(dim)
+        if embedding is not None:
+            self.weight = embedding.weight
+
+    def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
+        """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""
+        if masked_tokens is not None:
+            features = features[masked_tokens]
+        return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
+
+
+class ClassificationHead(nn.Module):
+    """Classes of a sentence from its first token: out_proj(drop(act(dense(drop(x_0)))))."""
+
+    def __init__(self, dim: int, inner_dim: int, classes: int, activation_fn: str, dropout: float):
+        super().__init__()
+        self.dense = Linear(dim, inner_dim)
+        self.activation_fn = get_activation_fn(activation_fn)
+        self.dropout = Dropout(dropout, module_name=type(self).__name__)
+        self.out_proj = Linear(inner_dim, classes)
+        with torch.no_grad():
+            for linear in (self.dense, self.out_proj):
+                nn.init.normal_(linear.weight, 0.0, linear.in_features**-0.5)
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, T, C) -> (B, classes)."""
+        x = self.activation_fn(self.dense(self.dropout(features[:, 0])))
+        return self.out_proj(self.dropout(x))
+
+    def sizes(self) -> tuple[int, int]:
+        """Inner width and classes."""
+        return self.dense.out_features, self.out_proj.out_features
+
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"

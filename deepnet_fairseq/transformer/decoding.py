@@ -1,0 +1,305 @@
+"""Decoding a token at a time: what a decoder remembers between steps, and a step of its layers.
+
+The hypotheses of a sentence stand side by side where training has positions: L layers, B sentences, k beams, so that
+queries are (B, h, k, d). A sentence's keys and values are held once for all its beams, and a beam that goes on from
+another's prefix copies nothing: a mask, which all layers share, says whose past is whose. Most beams die young, so what
+no beam looks back at any more is dropped when room runs out.
+
+In a step a layer's Python would cost as much as its arithmetic. It is the same equation as layer.py's, with everything
+resolved that stays the same from step to step: weights that share an input are packed, modules that nobody watches are
+called by their forward, those that do nothing now are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from .attention import attention_weights, to_add
+from .modules import pack, watched
+
+ROOM = 8  # steps to make room for at least, before what is no longer needed is dropped
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """states (B, S, C); mask (B, 1, 1, S), 0 at source tokens, else the lowest number; one for `beams` rows."""
+
+    states: Tensor
+    mask: Tensor | None
+    beams: int = 1
+
+    @classmethod
+    def of(cls, encoder_out: dict | None, rows: bool = True) -> EncoderOutput:
+        """From what Encoder.forward returns. rows: one sentence a row of the decoder, not one for a group of beams."""
+        assert encoder_out is not None  # a decoder that attends is given one
+        states = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
+        padding = encoder_out["encoder_padding_mask"]
+        padding = padding[0] if len(padding) and padding[0].any() else None
+        order, beams = encoder_out.get("rows"), 1
+        if order is not None:
+            beams = 1 if rows else _group_size(order, states.size(0))
+            if beams == 1:
+                states = states.index_select(0, order)
+                padding = None if padding is None else padding.index_select(0, order)
+        mask = None if padding is None else to_add(~padding[:, None, None], states.dtype)
+        return cls(states, mask, beams)
+
+
+def _group_size(rows: Tensor, sentences: int) -> int:
+    """k if rows (R,) are 0, ..., sentences - 1, each k times in a row; else 1."""
+    beams = len(rows) // sentences
+    grouped = torch.arange(sentences, device=rows.device).repeat_interleave(beams)
+    return beams if len(grouped) == len(rows) and torch.equal(rows, grouped) else 1
+
+
+class DecoderCache:
+    """Keys and values of all layers.
+
+    memory (L, 2, B, S, h, d) of the source, made once, None in a language model; prefix (L, 2, B, capacity, h, d) of
+    the target, of which the first `used` are filled, k a step; past (B, k, used): 0 where a beam looks back at its own
+    prefix, -inf elsewhere.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], source: EncoderOutput | None, first: Tensor):
+        """source: what cross-attention reads, if there is any; first (rows, 1, C): the first step's input."""
+        self.beams, self.used, self.steps = source.beams if source else 1, 0, 0
+        self.memory = _project(layers, source.states) if source else None
+        self.memory_mask = source.mask if source else None
+        heads = layers[0].self_attn.num_heads
+        kept = first if self.memory is None else self.memory
+        sentences = first.size(0) // self.beams
+        self.prefix = kept.new_empty(len(layers), 2, sentences, 0, heads, first.size(-1) // heads)
+        self.past = kept.new_zeros(sentences, self.beams, 0)
+        self._memory: Sequence[tuple[Tensor, Tensor]] = ()  # views of each layer's part
+        self._prefix: Sequence[tuple[Tensor, Tensor]] = ()
+        self._places: Sequence[Tensor] = ()
+
+    def advance(self) -> Tensor | None:
+        """Room for a token of every hypothesis. Returns the mask of this step, (B, 1, k, used), None for one beam."""
+        if self.used + self.beams > self.prefix.size(3):
+            self._make_room()
+        self.used += self.beams
+        self.steps += 1
+        filled = self.prefix[:, :, :, : self.used]
+        self._prefix = _by_layer(filled)
+        self._places = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
+        if self.memory is not None:
+            self._memory = self._memory or _by_layer(self.memory)
+        if self.beams == 1:
+            return None
+        itself = torch.full((self.beams, self.beams), float("-inf")).fill_diagonal_(0).to(self.past)
+        self.past = torch.cat([self.past, itself.expand(len(self.past), -1, -1)], -1)
+        return self.past[:, None]
+
+    def append(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Packed queries, keys and values of this step (rows, 3 C), of which it keeps keys and values.
+
+        Returns queries (B, h, k, d), and keys and values of the whole prefix, (B, h, used, d).
+        """
+        place = self._places[layer]
+        projected = projected.view(place.size(0), self.beams, 3, *place.shape[3:])
+        place.copy_(projected.narrow(2, 1, 2))
+        return projected.select(2, 0).transpose(1, 2), *self._prefix[layer]
+
+    def source(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (rows, C) -> (B, h, k, d), and keys and values of the source, (B, h, S, d)."""
+        keys, values = self._memory[layer]
+        return projected.view(keys.size(0), self.beams, *keys.shape[1::2]).transpose(1, 2), keys, values
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Row i becomes the old row new_order[i]; new_order (rows,) may drop or repeat rows."""
+        order = new_order.cpu()  # the one synchronisation with the device
+        if self.beams > 1 and not self._keeps_groups(order):
+            self._separate()
+        if self.beams > 1:
+            self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
+        sentences = order[:: self.beams] // self.beams
+        if not torch.equal(sentences, torch.arange(self.prefix.size(2))):
+            self._select(sentences.to(new_order.device))
+
+    def _keeps_groups(self, order: Tensor) -> bool:
+        """Does every group of beams come from one sentence, as in beam search?"""
+        if len(order) % self.beams:
+            return False
+        sentences = order.view(-1, self.beams) // self.beams
+        return bool((sentences == sentences[:, :1]).all())
+
+    def _select(self, sentences: Tensor) -> None:
+        self.prefix = self.prefix.index_select(2, sentences)
+        if self.memory is not None:
+            self.memory = self.memory.index_select(2, sentences)
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask.index_select(0, sentences)
+        if self.beams == 1:
+            self.past = self.past.index_select(0, sentences)
+        self._memory = ()
+
+    def _make_room(self) -> None:
+        """Drops what no beam looks back at; as much room again as the rest takes."""
+        needed = (self.past == 0).any(1)  # (B, used)
+        kept = int(needed.sum(1).max()) if self.beams > 1 and self.used else self.used
+        if kept == self.used:
+            prefix = self.prefix[:, :, :, :kept]
+        else:
+            slots = torch.argsort(needed.to(torch.uint8), dim=1, descending=True, stable=True)[:, :kept]
+            prefix = self._take(slots)
+            self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        room = max(kept, ROOM * self.beams)
+        self.prefix = prefix.new_empty(*prefix.shape[:3], kept + room, *prefix.shape[4:])
+        self.prefix[:, :, :, :kept] = prefix
+        self.used = kept
+
+    def _take(self, slots: Tensor) -> Tensor:
+        """Of each sentence's prefix the places `slots` (B, n): (L, 2, B, n, h, d)."""
+        first = torch.arange(len(slots), device=slots.device)[:, None] * self.prefix.size(3)
+        return self.prefix.flatten(2, 3).index_select(2, (first + slots).flatten()).unflatten(2, slots.shape)
+
+    def _separate(self) -> None:
+        """Every hypothesis becomes a sentence of its own, for callers that mix those of several."""
+        own = (self.past == 0).nonzero()[:, 2].view(len(self.past), -1)  # (B, k steps)
+        self.prefix = self._take(own).flatten(2, 3).unflatten(2, (-1, self.steps))
+        assert self.memory is not None  # beams share a source
+        self.memory = self.memory.repeat_interleave(self.beams, 2)
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask.repeat_interleave(self.beams, 0)
+        self.past = self.past.new_zeros(self.memory.size(2), 1, 0)
+        self.beams, self.used, self._memory = 1, self.steps, ()
+
+
+def _project(layers: Sequence[nn.Module], states: Tensor) -> Tensor:
+    """Keys and values of the source (B, S, C) in all layers, written where they stay: (L, 2, B, S, h, d)."""
+    memory = states.new_empty(0)
+    for index, layer in enumerate(layers):
+        projected = layer.encoder_attn.project_source(states).movedim(2, 0)
+        if index == 0:
+            memory = projected.new_empty(len(layers), *projected.shape)
+        memory[index] = projected
+    return memory
+
+
+def _by_layer(keys_values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(L, 2, B, S, h, d) -> keys and values of each layer, (B, h, S, d)."""
+    return list(zip(*(part.transpose(2, 3).unbind(0) for part in keys_values.unbind(1)), strict=True))
+
+
+class LayerStep:
+    """A decoder layer's step: the newest token of each hypothesis, x (rows, C) -> same; rows: B sentences x k beams."""
+
+    def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
+        self.index, self.cache = index, cache
+        own = layer.self_attn
+        self.own, self.ffn = _Branch(layer, "self_attn", own.inner), _Branch(layer, "ffn", layer.inner)
+        self.own_in = _projection(own.q_proj, own.k_proj, own.v_proj)
+        self.own_out, self.fc1, self.fc2 = (_projection(linear) for linear in (own.out_proj, layer.fc1, layer.fc2))
+        self.cross = _CrossAttention(layer, index, cache) if "encoder_attn" in layer.sites else None
+        between = (layer.hidden, layer.activation_dropout)
+        self.hidden, self.activation_dropout = (called(module) for module in between)
+        self.activation = layer.activation_fn
+        self.dropout = _probability(own)
+
+    def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
+        """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
+        cache = self.cache
+        q, keys, values = cache.append(self.index, self.own_in(self.own.enter(x)))
+        x = self.own.leave(x, _attend(q, keys, values, mask, self.dropout), self.own_out)
+        if self.cross is not None:
+            x = self.cross(x, alignment)
+        h = self.fc1(self.ffn.enter(x))
+        for function in (self.hidden, self.activation, self.activation_dropout):
+            h = h if function is None else function(h)
+        return self.ffn.leave(x, h, self.fc2)
+
+
+class _CrossAttention:
+    """The branch that attends to the source."""
+
+    def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
+        self.index, self.cache = index, cache
+        attention = layer.encoder_attn
+        self.branch = _Branch(layer, "encoder_attn", attention.inner)
+        self.enter, self.leave = _projection(attention.q_proj), _projection(attention.out_proj)
+        self.dropout = _probability(attention)
+
+    def __call__(self, x: Tensor, alignment: list | None) -> Tensor:
+        mask = self.cache.memory_mask
+        q, keys, values = self.cache.source(self.index, self.enter(self.branch.enter(x)))
+        if alignment is not None:
+            alignment.append(attention_weights(q, keys, mask))
+        return self.branch.leave(x, _attend(q, keys, values, mask, self.dropout), self.leave)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
+    return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
+
+
+def _probability(attention: nn.Module) -> float:
+    return attention.dropout.p if _drops(attention.dropout) else 0.0
+
+
+class _Branch:
+    """What surrounds a branch of a layer: LayerNorm, the method's slots, dropout, shortcut."""
+
+    def __init__(self, layer: nn.Module, sublayer: str, inner: nn.Module | None):
+        before, outer, residual, norm = layer.around(sublayer)
+        norms = {layer.norm_place: called(norm)}
+        self.entrance = [f for f in (norms.get("pre"), called(before)) if f is not None]
+        self.inner, self.residual = called(inner), called(residual)
+        self.exit = [f for f in (called(outer), called(layer.dropout)) if f is not None]
+        self.norm = norms.get("post")
+
+    def enter(self, x: Tensor) -> Tensor:
+        for function in self.entrance:
+            x = function(x)
+        return x
+
+    def leave(self, x: Tensor, f: Tensor, matrix: Callable) -> Tensor:
+        """Shortcut x and what the branch's last matrix reads -> output of the sublayer."""
+        f = matrix(f if self.inner is None else self.inner(f))
+        for function in self.exit:
+            f = function(f)
+        assert self.residual is not None  # every branch has one
+        x = self.residual(x, f)
+        return x if self.norm is None else self.norm(x)
+
+
+def called(module: nn.Module | None) -> Callable | None:
+    """How to call a module without the cost of nn.Module's own call; None for one that does nothing here.
+
+    One that hooks watch is called as ever.
+    """
+    if module is None or (isinstance(module, FairseqDropout) and not _drops(module)):
+        return None
+    if watched(module):
+        return module
+    if type(module) is nn.LayerNorm:
+        shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+    return module.forward
+
+
+def _drops(dropout: FairseqDropout) -> bool:
+    return dropout.p > 0 and (dropout.training or dropout.apply_during_inference)
+
+
+def _projection(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) -> the outputs side by side."""
+    if watched(*linears):
+        return lambda x: torch.cat([linear(x) for linear in linears], -1)
+    return _matrix(*(pack(*linears) if len(linears) > 1 else (linears[0].weight, linears[0].bias)))
+
+
+def _matrix(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) -> (rows, out). A CPU multiplies few rows faster by the weight as it lies transposed."""
+    if weight.is_cpu:
+        weight = weight.t().contiguous()
+        return partial(torch.mm, mat2=weight) if bias is None else lambda x: torch.addmm(bias, x, weight)
+    return lambda x: F.linear(x, weight, bias)
