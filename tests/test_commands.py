@@ -1,6 +1,6 @@
 """fairseq's own programs on our model: train, generate, interactive, validate, resume, all as a user types them.
 
-Each is started cold here at least once; elsewhere they are forks of a warm process.
+Each is started cold here at least once; elsewhere they are forks of the test process.
 """
 
 import json
