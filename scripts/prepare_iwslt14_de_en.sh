@@ -4,8 +4,8 @@
 #   scripts/prepare_iwslt14_de_en.sh [DEST] [FLAGS]
 #
 # DEST is runs/data/iwslt14_de_en unless named, which is where the experiment scripts look. FLAGS are those of
-# `deepnet prepare`: --plan says what would be done, --moses DIR takes the Perl tokeniser, --from FOLDER takes text that
-# is tokenised already. Called again, it goes on where it stopped.
+# `deepnet prepare`: --plan says what would be done, --from FOLDER takes text that is tokenised already (by Moses' Perl
+# programs, say). Called again, it goes on where it stopped.
 #
 # From dl.fbaipublicfiles.com, the address in fairseq's script: 20 MB; DEST takes an estimated 300 MB. TED talks by WIT3,
 # https://wit3.fbk.eu: CC BY-NC-ND 4.0.

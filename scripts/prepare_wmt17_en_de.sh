@@ -4,8 +4,8 @@
 #   scripts/prepare_wmt17_en_de.sh [DEST] [FLAGS]
 #
 # DEST is runs/data/wmt17_en_de unless named, which is where the experiment scripts look. FLAGS are those of
-# `deepnet prepare`: --plan says what would be done, --moses DIR takes the Perl tokeniser, --workers N so many processes,
-# --from FOLDER takes text that is tokenised already. Called again, it goes on where it stopped.
+# `deepnet prepare`: --plan says what would be done, --workers N so many processes, --from FOLDER takes text that is
+# tokenised already (by Moses' Perl programs, say). Called again, it goes on where it stopped.
 #
 # Europarl v7, Common Crawl, News Commentary v12 and newstest2014 from statmt.org: 1.75 GB; DEST takes an estimated 9 GB, of
 # which text/ and downloads/ may go when it is whole. The data of WMT are free for research; each corpus has its own

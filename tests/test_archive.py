@@ -1,134 +1,231 @@
-"""Archives: whole in their folder, or nothing at all."""
+"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
+import io
 import os
+import resource
 import shutil
 import stat
-import subprocess
+import tarfile
+import tracemalloc
+import zipfile
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deepnet_fairseq.data.remote import archive as archives
-from deepnet_fairseq.data.remote.archive import unpack
+from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
-from .support.archives import FILES, NOISE, TARS, a_room, content, make, refused  # noqa: F401
+from .hostile.examples import bounded
+
+NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
+FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
+TARS = ("x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz")
 
 
-@pytest.mark.parametrize("name", (*TARS, "x.zip"))
-def test_formats(name, tmp_path, room):
-    path = make(tmp_path / name, *FILES.items())
-    assert unpack(path, room / "made" / "dest") == room / "made" / "dest"
-    assert content(room / "made" / "dest") == FILES and [each.name for each in room.iterdir()] == ["made"]
+def make(path, *members):
+    """A zip or tar of (name or TarInfo, bytes)."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            for member, body in members:
+                file.writestr(member, body)
+        return path
+    with tarfile.open(path, "w:" + path.suffix[1:].replace("tgz", "gz")) as tar:
+        for member, body in members:
+            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return path
 
 
-@pytest.mark.parametrize("compress", (gzip, bz2, lzma), ids=("gz", "bz2", "xz"))
-def test_one_compressed_file(compress, tmp_path, room):
-    ending = {gzip: "gz", bz2: "bz2", lzma: "xz"}[compress]
-    path = tmp_path / f"train.de.{ending}"
-    path.write_bytes(compress.compress(FILES["a/train.de"]) + compress.compress(NOISE))  # two streams are one file
-    assert content(unpack(path, room / "dest")) == {"train.de": FILES["a/train.de"] + NOISE}
+def info(name, kind=tarfile.REGTYPE, target="", mode=0o644):
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.mode = kind, target, mode
+    return found
 
 
-def test_archive_of_gnu_tar(tmp_path, room):
-    """Long names, ./ at the start, links, a sparse file, a program, as the system's tar writes them."""
-    source = tmp_path / "source" / ("long" * 30)
-    source.mkdir(parents=True)
-    (source / "text").write_text("a\n")
-    (source / "program").write_text("#!/bin/sh\n")
-    (source / "program").chmod(0o755)
-    os.link(source / "text", source / "same")
-    (source / "link").symlink_to("../" + "long" * 30 + "/text")
-    with open(source / "sparse", "wb") as file:
-        file.seek(1_000_000)
-        file.write(b"end")
-    command = ["tar", "--sparse", "-czf", tmp_path / "x.tar.gz", "-C", source.parent, "."]
-    subprocess.run(command, check=True)
-    dest = unpack(tmp_path / "x.tar.gz", room / "dest")
-    assert content(dest) == content(source.parent)
-    found = dest / source.name
-    assert os.readlink(found / "link") == os.readlink(source / "link") and (found / "link").read_text() == "a\n"
-    assert os.access(found / "program", os.X_OK) and not stat.S_IMODE((found / "text").stat().st_mode) & 0o111
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_wanted(tmp_path, room):
-    """Only what is asked for; what is not wanted may even be bad."""
-    seen = []
-    for name in ("x.tar.gz", "x.zip"):
-        path = make(tmp_path / name, *FILES.items(), ("/etc/passwd", b"root"))
-        dest = unpack(path, room / name, lambda name: seen.append(name) or name.endswith(".de"))
-        assert content(dest) == {"a/train.de": FILES["a/train.de"]} and "a/b/c" in seen
-        with pytest.raises(UserError, match="holds none of the files wanted"):
-            unpack(path, room / "none", lambda name: name == "other")
-    assert sorted(path.name for path in room.iterdir()) == ["x.tar.gz", "x.zip"]
+def everything(name):
+    return True
 
 
-def test_dest_must_be_new(tmp_path, room):
-    path = make(tmp_path / "x.zip", *FILES.items())
-    (room / "dest").mkdir()
-    assert content(unpack(path, room / "dest")) == FILES
-    with pytest.raises(UserError, match="dest: is there and not empty"):
-        unpack(path, room / "dest")
-    assert content(room / "dest") == FILES
+@pytest.fixture
+def room(tmp_path):
+    """A folder with nothing but a folder to unpack into; what is beside it afterwards came from an archive."""
+    (tmp_path / "room").mkdir()
+    return tmp_path / "room"
+
+
+def refused(path, room, match):
+    """UserError in one line that names the archive, and nothing anywhere."""
+    before = content(room.parent)
+    with pytest.raises(UserError, match=match) as caught:
+        unpack(path, room / "dest", everything)
+    assert str(caught.value).startswith(str(path.parent)) and "\n" not in str(caught.value)
+    assert list(room.iterdir()) == [] and content(room.parent) == before
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_formats_and_what_is_wanted(name, tmp_path, room):
+    """What is not wanted may even be bad; a ./ before names does not count, nor do rights but a program's."""
+    path = make(tmp_path / name, *FILES.items(), (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b""))
+    unpack(path, room / "made" / "dest", everything)
+    assert content(room / "made" / "dest") == FILES | {"do": b"#!"}
+    assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) == 0o755
+    bad = info("l", tarfile.SYMTYPE, "/etc")
+    path, seen = make(tmp_path / name, *FILES.items(), (bad, b""), ("/etc/passwd", b"root")), []
+    unpack(path, room / "one", lambda name: seen.append(name) or name.endswith(".de"))
+    assert content(room / "one") == {"a/train.de": FILES["a/train.de"]} and "a/b/c" in seen
+    with pytest.raises(UserError, match="holds none of the files wanted"):
+        unpack(path, room / "none", lambda name: name == "other")
+    assert sorted(path.name for path in room.iterdir()) == ["made", "one"]
 
 
 def test_no_archive(tmp_path, room):
-    refused(tmp_path / "gone.zip", room, "fetch it first")
-    (tmp_path / "x.rar").write_bytes(NOISE)
-    refused(tmp_path / "x.rar", room, r"known are \.tar")
-    for name in (*TARS, "x.zip", "x.gz", "x.bz2", "x.xz"):
+    refused(tmp_path / "gone.tgz", room, "fetch it first")
+    for name in ("x.rar", "x.tar"):  # whose end nothing tells
+        (tmp_path / name).write_bytes(NOISE)
+        refused(tmp_path / name, room, r"known are \.tar\.gz")
+    for name in (*TARS, "x.zip"):
         for body in (NOISE, b"<!DOCTYPE html>", b""):
             (tmp_path / name).write_bytes(body)
-            refused(tmp_path / name, room, "(cannot be unpacked|is empty).*; remove it and fetch it again")
+            if name == "x.zip":
+                with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
+                    next(stream_lines(tmp_path / name, "a"))
+            else:
+                refused(tmp_path / name, room, "cannot be unpacked .*; remove it and fetch it again")
 
 
-@pytest.mark.parametrize("name", (*TARS, "x.zip"))
-def test_cut_anywhere(name, tmp_path, room):
-    """Nothing, or, where only the padding at the end is gone, everything; never a part of it."""
-    body = make(tmp_path / name, *FILES.items()).read_bytes()
-    outcomes = []
-    for end in sorted({*range(0, len(body), len(body) // 60), *range(0, len(body), 512)}):
-        (tmp_path / name).write_bytes(body[:end])
-        try:
-            dest = unpack(tmp_path / name, room / "dest")
-        except UserError:
-            outcomes.append(False)
-        else:
-            assert content(dest) == FILES, end
-            shutil.rmtree(dest)
-            outcomes.append(True)
-        assert list(room.iterdir()) == []
-    whole = [index for index, fine in enumerate(outcomes) if fine]
-    assert len(outcomes) > 30 and whole == list(range(len(outcomes) - len(whole), len(outcomes)))
-    assert not whole or name == "x.tar"
+def read(path):
+    """What comes out of an archive: of a tar unpacked, of a zip by the lines of a member."""
+    if path.suffix == ".zip":
+        return [list(stream_lines(path, name)) for name in FILES]
+    dest = path.parent / "dest"
+    shutil.rmtree(dest, ignore_errors=True)
+    unpack(path, dest, everything)
+    return content(dest)
 
 
 @pytest.mark.parametrize("name", ("x.tar.gz", "x.tar.bz2", "x.tar.xz", "x.zip"))
-def test_one_wrong_byte(name, tmp_path, room):
-    """Every format with a checksum notices, or what is wrong does not matter (a time, say)."""
-    body = bytearray(make(tmp_path / name, *FILES.items()).read_bytes())
+def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
+    """Nothing comes of an archive that breaks off; of one with a wrong byte nothing, or it did not matter (a time)."""
+    files = FILES | {"noise": NOISE.hex().encode()}
+    path = make(tmp_path / name, *files.items())
+    body, whole = path.read_bytes(), read(path)
+    for end in range(0, len(body), len(body) // 60):
+        path.write_bytes(body[:end])
+        with pytest.raises(UserError, match="x\\.[^ ]*: (cannot be unpacked|holds)"):
+            read(path)
     noticed = 0
     for at in range(0, len(body), len(body) // 60):
-        body[at] ^= 0xFF
-        (tmp_path / name).write_bytes(body)
-        body[at] ^= 0xFF
+        path.write_bytes(body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :])
         try:
-            dest = unpack(tmp_path / name, room / "dest")
+            assert read(path) == whole, at
         except UserError:
             noticed += 1
-        else:
-            assert content(dest) == FILES, at
-            shutil.rmtree(dest)
-        assert list(room.iterdir()) == []
     assert noticed > 50
 
 
-def test_progress_of_a_big_archive(tmp_path, room, monkeypatch, capsys):
-    monkeypatch.setattr(archives, "BIG", 1000)
-    path = make(tmp_path / "x.zip", *FILES.items())
-    unpack(path, room / "dest")
-    assert "x.zip: " in capsys.readouterr().err
+@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "..", "a/..", "./../evil", "/evil", "//tmp/evil"))
+def test_paths_that_leave(name, tmp_path, room):
+    """Refused, or below the folder without the slash that they begin with."""
+    path = make(tmp_path / "x.tgz", ("fine", b"fine"), (name, b"evil"))
+    if name.startswith("/"):
+        unpack(path, room / "dest", everything)
+        assert content(room.parent).keys() == {"x.tgz", "room/dest/fine", f"room/dest/{name.lstrip('/')}"}
+    else:
+        refused(path, room, "cannot be unpacked|could not be written")  # the latter of a folder
+
+
+KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_and_devices(kind, tmp_path, room):
+    """Corpora have none, and every way around an unpacker goes through one."""
+    path = make(tmp_path / "x.tgz", ("file", b"1"), (info("odd", kind, "file"), b""), ("odd/through", b"2"))
+    refused(path, room, "'odd' is no ordinary file")
+
+
+def test_file_and_folder_of_one_name(tmp_path, room):
+    for names in (("a", "a/b"), ("a/b", "a")):
+        refused(make(tmp_path / "x.tgz", *((name, b"") for name in names)), room, "could not be written")
+
+
+PARTS = st.sampled_from(["a", "b", "..", ".", "", "~", "c:", "-x", "a\\b", "ä", " "])
+PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
+
+
+@bounded
+@given(st.lists(PATHS, min_size=1, max_size=3, unique=True))
+def test_any_names(tmp_path_factory, names):
+    """Whatever the names are, nothing is written outside of the folder, and nothing at all if one is refused."""
+    root = tmp_path_factory.mktemp("archives")
+    archive = make(root / "x.tgz", *((info(name), b"text") for name in names))
+    (root / "room").mkdir()
+    try:
+        unpack(archive, root / "room" / "dest", everything)
+    except UserError as error:
+        assert "\n" not in str(error) and list((root / "room").iterdir()) == []
+    assert all(name.startswith("room/dest/") for name in content(root).keys() - {"x.tgz"})
+
+
+def test_bomb(tmp_path, room, monkeypatch):
+    """100 MB of zeros in less than 200 kB, on a disk with 20 MB."""
+    path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 100_000_000))
+    assert path.stat().st_size < 200_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20_000_000))
+    refused(path, room, r"bomb\.tgz: needs 100\.0 MB, .* has 20\.0 MB free")
+
+
+def test_disk_full_halfway(tmp_path, room):
+    """A limit on the size of files stands for the end of the disk."""
+    path = make(tmp_path / "x.tgz", *FILES.items(), ("more", NOISE * 100))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        refused(path, room, r"dest: could not be written \(File too large\); free some")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("name", (*TARS, "x.zip"))
+def test_lines_of_a_member(name, tmp_path):
+    """Only \\n ends a line: parallel text has other separators of Unicode within sentences."""
+    lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]
+    path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE))
+    assert list(stream_lines(path, "d/text")) == lines
+    for wrong, said in (("d/other", "d/other"), ("z", "can't decode")):
+        with pytest.raises(UserError, match=said):
+            list(stream_lines(path, wrong))
+
+
+def test_zip_that_lies_about_its_size(tmp_path):
+    """10 MB said to be 1 kB: no more than is said comes out, and the checksum tells."""
+    path = make(tmp_path / "x.zip", ("zeros", b"\0" * 10_000_000))
+    path.write_bytes(path.read_bytes().replace((10_000_000).to_bytes(4, "little"), (1000).to_bytes(4, "little")))
+    with pytest.raises(UserError, match="Bad CRC-32"):
+        list(stream_lines(path, "zeros"))
+
+
+def test_lines_stream(tmp_path):
+    """40 MB of text in a few MB of memory; the lines before a break come, then a UserError."""
+    path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 2_000_000))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in stream_lines(path, "t")) == 2_000_000
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    os.truncate(path, path.stat().st_size - 2000)
+    lines = stream_lines(path, "t")
+    assert next(lines) == "a line of text, some"
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        list(lines)

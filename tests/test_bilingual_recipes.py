@@ -1,4 +1,4 @@
-"""The bilingual recipes on archives in the published formats, from a loopback server."""
+"""The bilingual recipes on miniatures: archives in the published formats."""
 
 import html
 import json
@@ -15,15 +15,11 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 
 from deepnet_fairseq.data import bilingual
-from deepnet_fairseq.data.cleaning import Limits, clean
-from deepnet_fairseq.data.miniature import build, serve
-from deepnet_fairseq.data.moses import Chain
-from deepnet_fairseq.data.moses.port import line_function
+from deepnet_fairseq.data.moses import Chain, Limits, clean, line_function
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 
 from .support.bilingual import copy_text, lines
-from .support.perl_scripts import marking_checkout, needs_perl
 
 pytestmark = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -41,19 +37,10 @@ def worked(out):
 
 
 @pytest.fixture(scope="module")
-def mirror(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mirror")
-    for recipe in ("iwslt14_de_en", "wmt14_en_de"):  # the latter has all files of wmt17_en_de
-        build(recipe, folder / recipe)
-    with serve(folder) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def options(mirror, tmp_path_factory):
+def options(tmp_path_factory):
     """Of an uninterrupted build."""
     dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # and a comma, which ends a prefix for fairseq
-    return Options(dest, dest / "downloads", f"{mirror}/iwslt14_de_en", miniature=True, workers=2)
+    return Options(dest, dest / "downloads", miniature=True, workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +105,11 @@ def test_what_recipe_json_says(built, options):
     facts = {"recipe": "iwslt14_de_en", "miniature": True, "pieces": "subword_nmt", "detokenise": True}
     assert (facts | {"lowercase": True}).items() <= said.items()
     assert {"train": 5740, "valid": 260, "test": 300}.items() <= said["counts"].items()
-    types = {
-        lang: {piece for line in lines(built / "text" / "pieces" / f"train.{lang}") for piece in line.split()}
-        for lang in ("de", "en")
-    }
+    train = {lang: lines(built / "text" / "pieces" / f"train.{lang}") for lang in ("de", "en")}
+    types = {lang: {piece for line in train[lang] for piece in line.split()} for lang in train}
     assert said["counts"]["types de"] == len(types["de"])
     assert said["counts"]["types joined"] == len(types["de"] | types["en"])
-    pieces = sum(len(line.split()) for line in lines(built / "text" / "pieces" / "train.en"))
+    pieces = sum(len(line.split()) for line in train["en"])
     assert said["counts"]["text"]["train"]["en"] == {"sentences": 5740, "pieces": pieces, "unknown": 0.0}
     assert {"sacremoses", "subword-nmt"} <= said["tools"].keys()
     (file,) = said["files"].values()
@@ -138,7 +123,7 @@ def test_a_second_call_does_nothing_even_when_all_that_led_there_is_gone(built, 
     shutil.rmtree(tmp_path / "copy" / "text")
     shutil.rmtree(tmp_path / "copy" / "downloads")
     for dest in (built, tmp_path / "copy"):
-        RECIPES["iwslt14_de_en"].build(replace(options, dest=dest, downloads=dest / "downloads", mirror=None))
+        RECIPES["iwslt14_de_en"].build(replace(options, dest=dest, downloads=dest / "downloads"))
         assert capsys.readouterr().out == f"{dest}: whole\n"
         assert content(dest) == before
 
@@ -190,8 +175,8 @@ def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsy
     assert len(lines(dest / "text" / "codes")) == 101
 
 
-def test_wmt17(mirror, tmp_path, quick):
-    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=2)
+def test_wmt17(tmp_path, quick):
+    options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
     RECIPES["wmt17_en_de"].build(options)
     text, binarised = tmp_path / "d" / "text", tmp_path / "d" / "bin"
     tokenised = {lang: lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")}
@@ -219,8 +204,8 @@ def test_wmt17(mirror, tmp_path, quick):
     assert not json.loads((tmp_path / "d" / "recipe.json").read_text())["lowercase"]
 
 
-def test_wmt14_of_the_admin_authors(mirror, tmp_path, quick):
-    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=2)
+def test_wmt14_of_the_admin_authors(tmp_path, quick):
+    options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
     RECIPES["wmt14_en_de"].build(options)
     text = tmp_path / "d" / "text"
     pairs = zip(*(lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")), strict=True)
@@ -233,18 +218,3 @@ def test_wmt14_of_the_admin_authors(mirror, tmp_path, quick):
     assert lines(text / "tokenised" / "valid.de") == [moses(line) for line in newstest2013]
     valid = [line.replace("@@ ", "") for line in lines(tmp_path / "d" / "bin" / "valid.de")]
     assert valid == lines(text / "tokenised" / "valid.de")
-
-
-@needs_perl
-def test_the_perl_originals_do_it_when_pointed_at(mirror, tmp_path, quick):
-    options = Options(tmp_path / "d", tmp_path, f"{mirror}/wmt14_en_de", miniature=True, workers=3)
-    RECIPES["wmt17_en_de"].build(replace(options, moses=marking_checkout(tmp_path / "moses")))
-    marked = {}
-    for name in ("train", "test"):
-        last = lines(tmp_path / "d" / "text" / "tokenised" / f"{name}.de")[-1]
-        marked[name] = re.sub("^[^<]*", "", last)
-    assert marked == {
-        "train": "<normalise de> <printing > <tokenise -threads,3,-a,-l,de>", "test": "<tokenise -threads,3,-a,-l,de>",
-    }  # fmt: skip
-    assert lines(tmp_path / "d" / "bin" / "valid.en")[0].endswith("<clean 1.5 1 250>")
-    assert "mosesdecoder scripts" in json.loads((tmp_path / "d" / "recipe.json").read_text())["tools"]

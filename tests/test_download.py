@@ -1,139 +1,315 @@
-"""Files over HTTP, from a server on this machine that goes wrong on demand."""
+"""Files over HTTP, from a server on this machine that goes wrong on demand: whole and verified, or not at all."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import threading
 import time
-from email.utils import formatdate
 from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
 
-from deepnet_fairseq.data.remote import digest, patience
-from deepnet_fairseq.data.remote.download import fetch
-from deepnet_fairseq.data.remote.patience import Patience
-from deepnet_fairseq.data.remote.source import RemoteFile
+from deepnet_fairseq.data import download
+from deepnet_fairseq.data.download import RemoteFile, amount, fetch_all, need_space, recorded_sums
 from deepnet_fairseq.errors import UserError
 
-from .support.fetching import BODY, BUSY, IMPATIENT, WRONG, a_file, a_server, gets, hasty, seen, sha256  # noqa: F401
-from .support.loopback import Fault
+from .support.loopback import Fault, serve
+
+BODY = bytes(range(256)) * 4000  # 1,024,000 bytes
+WRONG = BODY[:-1] + b"\0"
+BUSY = Fault(status=503)
 
 
-def test_whole_and_only_once(server, file, tmp_path, monkeypatch):
-    """A second call costs no request and no reading; a changed file is noticed all the same."""
+def sha256(body):
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    monkeypatch.setattr(download, "WAIT", 0.01)
+    monkeypatch.setattr(download, "TIMEOUT", (2, 0.7))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def server():
+    with serve({"/a.gz": BODY}) as running:
+        yield running
+
+
+@pytest.fixture
+def file(server):
+    return RemoteFile("a.gz", (server.url("/a.gz"),), len(BODY), sha256(BODY), "the publisher")
+
+
+def fetch(file, folder):
+    return fetch_all([file], folder)[file.name]
+
+
+def seen(folder):
+    """Names that do not start with a dot."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_whole_and_only_once(server, file, tmp_path):
+    """A second call costs no request; a changed file is noticed and left alone."""
     path = fetch(file, tmp_path / "new" / "folder")
     assert path.read_bytes() == BODY and path.name == "a.gz" and seen(path.parent) == ["a.gz"]
-    assert {headers["Accept-Encoding"] for _, _, headers in server.asked} == {"identity"}
-    before = len(server.asked)
-    with monkeypatch.context() as patched:
-        patched.setattr(digest, "hashlib", None)
-        assert fetch(file, path.parent) == path and len(server.asked) == before
+    assert [headers["Accept-Encoding"] for _, headers in server.asked] == ["identity"]
+    path.parent.chmod(0o500)  # a folder that several share, say
+    assert fetch(file, path.parent) == path and len(server.asked) == 1
     path.write_bytes(WRONG)
     with pytest.raises(UserError, match=r"a\.gz: is not the file meant, sha256 .* \(the publisher\); remove it"):
         fetch(file, path.parent)
-    assert path.read_bytes() == WRONG and len(server.asked) == before
+    assert path.read_bytes() == WRONG and len(server.asked) == 1
 
 
-def test_slow_server_finishes(server, file, tmp_path, monkeypatch):
-    """Bytes in dribbles, over longer than the read timeout: no reason to give up."""
-    monkeypatch.setattr(patience, "PATIENCE", IMPATIENT)
-    server.faults["/a.gz"] = [Fault(piece=len(BODY) // 20 + 1, pause=0.05)]
-    begun = time.monotonic()
+@pytest.mark.parametrize("outage", [{}, {"then": "reset"}, {"then": "stall"}], ids=lambda outage: outage.get("then"))
+def test_broken_transfers_resume(outage, server, file, tmp_path):
+    """Truncated, reset, stalled: the rest is asked for, and no byte is sent twice; each that adds bytes is patience."""
+    server.faults["/a.gz"] = [Fault(after=300_000, **outage)] * 2 + [Fault(after=30_000)] * (8 if not outage else 1)
     assert fetch(file, tmp_path).read_bytes() == BODY
-    assert time.monotonic() - begun > IMPATIENT.read and server.ranges("/a.gz") == [None]
+    assert server.ranges("/a.gz")[:4] == [None, "bytes=300000-", "bytes=600000-", "bytes=630000-"]
+    assert server.sent["/a.gz"] == len(BODY) and seen(tmp_path) == ["a.gz"]
 
 
-@pytest.mark.parametrize("status", (408, 429, 500, 502, 503, 504))
-def test_busy_then_fine(status, server, file, tmp_path):
-    server.faults["/a.gz"] = [Fault(status=status)] * 5
+def test_slow_server_finishes(server, file, tmp_path):
+    """Bytes in dribbles, over longer than the timeout: no reason to give up; and those before a stall are kept."""
+    server.faults["/a.gz"] = [Fault(after=7, piece=1, then="stall"), Fault(piece=len(BODY) // 10, pause=0.1)]
     assert fetch(file, tmp_path).read_bytes() == BODY
-    assert len(server.ranges("/a.gz")) == 6
+    assert server.ranges("/a.gz") == [None, "bytes=7-"]
 
 
-def test_busy_for_ever(server, file, tmp_path):
-    server.faults["/a.gz"] = repeat(BUSY)
-    with pytest.raises(UserError, match="503 Service Unavailable, 6 times in a row"):
+def test_server_that_starts_over_ends(server, file, tmp_path):
+    """Without ranges an interruption at the same place is in vain: 6 times more, not for ever."""
+    server.ignores_range.add("/a.gz")
+    server.faults["/a.gz"] = repeat(Fault(after=300_000))
+    with pytest.raises(UserError, match=r"a\.gz: no address gives it .*IncompleteRead\(300000 .*6 times in a row"):
         fetch(file, tmp_path)
-    assert len(server.ranges("/a.gz")) == 6 and seen(tmp_path) == []
+    assert len(server.ranges("/a.gz")) == 7 and seen(tmp_path) == ["a.gz.part"]
+    server.faults["/a.gz"] = ()
+    assert fetch(file, tmp_path).read_bytes() == BODY  # 200 to a Range: nothing is spliced
+    assert server.ranges("/a.gz")[-1] == "bytes=300000-"
 
 
-def test_retry_after(server, file, tmp_path, monkeypatch):
-    """Seconds or a date, waited for; too long a wait is none of ours. Else 1, 2, 4 s and so on, with jitter."""
-    waits = []
-    monkeypatch.setattr(patience, "time", SimpleNamespace(sleep=waits.append))
-    monkeypatch.setattr(patience, "PATIENCE", Patience())
-    later = formatdate(time.time() + 100, usegmt=True)
-    server.faults["/a.gz"] = [BUSY, BUSY, BUSY, *(Fault(503, {"Retry-After": asked}) for asked in ("20", later))]
-    fetch(file, tmp_path)
-    assert [0.5 <= wait / expected <= 1 for wait, expected in zip(waits, (1, 2, 4))] == [True] * 3
-    assert waits[3] == 20 and 95 < waits[4] <= 100
-    server.faults["/a.gz"] = [Fault(503, {"Retry-After": "3600"})]
-    with pytest.raises(UserError, match="asks to wait 3600 s"):
-        fetch(file, tmp_path / "again")
-    assert len(waits) == 5
-
-
-@pytest.mark.parametrize("status", (401, 403, 404, 410))
-def test_not_there_asks_the_next_at_once(status, server, file, tmp_path):
-    server.files["/b"] = BODY
-    server.faults["/a.gz"] = repeat(Fault(status=status))
-    both = RemoteFile("a.gz", (*file.urls, server.url("/b")), len(BODY), sha256(BODY))
-    assert fetch(both, tmp_path).read_bytes() == BODY
-    assert gets(server) == ["/a.gz", "/b"]
+def test_busy_then_fine_and_busy_for_ever(server, file, tmp_path):
+    server.faults["/a.gz"] = [Fault(status=status) for status in (408, 429, 500, 502, 504)]
+    assert fetch(file, tmp_path / "fine").read_bytes() == BODY
+    server.faults["/a.gz"] = [Fault(503, {"Retry-After": "1"}), *[BUSY] * 5]
+    begun = time.monotonic()
+    with pytest.raises(UserError, match="503 Service Unavailable"):
+        fetch(file, tmp_path / "busy")
+    assert len(server.asked) == 12 and seen(tmp_path / "busy") == [] and time.monotonic() - begun > 1
 
 
 def test_no_address_gives_it(server, tmp_path):
-    """One line with every address, its reason, and the way out."""
+    """Each is asked in turn, then one line with every address, its reason, and the way out."""
     server.faults["/a.gz"] = repeat(Fault(status=410))
+    server.files |= {"/page": b"<html>", "/file": b""}
+    server.headers["/page"]["Content-Type"] = "text/html; charset=utf-8"
+    server.faults["/file"] = repeat(Fault(302, {"Location": f"file://{__file__}"}))
+    reasons = {
+        server.url("/a.gz"): "410 Gone",
+        server.url("/none"): "404 Not Found",
+        "http://127.0.0.1:1/a.gz": f"[Errno {errno.ECONNREFUSED}] Connection refused",
+        server.url("/page"): "a web page comes instead of the file",
+        server.url("/file"): "No connection adapters were found",
+    }
     with pytest.raises(UserError) as caught:
-        urls = (server.url("/a.gz"), server.url("/none"), "http://127.0.0.1:1/a.gz")
-        fetch(RemoteFile("a.gz", urls), tmp_path)
+        fetch(RemoteFile("a.gz", tuple(reasons)), tmp_path)
     line = str(caught.value)
-    assert "\n" not in line and line.startswith("a.gz: ")
-    for part in (f"{urls[0]}: 410 Gone", f"{urls[1]}: 404 Not Found", f"{urls[2]}: [Errno {errno.ECONNREFUSED}]"):
-        assert part in line
-    assert f"by hand into {tmp_path} under this name, or set a mirror (DEEPNET_MIRROR)" in line
-    assert seen(tmp_path) == []
+    assert "\n" not in line and line.startswith("a.gz: ") and f"by hand into {tmp_path} under this name" in line
+    assert [url for url, reason in reasons.items() if f"{url}: {reason}" not in line] == [] == seen(tmp_path)
+    server.files |= {"/b": WRONG, "/c": BODY}
+    found = fetch(RemoteFile("a.gz", tuple(map(server.url, ("/a.gz", "/b", "/c"))), None, sha256(BODY)), tmp_path)
+    assert found.read_bytes() == BODY and [path for path, _ in server.asked[-3:]] == ["/a.gz", "/b", "/c"]
+    assert server.ranges("/c") == [None]
 
 
-def test_wrong_checksum(server, file, tmp_path):
-    """Once more from scratch, then one line with what was expected and found, and nothing left."""
+def test_wrong_content_and_wrong_size(server, file, tmp_path):
+    """One line with what was expected and found, and nothing left; a wrong size costs no download."""
     server.files["/a.gz"] = WRONG
     with pytest.raises(UserError) as caught:
         fetch(file, tmp_path)
     assert f"{sha256(WRONG)[7:]} instead of {sha256(BODY)[7:]} (the publisher)" in str(caught.value)
-    assert str(caught.value).startswith("a.gz: ") and seen(tmp_path) == []
-    assert server.ranges("/a.gz") == [None, None]
-
-
-def test_wrong_checksum_then_the_next_address(server, file, tmp_path):
-    server.files |= {"/a.gz": WRONG, "/b": BODY}
-    both = RemoteFile("a.gz", (*file.urls, server.url("/b")), None, file.checksum)
-    assert fetch(both, tmp_path).read_bytes() == BODY
-    assert gets(server) == ["/a.gz", "/b"] and server.ranges("/b") == [None]
-
-
-@pytest.mark.parametrize("size", (len(BODY) - 1, len(BODY) + 1, 0))
-def test_wrong_size_costs_no_download(size, server, tmp_path):
     server.faults["/a.gz"] = repeat(Fault(piece=10_000, pause=0.01))
-    with pytest.raises(UserError, match=f"{len(BODY):,} bytes instead of {size:,}"):
-        fetch(RemoteFile("a.gz", (server.url("/a.gz"),), size), tmp_path)
-    assert server.sent["/a.gz"] < len(BODY) and seen(tmp_path) == []
+    before = server.sent["/a.gz"]
+    for size in (len(BODY) - 1, 0):
+        with pytest.raises(UserError, match=f"{len(BODY):,} bytes instead of {size:,}"):
+            fetch(RemoteFile("a.gz", file.urls, size), tmp_path)
+    assert server.sent["/a.gz"] - before < len(BODY) and seen(tmp_path) == []
+    md5 = f"md5:{hashlib.md5(WRONG).hexdigest()}"
+    assert fetch(RemoteFile("a.gz", file.urls, checksum=md5), tmp_path).read_bytes() == WRONG
 
 
-def test_web_page_instead_of_the_file(server, tmp_path):
-    server.headers["/a.gz"]["Content-Type"] = "text/html; charset=utf-8"
-    with pytest.raises(UserError, match="a web page comes instead of the file"):
-        fetch(RemoteFile("a.gz", (server.url("/a.gz"),)), tmp_path)
-    assert seen(tmp_path) == []
+def test_bad_part_is_mended(server, file, tmp_path):
+    """A part that holds something else is spliced, noticed, and fetched anew; so is one that a wrong rest comes for."""
+    (tmp_path / "a.gz.part").write_bytes(b"x" * 1000)
+    assert fetch(file, tmp_path).read_bytes() == BODY
+    assert server.ranges("/a.gz") == ["bytes=1000-", None]
+    (tmp_path / "a.gz").rename(tmp_path / "a.gz.part")
+    os.truncate(tmp_path / "a.gz.part", 1000)
+    server.faults["/a.gz"] = [Fault(206, {"Content-Range": f"bytes 5-{len(BODY) - 1}/{len(BODY)}"})]
+    assert fetch(file, tmp_path).read_bytes() == BODY
+    assert server.ranges("/a.gz")[2:] == ["bytes=1000-", None]
 
 
-def test_redirects_stay_on_http(server, file, tmp_path):
-    server.faults["/there"] = [Fault(302, {"Location": "/a.gz"})]
-    server.faults["/file"] = repeat(Fault(302, {"Location": f"file://{__file__}"}))
-    server.files |= {"/there": b"", "/file": b""}
-    there = RemoteFile("a.gz", (server.url("/there"),), len(BODY), sha256(BODY))
-    assert fetch(there, tmp_path).read_bytes() == BODY
-    with pytest.raises(UserError, match=r"No connection adapters"):
-        fetch(RemoteFile("b", (server.url("/file"),)), tmp_path)
+@pytest.mark.parametrize("heeded", (True, False))
+def test_changed_file_is_not_spliced(heeded, server, tmp_path):
+    """No checksum is known: the ETag, sent as If-Range, tells that the rest belongs to another file.
+
+    A server that sends the rest nevertheless gives itself away by the new ETag.
+    """
+    server.headers["/a.gz"]["ETag"] = '"1"'
+    file = RemoteFile("a.gz", (server.url("/a.gz"),))
+    server.faults["/a.gz"] = [Fault(after=300_000), *[BUSY] * 6]
+    with pytest.raises(UserError):
+        fetch(file, tmp_path)
+    assert (tmp_path / "a.gz.part").stat().st_size == 300_000
+    server.files["/a.gz"], server.headers["/a.gz"]["ETag"] = WRONG[::-1], '"2"'
+    if not heeded:
+        server.ignores_if_range.add("/a.gz")
+    before = len(server.ranges("/a.gz"))
+    assert fetch(file, tmp_path).read_bytes() == WRONG[::-1]
+    assert server.ranges("/a.gz")[before:] == ["bytes=300000-", None][: 1 if heeded else 2]
+    assert [headers.get("If-Range") for _, headers in server.asked if "Range" in headers][-1] == '"1"'
+
+
+@pytest.mark.parametrize("name", ("ETag", "Last-Modified", None))
+def test_file_without_checksum_resumes_if_a_splice_would_be_noticed(name, server, tmp_path):
+    if name:
+        server.headers["/a.gz"][name] = {"ETag": '"1"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}[name]
+    server.faults["/a.gz"] = [Fault(after=300_000)]
+    assert fetch(RemoteFile("a.gz", (server.url("/a.gz"),)), tmp_path).read_bytes() == BODY
+    assert server.ranges("/a.gz") == [None, "bytes=300000-" if name else None]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["SHA256SUMS", "a.gz"]
+
+
+def test_part_that_is_whole_or_too_long(server, file, tmp_path):
+    """Killed between the last byte and the name: verified without fetching (416). Too long: started over."""
+    whole, longer = (BODY, 0), (BODY + b"more", 1)
+    for size, (part, sent) in ((None, whole), (len(BODY), whole), (None, longer), (len(BODY), longer)):
+        (tmp_path / "a.gz").unlink(missing_ok=True)
+        (tmp_path / "a.gz.part").write_bytes(part)
+        server.sent.clear()
+        assert fetch(RemoteFile("a.gz", file.urls, size, sha256(BODY)), tmp_path).read_bytes() == BODY
+        assert server.sent["/a.gz"] == sent * len(BODY)
+
+
+def test_body_without_length(server, file, tmp_path):
+    """Cut short, it is noticed by the recipe's size, and the rest is fetched."""
+    server.no_length.add("/a.gz")
+    server.faults["/a.gz"] = [Fault(after=300_000)]
+    assert fetch(file, tmp_path).read_bytes() == BODY and server.sent["/a.gz"] == len(BODY)
+    server.files["/a.gz"] = BODY * 2
+    with pytest.raises(UserError, match=f"bytes instead of {len(BODY):,}"):
+        fetch(file, tmp_path / "again")
+
+
+@pytest.mark.parametrize("known", (True, False), ids=("checksum", "etag"))
+def test_killed_in_the_middle(known, server, file, tmp_path):
+    """Only the part is left, and the next call goes on where it ends."""
+    server.headers["/a.gz"]["ETag"] = '"1"'
+    server.faults["/a.gz"] = [Fault(piece=20_000, pause=0.05)]
+    asked, part = RemoteFile("a.gz", file.urls, None, file.checksum if known else None), tmp_path / "a.gz.part"
+    if not (child := os.fork()):
+        fetch(asked, tmp_path)
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size >= 100_000):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    there = part.stat().st_size
+    assert seen(tmp_path) == ["a.gz.part"] and part.read_bytes() == BODY[:there]
+    assert fetch(asked, tmp_path).read_bytes() == BODY
+    assert server.ranges("/a.gz") == [None, f"bytes={there}-"]
+
+
+def test_two_at_once(server, file, tmp_path, capsys):
+    """The second waits for the first, says so, and finds its file."""
+    server.faults["/a.gz"] = [Fault(pause=0.02)]
+    threads = [threading.Thread(target=fetch, args=(file, tmp_path)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "a.gz").read_bytes() == BODY and server.sent["/a.gz"] == len(BODY)
+    assert "waiting for its end" in capsys.readouterr().err
+
+
+def test_recorded_checksums(server, tmp_path):
+    """The first download is recorded, in the format that sha256sum checks; every later one must be the same."""
+    server.files |= {"/z": b"zz", "/b": b"bb"}
+    files = [RemoteFile(name, (server.url(f"/{name}"),)) for name in ("z", "b")]
+    fetch_all(files, tmp_path)
+    assert list(recorded_sums(tmp_path)) == ["b", "z"]
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "b").unlink()
+    server.files["/b"] = b"xx"
+    with pytest.raises(UserError, match=f"instead of {sha256(b'bb')[7:]} .*SHA256SUMS"):
+        fetch_all(files, tmp_path)
+    (tmp_path / "b").write_bytes(b"by hand")  # what the message asks for, but another file
+    with pytest.raises(UserError, match=r"b: is not the file meant"):
+        fetch_all(files, tmp_path)
+    trusted = RemoteFile("b", files[1].urls, checksum=sha256(b"by hand"))
+    assert fetch(trusted, tmp_path).read_bytes() == b"by hand"
+    (tmp_path / "SHA256SUMS").write_text("not sums\n")
+    with pytest.raises(UserError, match=r"SHA256SUMS, line 1: is not `SHA256  NAME`"):
+        fetch_all(files, tmp_path)
+
+
+def test_fields_are_checked(tmp_path):
+    for name in ("", "..", "a/b", "/etc/a", "a\\b", ".hidden"):
+        with pytest.raises(UserError, match="is no name for a file"):
+            RemoteFile(name, ("http://host/a",))
+    for urls in ((), ("ftp://host/a",), ("file:///etc/passwd",), ("host/a",), ("http:///a",)):
+        with pytest.raises(UserError, match="is no address"):
+            RemoteFile("a", urls)
+    for checksum in ("abc", "sha256:abc", f"md5:{'0' * 64}", f"sha1:{'0' * 40}"):
+        with pytest.raises(UserError, match="is no checksum"):
+            RemoteFile("a", ("http://host/a",), checksum=checksum)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match="a: is not the file meant, no ordinary file"):
+        fetch(RemoteFile("a", ("http://host/a",)), tmp_path)
+
+
+def test_space_is_looked_for_first(server, file, tmp_path, monkeypatch):
+    """For all files together, less what their parts hold; else by the length of the answer."""
+    files = [file, RemoteFile("b", (server.url("/a.gz"),), len(BODY), sha256(BODY))]
+    (tmp_path / "a.gz.part").write_bytes(BODY[:24_000])
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2_023_999))
+    with pytest.raises(UserError, match=r"download: needs 2\.0 MB, .* has 2\.0 MB free; free some or name another"):
+        fetch_all(files, tmp_path)
+    assert server.asked == [] and seen(tmp_path) == ["a.gz.part"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=len(BODY) - 1))
+    with pytest.raises(UserError, match=r"c: needs 1\.0 MB"):
+        fetch(RemoteFile("c", file.urls), tmp_path)
+    monkeypatch.undo()
+    there = shutil.disk_usage(tmp_path).free
+    need_space(tmp_path / "not" / "yet", there // 2, "it")
+    with pytest.raises(UserError, match=r"^it: needs [\d,.]+ GB, .* has [\d,.]+ [GM]B free"):
+        need_space(tmp_path / "not" / "yet", there + 10**12, "it")
+    assert [amount(size) for size in (4, 1300, 12_000_000)] == ["4 bytes", "1.3 kB", "12.0 MB"]
+
+
+def test_disk_full_halfway(server, file, tmp_path):
+    """A limit on the size of files stands for the end of the disk: then there is room, and it goes on."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"a\.gz\.part: could not be written \(File too large\); .*goes on where"):
+            fetch(file, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    there = (tmp_path / "a.gz.part").stat().st_size
+    assert 0 < there <= 300_001 and fetch(file, tmp_path).read_bytes() == BODY
+    assert server.ranges("/a.gz") == [None, f"bytes={there}-"]

@@ -15,8 +15,6 @@ from deepnet_fairseq.bench import lengths
 from deepnet_fairseq.compat.data.binarised import check_mapped
 from deepnet_fairseq.compat.literals import LONGEST, literal
 from deepnet_fairseq.data.lines import read_lines, write_lines
-from deepnet_fairseq.data.remote.archive import unpack
-from deepnet_fairseq.data.remote.sums import parse_sums, record_sum, recorded_sums
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plan.flags import parse
 from deepnet_fairseq.probes.record import Writer, read_record
@@ -24,7 +22,6 @@ from deepnet_fairseq.profiling.profile import Profile, read_profile
 
 from .hostile.binarised import sentences
 from .hostile.examples import FINITE, bounded
-from .support.archives import content, make_tar, make_zip, tar_info
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
 NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=12)
@@ -80,15 +77,6 @@ def test_logs(place, losses, noise):
 def test_lines(place, lines):
     write_lines(place / "lines", lines)
     assert list(read_lines(place / "lines")) == lines
-
-
-@bounded
-@given(st.dictionaries(NAMES, st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4))
-def test_checksums(tmp_path_factory, sums):
-    folder = tmp_path_factory.mktemp("sums")
-    for name, digest in sums.items():
-        record_sum(folder, name, digest)
-    assert recorded_sums(folder) == sums == parse_sums((folder / "SHA256SUMS").read_text(), "here")
 
 
 @bounded
@@ -171,28 +159,6 @@ def check_setting(pairs):
         return
     assert setting.max_tokens >= setting.length >= 1 and setting.cfg.encoder_layers >= 1
     assert math.isfinite(setting.gpu_memory) and setting.gpu_memory > 0
-
-
-PARTS = st.sampled_from(["a", "b", "..", ".", "", "~", "c:", "-x", "a\\b", "ä", " "])
-PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
-
-
-@bounded
-@given(st.lists(PATHS, min_size=1, max_size=3, unique=True), st.booleans())
-def test_names_in_archives(tmp_path_factory, names, zipped):
-    """Whatever the names are, nothing is written outside of the folder, and nothing at all if one is refused."""
-    root = tmp_path_factory.mktemp("archives")
-    members = [(name if zipped else tar_info(name), b"text") for name in names]
-    archive = (make_zip if zipped else make_tar)(root / ("x.zip" if zipped else "x.tar"), *members)
-    (root / "room").mkdir()
-    before = content(root)
-    try:
-        unpack(archive, root / "room" / "dest")
-    except UserError as error:
-        assert "\n" not in str(error) and list((root / "room").iterdir()) == []
-    found = content(root)
-    assert {name: found[name] for name in before} == before
-    assert all(name.startswith("room/dest/") for name in found.keys() - before.keys())
 
 
 @bounded

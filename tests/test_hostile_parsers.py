@@ -13,8 +13,8 @@ from deepnet_fairseq.analysis.scoring.corpus import read_corpus
 from deepnet_fairseq.analysis.scoring.generated import read_generated
 from deepnet_fairseq.bench import lengths
 from deepnet_fairseq.cli.bench import rendered
+from deepnet_fairseq.data.download import recorded_sums
 from deepnet_fairseq.data.lines import read_lines
-from deepnet_fairseq.data.remote.sums import parse_sums
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling.profile import read_profile
@@ -71,7 +71,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "recipe.json": (lambda path: read_corpus(path.parent / "bin"), RECIPE, b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
-    "SHA256SUMS": (lambda path: parse_sums(path.read_bytes().decode("utf-8", "replace"), str(path)), ("a",), b""),
+    "SHA256SUMS": (lambda path: recorded_sums(path.parent), ("a",), b""),
     "dict.txt": (lambda path: Dictionary.load(str(path)), ("a",), b"word 1\n"),
     "lines.txt": (lambda path: list(read_lines(path)), ("a",), b""),
 }

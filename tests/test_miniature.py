@@ -1,6 +1,7 @@
-"""Miniatures of the corpora: in the formats of the published archives, the same bytes each time."""
+"""Miniatures of the corpora: in the formats of the published archives, with counts that recipes come to, too."""
 
 import io
+import json
 import re
 import tarfile
 import zipfile
@@ -9,17 +10,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from deepnet_fairseq.data.miniature import iwslt14, m2m102, opus100, wmt
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.data.miniature import archive, write
 from deepnet_fairseq.data.miniature.text import spoilt, translations
 from deepnet_fairseq.data.multilingual.languages import FLORES
+from deepnet_fairseq.data.recipes import RECIPES, Options
 
 WMT_17 = ("training-parallel-europarl-v7.tgz", "training-parallel-commoncrawl.tgz", "training-parallel-nc-v12.tgz")
 OPUS = "https://object.pouta.csc.fi/OPUS-{}/v1/moses/{}.txt.zip"
 TAGS = ("url", "keywords", "talkid", "title", "description")
 
 
-def texts(archive: bytes) -> dict[str, str]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+def texts(url: str) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive(url))) as tar:
         return {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
 
 
@@ -40,14 +43,7 @@ def survives_cleaning(source: str, target: str, ratio: float = 1.5, longest: int
 
 @pytest.fixture(scope="module")
 def iwslt():
-    return texts(iwslt14.archive("http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"))
-
-
-def test_iwslt14_has_the_files_that_prepare_iwslt14_reads(iwslt):
-    sets = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-    names = [f"train.tags.de-en.{lang}" for lang in ("de", "en")]
-    names += [f"IWSLT14.{name}.de-en.{lang}.xml" for name in sets for lang in ("de", "en")]
-    assert set(iwslt) == {f"de-en/{name}" for name in [*names, "README"]}
+    return texts("http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz")
 
 
 def test_iwslt14_training_text_stands_between_tags_and_cleaning_drops_what_is_spoilt(iwslt):
@@ -94,7 +90,7 @@ def test_wmt_training_archives(name, size):
         "training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
         "training-parallel-nc-v12.tgz": "training/news-commentary-v12.de-en",
     }
-    found = texts(wmt.archive(f"http://example.org/{name}"))
+    found = texts(f"http://www.statmt.org/wmt13/{name}")
     assert set(found) == {f"{members[name]}.{lang}" for lang in ("de", "en")}
     pairs = list(zip(*(lines(found[f"{members[name]}.{lang}"]) for lang in ("de", "en")), strict=True))
     assert len(pairs) == size
@@ -106,7 +102,7 @@ def test_wmt_training_archives(name, size):
 
 
 def test_wmt_held_out_sets():
-    dev, test = (texts(wmt.archive(f"http://example.org/{name}")) for name in ("dev.tgz", "test-full.tgz"))
+    dev, test = (texts(f"http://www.statmt.org/wmt13/{name}") for name in ("dev.tgz", "test-full.tgz"))
     kinds = [f"{kind}.{lang}.sgm" for kind in ("src", "ref") for lang in ("de", "en")]
     assert set(test) == {f"test-full/newstest2014-deen-{kind}" for kind in kinds}
     assert set(dev) == {f"dev/newstest2013.{lang}" for lang in ("de", "en")} | {
@@ -122,7 +118,7 @@ def test_wmt_held_out_sets():
 def test_opus100_pairs_are_of_unequal_size_and_no_english_sentence_is_trained_and_tested_on():
     english = {"train": set(), "dev": set(), "test": set()}
     for pair, size in {"de-en": 3000, "en-fr": 1500, "en-ru": 750, "an-en": 150}.items():
-        found = texts(opus100.archive(f"https://example.org/opus-100-corpus-{pair}-v1.0.tar.gz"))
+        found = texts(f"https://example.org/opus-100-corpus-{pair}-v1.0.tar.gz")
         splits = {"train": size + 1} | ({} if pair == "an-en" else {"dev": 100, "test": 100})
         assert {name: len(lines(text)) for name, text in found.items()} == {
             f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}": number
@@ -138,16 +134,16 @@ def test_opus100_pairs_are_of_unequal_size_and_no_english_sentence_is_trained_an
 
 def test_m2m102_zips_and_test_sets():
     for corpus, pair, size in (("CCMatrix", "de-en", 2000), ("CCAligned", "en-fr", 500), ("Tatoeba", "de-en", 300)):
-        with zipfile.ZipFile(io.BytesIO(m2m102.archive(OPUS.format(corpus, pair)))) as archive:
+        with zipfile.ZipFile(io.BytesIO(archive(OPUS.format(corpus, pair)))) as content:
             sides = [f"{corpus}.{pair}.{lang}" for lang in pair.split("-")]
-            assert set(archive.namelist()) == {*sides, "README", "LICENSE"}
-            assert [len(lines(archive.read(side).decode())) for side in sides] == [size + 6, size + 6]  # 6 are unfit
-    flores = texts(m2m102.archive("https://example.org/flores101_dataset.tar.gz"))
+            assert set(content.namelist()) == {*sides, "README", "LICENSE"}
+            assert [len(lines(content.read(side).decode())) for side in sides] == [size + 6, size + 6]  # 6 are unfit
+    flores = texts("https://example.org/flores101_dataset.tar.gz")
     assert {len(lines(text)) for name, text in flores.items() if name.endswith(("dev", "devtest"))} == {100}
     names = {f"flores101_dataset/{split}/{code}.{split}" for split in ("dev", "devtest") for code in FLORES.values()}
     assert {"flores101_dataset/dev/eng.dev", "flores101_dataset/devtest/zho_simpl.devtest"} <= names
     assert set(flores) == names | {"flores101_dataset/README"}
-    zero = texts(m2m102.archive("https://example.org/opus-100-corpus-zeroshot-v1.0.tar.gz"))
+    zero = texts("https://example.org/opus-100-corpus-zeroshot-v1.0.tar.gz")
     assert len(zero) == 2 * 15
     assert len(lines(zero["opus-100-corpus/v1.0/zero-shot/de-fr/opus.de-fr-test.fr"])) == 100
 
@@ -172,3 +168,33 @@ def test_spoilt_pairs_are_dropped_by_cleaning_and_others_are_not():
     bad = [pair for _ in range(20) for pair in spoilt(pairs)]
     assert not any(survives_cleaning(*pair, longest=250) for pair in bad)
     assert all(survives_cleaning(*pair) for pair in islice(pairs, 2000))
+
+
+def test_every_file_of_every_recipe_has_a_miniature(tmp_path):
+    """Of the same bytes each time; what is there already is left alone."""
+    options = Options(tmp_path, tmp_path, miniature=True)
+    for recipe in RECIPES.values():
+        files = recipe.files(options)
+        assert write(files, tmp_path) == {file.name: tmp_path / file.name for file in files}
+        assert all((tmp_path / file.name).stat().st_size for file in files)
+    files = RECIPES["iwslt14_de_en"].files(options)
+    assert (tmp_path / "de-en.tgz").read_bytes() == archive(files[0].urls[0])
+    (tmp_path / "de-en.tgz").write_bytes(b"mine")
+    write(files, tmp_path)
+    assert (tmp_path / "de-en.tgz").read_bytes() == b"mine"
+
+
+PAIRS = {  # as known from how the miniatures are made
+    "opus100": {"an-en": 150, "de-en": 3000, "en-fr": 1500, "en-ru": 750},
+    "m2m102": {"de-en": 3300, "de-fr": 3300, "en-fr": 1650},
+}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name, subset", [("opus100", "test"), ("m2m102", "flores")])
+def test_multilingual_recipe_makes_a_whole_corpus_of_it(name, subset, tmp_path):
+    main(["prepare", name, str(tmp_path), "--miniature", "--workers", "1"])
+    summary = json.loads((tmp_path / "recipe.json").read_text())
+    assert summary["miniature"] and summary["recipe"] == name
+    assert {pair: counts["train"] for pair, counts in summary["counts"]["pairs"].items()} == PAIRS[name]
+    assert len(lines((tmp_path / "reference" / f"{subset}.en-fr.fr").read_text())) == 100

@@ -13,14 +13,15 @@ import pytest
 from fairseq.data import data_utils
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.data.miniature import build, serve
+from deepnet_fairseq.data.archive import stream_lines
+from deepnet_fairseq.data.download import fetch_all
+from deepnet_fairseq.data.multilingual import opus_moses
 from deepnet_fairseq.data.multilingual import prepare as preparation
 from deepnet_fairseq.data.multilingual.languages import FLORES
 from deepnet_fairseq.data.multilingual.mined import clean
 from deepnet_fairseq.data.multilingual.opus_moses import archive_of
 from deepnet_fairseq.data.recipes import RECIPES, Options
-from deepnet_fairseq.data.recipes.opus100_archives import ARCHIVES
-from deepnet_fairseq.data.remote.archive import stream_lines
+from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 
 pytestmark = pytest.mark.smoke
@@ -28,17 +29,8 @@ pytestmark = pytest.mark.smoke
 PAIRS = "de-en,de-fr"
 
 
-@pytest.fixture(scope="module")
-def mirror(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mirror")
-    build("opus100", folder / "opus100")
-    build("m2m102", folder / "m2m102", ("de-en", "de-fr"))
-    with serve(folder) as url:
-        yield url
-
-
-def command(recipe, dest, mirror, *flags):
-    return ["prepare", recipe, str(dest), "--miniature", "--mirror", f"{mirror}/{recipe}", "--workers", "1", *flags]
+def command(recipe, dest, *flags):
+    return ["prepare", recipe, str(dest), "--miniature", "--workers", "1", *flags]
 
 
 def content(dest):
@@ -51,16 +43,16 @@ def lines(path):
 
 
 @pytest.fixture(scope="module")
-def opus(mirror, tmp_path_factory):
+def opus(tmp_path_factory):
     dest = tmp_path_factory.mktemp("opus100") / "dest"
-    main(command("opus100", dest, mirror))
+    main(command("opus100", dest))
     return dest
 
 
 @pytest.fixture(scope="module")
-def m2m(mirror, tmp_path_factory):
+def m2m(tmp_path_factory):
     dest = tmp_path_factory.mktemp("m2m102") / "dest"
-    main(command("m2m102", dest, mirror, "--pairs", PAIRS))
+    main(command("m2m102", dest, "--pairs", PAIRS))
     return dest
 
 
@@ -116,10 +108,10 @@ def test_another_number_of_lines_than_published(opus, tmp_path):
         list(RECIPES["opus100"].text(options, "de-en").subsets["test"]())
 
 
-def test_killed_anywhere_it_ends_the_same(mirror, opus, tmp_path):
+def test_killed_anywhere_it_ends_the_same(opus, tmp_path):
     dest, killed = tmp_path / "dest", 0
     for step in ("vocabulary", "pair.de-en", "pair.en-ru"):
-        program = [sys.executable, "-u", "-m", "deepnet_fairseq.cli", *command("opus100", dest, mirror)]
+        program = [sys.executable, "-u", "-m", "deepnet_fairseq.cli", *command("opus100", dest)]
         process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         for line in process.stdout:
             if line == f"== {step}\n":
@@ -129,7 +121,7 @@ def test_killed_anywhere_it_ends_the_same(mirror, opus, tmp_path):
         process.stdout.close()
         process.wait()
     assert killed == 3
-    main(command("opus100", dest, mirror))
+    main(command("opus100", dest))
     assert content(dest) == content(opus) and not list(dest.rglob("*.part"))
 
 
@@ -179,14 +171,14 @@ def test_m2m102_keeps_no_archive_and_no_sentence_of_the_test_sets(m2m):
     assert len(devtest) == 100 and not devtest & train
 
 
-def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(mirror, m2m, tmp_path, monkeypatch, capsys):
+def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(m2m, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(preparation, "LEAST", 1000)
     (tmp_path / "more" / "de-en").mkdir(parents=True)
     for lang, line in (("de", "Guten Tag!"), ("en", "Good day!")):
         (tmp_path / "more" / "de-en" / f"wmt.{lang}").write_text(f"{line}\n")
     dest = tmp_path / "dest"
     flags = ("--shards", "3", "--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
-    main(command("m2m102", dest, mirror, *flags))
+    main(command("m2m102", dest, *flags))
     shards = [data_utils.load_indexed_dataset(str(dest / "bin" / f"shard{i:02d}" / "train.de-en.de")) for i in range(3)]
     whole = data_utils.load_indexed_dataset(str(m2m / "bin" / "train.de-en.de"))
     assert sum(map(len, shards)) == len(whole)
@@ -196,24 +188,20 @@ def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(mirror, 
     assert {"spm.model", "recipe.json"} <= {path.name for path in dest.iterdir()}
     assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
     capsys.readouterr()
-    main(command("m2m102", dest, mirror, *flags[:-1], PAIRS))
+    main(command("m2m102", dest, *flags[:-1], PAIRS))
     out = capsys.readouterr().out
     assert "== pair.de-en: done before" in out and "== pair.de-fr\n" in out
 
 
-def test_a_corpus_without_the_pair_is_passed_over(tmp_path, capsys):
-    folder = tmp_path / "mirror"
-    build("m2m102", folder, ("de-en",))
-    for corpus in ("CCAligned", "Tatoeba"):
-        address = archive_of(corpus, "de-en").urls[0].removeprefix("https://")
-        (folder / address).unlink()
-        sums = folder / "SHA256SUMS"
-        sums.write_text("".join(line for line in sums.open() if address not in line))
-    dest = tmp_path / "dest"
-    with serve(folder) as url:
-        flags = ["--miniature", "--mirror", url, "--workers", "1", "--pairs", "de-en"]
-        main(["prepare", "m2m102", str(dest), *flags])
-        assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
-        assert json.loads((dest / "recipe.json").read_text())["counts"]["train"] == 2000
-        with pytest.raises(SystemExit, match="de-fr: none of CCMatrix, CCAligned, Tatoeba has it"):
-            main(["prepare", "m2m102", str(tmp_path / "other"), *flags[:-1], "de-fr"])
+def test_a_corpus_without_the_pair_is_passed_over(tmp_path, monkeypatch, capsys):
+    def fetched(files, folder, small):
+        if files[0] != archive_of("CCMatrix", "de-en"):
+            raise UserError(f"{files[0].name}: no address gives it ({files[0].urls[0]}: 404 Not Found)")
+        return fetch_all(files, folder, small)
+
+    monkeypatch.setattr(opus_moses, "fetch_all", fetched)
+    main(command("m2m102", tmp_path / "dest", "--pairs", "de-en"))
+    assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
+    assert json.loads((tmp_path / "dest" / "recipe.json").read_text())["counts"]["train"] == 2000
+    with pytest.raises(SystemExit, match="de-fr: none of CCMatrix, CCAligned, Tatoeba has it"):
+        main(command("m2m102", tmp_path / "other", "--pairs", "de-fr"))

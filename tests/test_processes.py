@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from deepnet_fairseq.data.processes import map_lines
+from deepnet_fairseq.data.lines import map_lines
 
 
 def test_lines_in_processes_come_in_order():

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from deepnet_fairseq.atomic_output import whole
-from deepnet_fairseq.cli import main
-from deepnet_fairseq.data.recipes.destination import claimed, outputs
+from deepnet_fairseq.data.recipes.base import claimed, outputs
 from deepnet_fairseq.data.steps import Steps, remove
 from deepnet_fairseq.errors import UserError
 
@@ -206,8 +205,8 @@ def test_outputs_are_bin_and_reference(tmp_path):
 
 
 def test_a_call_that_came_to_nothing_claims_no_folder(tmp_path):
-    with pytest.raises(SystemExit, match="--miniature: needs --mirror URL"):
-        main(["prepare", "iwslt14_de_en", str(tmp_path / "dest"), "--miniature"])
+    with pytest.raises(UserError, match="no network"), claimed(tmp_path / "dest", "opus100"):
+        raise UserError("no network")
     with claimed(tmp_path / "dest", "iwslt14_de_en"):
         (tmp_path / "dest" / "file").touch()
     with pytest.raises(UserError, match="holds iwslt14_de_en, not opus100"), claimed(tmp_path / "dest", "opus100"):

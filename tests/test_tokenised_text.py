@@ -118,12 +118,11 @@ def test_spoiled_text_is_refused(kind, given, tmp_path):
 def test_other_mistakes_are_told_in_a_line(given, tmp_path, capsys):
     mistakes = {
         ("nope", "d"): "there is no recipe nope; there are iwslt14_de_en (",
-        ("iwslt14_de_en", "d", "--moses", "nowhere"): "--moses nowhere: holds no scripts/tokenizer/",
         ("iwslt14_de_en", "d", "--from", "nowhere"): "--from nowhere: no such folder",
         ("iwslt14_de_en", "d", "--pairs", "de-en"): "--pairs: means nothing to the recipe iwslt14_de_en",
         ("iwslt14_de_en", "d", "--vocab", "0"): "--vocab 0: must be 1 or more",
         ("iwslt14_de_en", "d", "--workers", "0"): "--workers 0: must be 1 or more",
-        ("iwslt14_de_en", "d", "--miniature"): "--miniature: needs --mirror URL",
+        ("multilingual", "d"): "the recipe multilingual needs text: --from FOLDER",
         ("iwslt14_de_en", str(given)): "is there and holds other things (",
     }
     for words, message in mistakes.items():

@@ -7,19 +7,25 @@ A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
+
+from tqdm import tqdm
 
 from ..atomic_output import whole
 from ..errors import UserError
-from . import bpe
 from .binarise import binarise
-from .cleaning import Limits
-from .lines import read_lines, read_pairs, write_columns, write_lines
-from .moses import Chain, Moses
-from .steps import Steps
+from .lines import map_lines, read_lines, read_pairs, write_columns, write_lines
+from .moses import Chain, Limits, clean, line_function
+from .steps import Steps, file_state
 
 Texts = dict[str, Path]
 Lines = Callable[[], Iterable[str]]
+LOOKED_AT = 10_000  # lines of a user's text
+MARK = "@@"  # at the end of a piece that its word goes on after
 
 
 def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
@@ -33,7 +39,7 @@ class Bilingual:
     def __init__(self, steps: Steps, dest: Path, langs: tuple[str, str], workers: int):
         self.steps, self.dest, self.langs, self.workers = steps, dest, langs, workers
 
-    def tokenise(self, subset: str, lines: dict[str, Lines], tool: Moses, chain: Chain) -> tuple[Path, int]:
+    def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
         """The tokenised text, and its sentences.
 
         lines: language -> its raw lines. UserError if the languages have not as many.
@@ -43,10 +49,10 @@ class Bilingual:
         for lang, path in zip(self.langs, sides(prefix, self.langs), strict=True):
 
             def make(lang=lang, path=path) -> dict:
-                tokens = tool.process(lines[lang](), lang, chain, self.workers, path.name)
+                tokens = map_lines(partial(line_function, lang, chain), lines[lang](), self.workers, path.name)
                 return {"sentences": write_lines(path, tokens)}
 
-            settings = {"chain": chain.as_json(), "tools": tool.versions()}
+            settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
             counts[lang] = self.steps.run(f"tokenise.{subset}.{lang}", [path], settings, make)["sentences"]
         if len(set(counts.values())) > 1:
             said = ", ".join(f"{count:,} in {lang}" for lang, count in counts.items())
@@ -71,20 +77,20 @@ class Bilingual:
 
         self.steps.run("references", [folder], {}, make)
 
-    def clean(self, stage: str, texts: Texts, tool: Moses, limits: Limits) -> tuple[Texts, dict[str, int]]:
+    def clean(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
         """The texts without the pairs outside the limits, and how many pairs are left of each."""
         folder = self._stage(stage)
 
         def make() -> dict:
             counts = {}
             with whole(folder) as part:
-                part.mkdir(parents=True)
                 for subset, prefix in texts.items():
-                    tool.clean(self.langs, prefix, part / subset, limits)
-                    counts[subset] = sum(1 for _ in read_lines(sides(part / subset, self.langs)[0]))
+                    kept = clean(read_pairs(*sides(prefix, self.langs)), limits)
+                    counts[subset] = write_columns(sides(part / subset, self.langs), kept)
             return counts
 
-        counts = self.steps.run(stage, [folder], {"limits": str(limits), "tools": tool.versions()}, make)
+        settings = {"limits": str(limits), "tools": {"sacremoses": version("sacremoses")}}
+        counts = self.steps.run(stage, [folder], settings, make)
         return {subset: folder / subset for subset in texts}, counts
 
     def hold_out(self, train: Path, every: int) -> tuple[Texts, dict[str, int]]:
@@ -112,7 +118,7 @@ class Bilingual:
         """DEST/text/codes: subword-nmt's codes, learnt on both languages together."""
         codes = self.dest / "text" / "codes"
         self.steps.run(
-            "learn-bpe", [codes], {"merges": merges}, lambda: bpe.learn(sides(train, self.langs), merges, codes)
+            "learn-bpe", [codes], {"merges": merges}, lambda: learn_bpe(sides(train, self.langs), merges, codes)
         )
         return codes
 
@@ -126,7 +132,7 @@ class Bilingual:
             ):
                 counts[subset][lang] = self.steps.run(
                     f"apply-bpe.{subset}.{lang}", [dest], {},
-                    lambda text=text, dest=dest: bpe.apply(codes, text, dest, self.workers),
+                    lambda text=text, dest=dest: apply_bpe(codes, text, dest, self.workers),
                 )  # fmt: skip
         return {subset: folder / subset for subset in texts}, counts
 
@@ -151,3 +157,114 @@ class Bilingual:
 
     def _stage(self, name: str) -> Path:
         return self.dest / "text" / name
+
+
+class Tokenised:
+    """What is in `folder`; UserError if files are missing.
+
+    texts: subset in fairseq's names -> prefix; names: subset -> the name it has in the folder. Validation and test sets
+    may be several, as test.NAME.de; the one without a name comes first, the others by name. codes, dictionary: the
+    files `codes` and `dict.txt`, None where they are not.
+    """
+
+    def __init__(self, folder: Path, langs: tuple[str, str]):
+        self.folder, self.langs = folder, langs
+        self.texts: dict[str, Path] = {}
+        self.names: dict[str, str] = {}
+        for split in ("train", "valid", "test"):
+            for number, name in enumerate(self._names(split)):
+                subset = f"{split}{number or ''}"
+                self.texts[subset], self.names[subset] = folder / name, name
+        codes, dictionary = folder / "codes", folder / "dict.txt"
+        self.codes = codes if codes.is_file() else None
+        self.dictionary = dictionary if dictionary.is_file() else None
+        if self.dictionary and not self.codes:
+            raise UserError(f"{dictionary}: goes with the BPE codes it was made with; put them beside it as {codes}")
+
+    def _names(self, split: str) -> list[str]:
+        found = {
+            lang: {path.name.removesuffix(f".{lang}") for path in self.folder.glob(f"{split}*.{lang}")}
+            for lang in self.langs
+        }
+        found = {lang: {name for name in names if f"{name}.".startswith(f"{split}.")} for lang, names in found.items()}
+        for lang, other in (self.langs, self.langs[::-1]):
+            if missing := found[lang] - found[other]:
+                raise UserError(f"{self.folder / min(missing)}.{other}: no such file; {min(missing)}.{lang} is there")
+        names = sorted(found[self.langs[0]])  # the name without a suffix is the shortest, so the first
+        if not names or (split == "train" and names != ["train"]):
+            expected = " and ".join(f"{split}.{lang}" for lang in self.langs)
+            raise UserError(f"--from {self.folder}: holds no {expected}" + (" alone" if names else ""))
+        return names
+
+    def files(self) -> list[Path]:
+        """All of them: texts in both languages, and codes and dictionary where they are."""
+        texts = [path for prefix in self.texts.values() for path in sides(prefix, self.langs)]
+        return texts + [path for path in (self.codes, self.dictionary) if path]
+
+    def state(self) -> dict[str, list[int] | None]:
+        """File -> size and time of change."""
+        return {path.name: file_state(path) for path in self.files()}
+
+    def check(self) -> dict[str, int]:
+        """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""
+        if self.codes:
+            _check_codes(self.codes)
+        return {subset: self._check(prefix) for subset, prefix in self.texts.items()}
+
+    def _check(self, prefix: Path) -> int:
+        pairs = read_pairs(*sides(prefix, self.langs))
+        count = 0
+        for pair in islice(pairs, LOOKED_AT):
+            count += 1
+            for lang, line in zip(self.langs, pair, strict=True):
+                if f"{MARK} " in line:
+                    raise UserError(
+                        f"{prefix}.{lang}, line {count}: is in BPE pieces already; give the text before that "
+                        "(fairseq's prepare-iwslt14.sh leaves it in the folder tmp)"
+                    )
+        return count + sum(1 for _ in pairs)
+
+
+def learn_bpe(texts: list[Path], merges: int, dest: Path) -> None:
+    """`merges` merge operations, fewer if no pair of symbols occurs twice any more, from the words of all texts.
+
+    dest: subword-nmt's codes, a merge a line; Sennrich et al. 2016 (arXiv 1508.07909).
+    """
+    from subword_nmt import learn_bpe as learning
+
+    learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
+    lines = chain.from_iterable(read_lines(text) for text in texts)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with whole(dest) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
+        learning.learn_bpe(lines, file, merges)
+
+
+def apply_bpe(codes: Path, text: Path, dest: Path, workers: int) -> dict[str, int]:
+    """Writes `text` in pieces; their numbers: "sentences", "pieces", "types"."""
+    pieces, types = 0, set()
+
+    def counted(lines):
+        nonlocal pieces
+        for line in lines:
+            words = line.split()
+            pieces += len(words)
+            types.update(words)
+            yield line
+
+    lines = map_lines(partial(_segmenter, codes), read_lines(text), workers, text.name)
+    return {"sentences": write_lines(dest, counted(lines)), "pieces": pieces, "types": len(types)}
+
+
+def _segmenter(codes: Path) -> Callable[[str], str]:
+    """line of words -> line of pieces, by the codes in a file."""
+    from subword_nmt.apply_bpe import BPE
+
+    with open(codes, encoding="utf-8", newline="\n") as file:
+        return BPE(file, separator=MARK).process_line
+
+
+def _check_codes(path: Path) -> None:
+    """UserError if these are no codes of subword-nmt."""
+    for number, line in enumerate(read_lines(path), 1):
+        if len(line.strip("\r ").split(" ")) != 2:
+            raise UserError(f"{path}, line {number}: is no merge operation; give the codes that subword-nmt learnt")

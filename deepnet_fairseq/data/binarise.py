@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import die_with_parent
+from .lines import die_with_parent
 
 TYPES = re.compile(r"\] Dictionary: (\d+) types")
 COUNTS = r"(\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced"

@@ -14,29 +14,15 @@ prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags
         echo deepnet prepare "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
     elif [ -f "$dest/recipe.json" ] && [ -d "$dest/bin" ]; then
         step "corpus $recipe, as it was prepared"  # with flags of the user's own, perhaps
-    elif [ -n "$smoke" ]; then
-        prepare_miniature "$recipe" "$dest" "$@"
     else
-        step "corpus $recipe"
-        deepnet prepare "$recipe" "$dest" "$@"
+        step "corpus $recipe${smoke:+ in miniature}"
+        deepnet prepare "$recipe" "$dest" ${smoke:+--miniature} "$@"
     fi
     multilingual "$recipe"
     pieces=sentencepiece
     if [ "${#directions[@]}" -eq 0 ] && ! grep -q -s ▁ "${data%%:*}"/dict.*.txt; then
         pieces=subword_nmt
     fi
-}
-
-prepare_miniature() {  # prepare_miniature RECIPE DEST FLAGS...: from a server on this machine that ends with the script
-    local recipe="$1" dest="$2" url
-    shift 2
-    step "corpus $recipe in miniature"
-    # its standard input is this shell's end of a pipe: it ends with the script, however that ends
-    coproc MINIATURE { exec deepnet serve-miniature "$recipe" "$@" --folder "$out/data/served" --until-stdin-closes; }
-    read -r url <&"${MINIATURE[0]}" || fail "deepnet serve-miniature $recipe failed"
-    deepnet prepare "$recipe" "$dest" --mirror "$url" --miniature "$@"
-    eval "exec ${MINIATURE[1]}>&-"
-    wait "$MINIATURE_PID" || true
 }
 
 multilingual() {  # a corpus with pairs.txt is of several directions: each source begins with the target language's tag

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one GET request.
+    """What happens to one request.
 
     status, headers: answered instead of the file
     after: body bytes after which it ends: `then` "close", "reset" (RST instead of FIN) or "stall" (nothing more comes)
@@ -31,45 +31,38 @@ class Fault:
     piece: int = 1 << 16
 
 
-FINE = Fault()
-
-
 class Loopback:
     """What is served and what was asked.
 
     files: path -> bytes
-    faults: path -> faults, one a GET request, then none; itertools.repeat(fault) for ever
+    faults: path -> faults, one a request, then none; itertools.repeat(fault) for ever
     headers: path -> headers of every answer, such as ETag or Content-Type
     ignores_range: paths of which the whole is always sent; ignores_if_range: the range, whatever the version
-    no_head: paths that answer HEAD with 405
     no_length: paths sent without Content-Length, so that only the end of the connection ends them
-    asked: (method, path, headers) in the order they came; sent: path -> body bytes
+    asked: (path, headers) in the order they came; sent: path -> body bytes
     """
 
-    def __init__(self, files: dict[str, bytes], address: tuple[str, int]):
-        self.files, self.address = dict(files), address
+    def __init__(self, files: dict[str, bytes], port: int):
+        self.files, self.port = dict(files), port
         self.faults: dict[str, Iterable[Fault]] = {}
         self.headers: dict[str, dict[str, str]] = defaultdict(dict)
         self.ignores_range: set[str] = set()
         self.ignores_if_range: set[str] = set()
-        self.no_head: set[str] = set()
         self.no_length: set[str] = set()
-        self.asked: list[tuple[str, str, dict]] = []
+        self.asked: list[tuple[str, dict]] = []
         self.sent: Counter[str] = Counter()
         self.closing = threading.Event()
 
     def url(self, path: str = "") -> str:
-        return f"http://{self.address[0]}:{self.address[1]}{path}"
+        return f"http://127.0.0.1:{self.port}{path}"
 
     def ranges(self, path: str) -> list[str | None]:
-        """The Range header of each GET of `path`."""
-        return [headers.get("Range") for method, asked, headers in self.asked if (method, asked) == ("GET", path)]
+        """The Range header of each request for `path`."""
+        return [headers.get("Range") for asked, headers in self.asked if asked == path]
 
     def next_fault(self, path: str) -> Fault:
-        faults = self.faults.setdefault(path, ())
-        if not isinstance(faults, Iterator):
-            faults = self.faults[path] = iter(faults)
-        return next(faults, FINE)
+        self.faults[path] = iter(self.faults.get(path, ()))
+        return next(self.faults[path], Fault())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -79,22 +72,22 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self.serve(Fault(status=405) if self.path in self.state.no_head else FINE)
-
     def do_GET(self):
-        self.serve(self.state.next_fault(self.path))
-
-    def serve(self, fault: Fault) -> None:
-        state, path = self.state, self.path
-        state.asked.append((self.command, path, dict(self.headers)))
-        body = state.files.get(path)
-        if body is None or fault.status:
-            self.answer(fault.status or 404, fault.headers, b"")
-            return
-        headers = dict(state.headers[path])
-        status, body = self.part_of(body, headers)
-        self.answer(status, headers, body, fault)
+        state, path, fault = self.state, self.path, self.state.next_fault(self.path)
+        state.asked.append((path, dict(self.headers)))
+        status, headers, body = fault.status or 404, dict(fault.headers), b""
+        if path in state.files and not fault.status:
+            headers = dict(state.headers[path])
+            status, body = self.part_of(state.files[path], headers)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if path in state.no_length:
+            self.close_connection = True
+        else:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.send(body, fault)
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -108,36 +101,23 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
         return 206, body[start:]
 
-    def answer(self, status: int, headers: dict, body: bytes, fault: Fault = FINE) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if self.path in self.state.no_length:
-            self.close_connection = True
-        else:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.send(body, fault)
-
     def send(self, body: bytes, fault: Fault) -> None:
-        end = len(body) if fault.after is None else min(fault.after, len(body))
+        self.close_connection |= fault.after is not None
+        body = body[: fault.after]
         try:
-            for start in range(0, end, fault.piece):
-                piece = body[start : min(start + fault.piece, end)]
+            for start in range(0, len(body), fault.piece):
+                piece = body[start : start + fault.piece]
                 self.wfile.write(piece)
                 self.state.sent[self.path] += len(piece)
                 time.sleep(fault.pause)
         except OSError:  # the other side has had enough
             self.close_connection = True
-        if fault.after is not None:
-            self.close_connection = True
-            if fault.then == "stall":
-                self.state.closing.wait(30)
-            if fault.then == "reset":
-                time.sleep(0.05)  # what was sent arrives
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.connection.close()
+        if fault.after is not None and fault.then == "stall":
+            self.state.closing.wait(30)
+        if fault.after is not None and fault.then == "reset":
+            time.sleep(0.05)  # what was sent arrives
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
 
 class _Server(ThreadingHTTPServer):
@@ -155,7 +135,7 @@ class _Server(ThreadingHTTPServer):
 def serve(files: dict[str, bytes]):
     """A Loopback that answers on a port of its own until the end of the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
-    state = Loopback(files, server.server_address)
+    state = Loopback(files, server.server_port)
     server.RequestHandlerClass = type("Handler", (_Handler,), {"state": state})
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -1,10 +1,39 @@
-"""Miniatures of the corpora: generated archives in the formats of the published ones, and a server for them.
+"""Miniatures of the corpora: generated archives in the formats of the published ones, where downloads would lie.
 
-All text is in the embedded artificial language (`data/language`). What a recipe downloads lies in a folder under
-HOST/PATH of its address, with the checksums in SHA256SUMS, as on a mirror (`remote.download`).
+All text is in the embedded artificial language (`data/language`); a miniature has the same bytes each time.
 """
 
-from .folder import build
-from .server import serve
+from __future__ import annotations
 
-__all__ = ["build", "serve"]
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...atomic_output import whole
+from ..download import RemoteFile
+from . import bilingual, multilingual
+
+ARCHIVES = {  # pattern of an address -> its content, of the pattern's groups
+    r"/iwslt14/de-en\.tgz$": bilingual.iwslt14,
+    r"statmt\.org/.*/([^/]+\.tgz)$": bilingual.wmt,
+    r"/opus-100-corpus-(\w+-\w+)-v1\.0\.tar\.gz$": multilingual.opus100,
+    r"/OPUS-(\w+)/[^/]+/moses/(\w+-\w+)\.txt\.zip$": multilingual.opus,
+    r"/flores101_dataset\.tar\.gz$": multilingual.flores,
+    r"/opus-100-corpus-zeroshot-v1\.0\.tar\.gz$": multilingual.zero_shot,
+}
+
+
+def archive(url: str) -> bytes:
+    """The miniature of what lies at an address."""
+    return next(make(*found.groups()) for pattern, make in ARCHIVES.items() if (found := re.search(pattern, url)))
+
+
+def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
+    """Name -> path in `folder`; what is there already stays."""
+    paths = {file.name: folder / file.name for file in files}
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if not paths[file.name].exists():
+            with whole(paths[file.name]) as part:
+                part.write_bytes(archive(file.urls[0]))
+    return paths

@@ -14,13 +14,12 @@ CHECKSUMS = {  # those that OpenAI's tiktoken holds its downloads against
 }
 
 
-def fetch_gpt2(folder: Path, mirror: str | None = None) -> dict[str, Path]:
+def fetch_gpt2(folder: Path) -> dict[str, Path]:
     """Name -> path in `folder`, fetched unless they are there; UserError if no address gives them."""
-    from ..remote.download import fetch_all
-    from ..remote.source import RemoteFile
+    from ..download import RemoteFile, fetch_all
 
     files = [
         RemoteFile(name, tuple(f"{place}/{name}" for place in PLACES), checksum=checksum, origin="tiktoken")
         for name, checksum in CHECKSUMS.items()
     ]
-    return fetch_all(files, folder, mirror)
+    return fetch_all(files, folder)

@@ -15,9 +15,8 @@ from fairseq.data import Dictionary
 from ...atomic_output import check_folder, whole
 from ...errors import UserError
 from ..binarise import binarise_plain
-from ..lines import read_lines, write_lines
+from ..lines import map_lines, read_lines, write_lines
 from ..prepare import sentencepiece_model
-from ..processes import map_lines
 from .segmenter import Segmenter
 
 TRAINED_ON = 10_000_000  # lines drawn for SentencePiece

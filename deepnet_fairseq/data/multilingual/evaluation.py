@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..remote.archive import unpack
-from ..remote.digest import digest
-from ..remote.download import fetch_all
-from ..remote.source import RemoteFile
+from ..archive import unpack
+from ..download import RemoteFile, digest, fetch_all
 from ..steps import Steps
 from .languages import FLORES
 from .pair_text import Sentences, file_state, read_lines, read_pairs
@@ -35,7 +33,7 @@ class Evaluation:
 
     dest: Path
     downloads: Path
-    mirror: str | None
+    miniature: bool
     folder: Path | None
 
     def fetch(self) -> dict[str, dict]:
@@ -44,7 +42,7 @@ class Evaluation:
         folders = [self.dest / "evaluation" / name for name in ("flores101", "opus100")]
 
         def make() -> dict:
-            found = fetch_all(files, self.downloads, self.mirror)
+            found = fetch_all(files, self.downloads, self.miniature)
             for path, folder in zip(found.values(), folders, strict=True):
                 unpack(path, folder, lambda name: "/dev/" in name or "/devtest/" in name or "zero-shot" in name)
             return {

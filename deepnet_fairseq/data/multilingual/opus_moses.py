@@ -7,11 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from ...errors import UserError
-from ..remote.archive import stream_lines
-from ..remote.digest import note_of
-from ..remote.download import fetch
-from ..remote.progress import say
-from ..remote.source import RemoteFile
+from ..archive import stream_lines
+from ..download import RemoteFile, fetch_all, say
 from .pair_text import Sentences, align, one_line, parse_pair
 
 SITE = "https://object.pouta.csc.fi"
@@ -28,16 +25,17 @@ def archive_of(corpus: str, pair: str) -> RemoteFile:
 class Archives:
     """Those of one pair, fetched when they are first read; a corpus that does not have the pair is passed over."""
 
-    def __init__(self, pair: str, downloads: Path, mirror: str | None):
-        self.pair, self.downloads, self.mirror = pair, downloads, mirror
+    def __init__(self, pair: str, downloads: Path, miniature: bool):
+        self.pair, self.downloads, self.miniature = pair, downloads, miniature
 
     @cached_property
     def paths(self) -> dict[str, Path]:
         """corpus -> archive. UserError if no corpus has the pair."""
         paths = {}
         for corpus in VERSIONS:
+            file = archive_of(corpus, self.pair)
             try:
-                paths[corpus] = fetch(archive_of(corpus, self.pair), self.downloads, self.mirror)
+                paths[corpus] = fetch_all([file], self.downloads, self.miniature)[file.name]
             except UserError as error:
                 if ": 404 " not in str(error):
                     raise
@@ -64,9 +62,7 @@ class Archives:
         return sum(path.stat().st_size for path in self.paths.values()) // ZIPPED
 
     def remove(self) -> None:
-        """Deletes what was fetched, and what was noted of it; the next reading fetches anew."""
+        """Deletes what was fetched; the next reading fetches anew."""
         for corpus in VERSIONS:
-            path = self.downloads / archive_of(corpus, self.pair).name
-            path.unlink(missing_ok=True)
-            note_of(path).unlink(missing_ok=True)
+            (self.downloads / archive_of(corpus, self.pair).name).unlink(missing_ok=True)
         self.__dict__.pop("paths", None)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from ...errors import UserError
-from ..remote.digest import digest
-from ..remote.disk import need_space
-from ..remote.download import fetch_all
-from ..remote.progress import amount
-from ..remote.source import RemoteFile
+from ..download import RemoteFile, amount, digest, fetch_all, locked, need_space
 from ..steps import Steps, read_json, write_json
-from .destination import claimed, outputs
 
-LIKELY = "sacremoses and the Perl tokeniser differ in a few lines; --moses DIR uses the original"
-FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--vocab", "shards": "--shards",
+LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
+FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "shards": "--shards",
          "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
 
 
@@ -26,15 +23,13 @@ FLAGS = {"pairs": "--pairs", "moses": "--moses", "text": "--from", "vocab": "--v
 class Options:
     """What `deepnet prepare` was asked for; None where the recipe's own value holds.
 
-    dest: the folder to fill; mirror: see remote/mirror.py; miniature: the files are generated ones; pairs: as "de-en";
-    vocab: BPE merges or SentencePiece pieces; temperature: see multilingual/temperature.py.
+    dest: the folder to fill; miniature: the files are generated ones; pairs: as "de-en"; vocab: BPE merges or
+    SentencePiece pieces; temperature: of the sampling of languages, for the vocabulary.
     """
 
     dest: Path
     downloads: Path
-    mirror: str | None = None
     miniature: bool = False
-    moses: Path | None = None
     workers: int = 1
     pairs: tuple[str, ...] | None = None
     text: Path | None = None  # --from: a folder of text that is tokenised already
@@ -102,7 +97,9 @@ class Recipe(ABC):
         self.check(options)
         with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
             settings, summary = self.settings(options), options.dest / "recipe.json"
-            if (whole := read_json(summary)).get("settings") == settings and whole["outputs"] == outputs(options.dest):
+            whole = read_json(summary)
+            same = settings.items() <= whole.get("settings", {}).items()  # one made before had more of them
+            if same and whole["outputs"] == outputs(options.dest):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
@@ -137,9 +134,7 @@ class Recipe(ABC):
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
 
         def make() -> dict:
-            if files and options.miniature and not (options.mirror or os.environ.get("DEEPNET_MIRROR")):
-                raise UserError(f"--miniature: needs --mirror URL, as `deepnet serve-miniature {self.name}` prints it")
-            found = fetch_all(files, options.downloads, options.mirror)
+            found = fetch_all(files, options.downloads, options.miniature)
             return {
                 file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
                 for file, path in zip(files, found.values(), strict=True)
@@ -193,3 +188,33 @@ class Recipe(ABC):
 def versions(*packages: str) -> dict[str, str]:
     """Python packages -> the versions that are installed."""
     return {package: version(package) for package in packages}
+
+
+@contextmanager
+def claimed(dest: Path, what: str) -> Iterator[None]:
+    """DEST is ours while this runs, once no other process works in it; UserError if it holds something else."""
+    mark = dest / "steps" / "recipe"
+    if not mark.exists():
+        if dest.exists() and not dest.is_dir():
+            raise UserError(f"{dest}: is there and no folder; name another")
+        others = {path.name for path in dest.iterdir()} - {"downloads", "steps"} if dest.is_dir() else set()
+        if others:
+            raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
+        mark.parent.mkdir(parents=True, exist_ok=True)
+    with locked(dest / "steps" / "lock"):
+        held = mark.read_text().strip() if mark.exists() else what
+        if held != what:
+            raise UserError(f"{dest}: holds {held}, not {what}; name another folder")
+        mark.write_text(f"{what}\n")
+        try:
+            yield
+        except BaseException:
+            if not [path for path in dest.rglob("*") if path.is_file() and path.name not in ("recipe", "lock")]:
+                mark.unlink()  # nothing came of it: nobody's
+            raise
+
+
+def outputs(dest: Path) -> dict[str, int]:
+    """Path -> bytes of all that makes up a prepared corpus: copying it, or removing what led to it, changes nothing."""
+    files = [file for name in ("bin", "reference") for file in sorted((dest / name).rglob("*")) if file.is_file()]
+    return {os.fspath(file.relative_to(dest)): file.stat().st_size for file in files}

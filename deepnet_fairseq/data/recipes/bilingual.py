@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
-from ..bilingual import Bilingual, Texts
-from ..cleaning import Limits
-from ..moses import Chain, moses
+from ..bilingual import Bilingual, Texts, Tokenised
+from ..moses import Chain, Limits
 from ..steps import Steps, remove
-from ..tokenised import Tokenised
 from .base import Options, Recipe, versions
 
 MINIATURE_MERGES = 500
+HEADERS = ("<url>", "<talkid>", "<keywords>")
+TITLES = re.compile("</?(?:title|description)>")
+SEGMENT = "<seg id"
+OPENING, CLOSING = re.compile(r'<seg id="[0-9]*">\s*'), re.compile(r"\s*</seg>\s*")
 
 
 class BilingualRecipe(Recipe):
@@ -24,7 +27,7 @@ class BilingualRecipe(Recipe):
     Cleaning is done on words, before BPE, or on pieces, after it; merges: of a BPE on both languages together.
     """
 
-    takes = frozenset({"moses", "text", "vocab"})
+    takes = frozenset({"text", "vocab"})
     langs: tuple[str, str]  # source and target
     merges: int
     chain: Chain  # for training text, and for a validation set of its own
@@ -54,8 +57,7 @@ class BilingualRecipe(Recipe):
         return 5 * sum(path.stat().st_size for path in Tokenised(options.text, self.langs).files())
 
     def tools(self, options: Options) -> dict[str, str]:
-        tool = {} if options.text and not options.moses else moses(options.moses).versions()
-        return tool | versions("subword-nmt", "fairseq-fixed")
+        return versions(*(() if options.text else ("sacremoses",)), "subword-nmt", "fairseq-fixed")
 
     def check(self, options: Options) -> None:
         super().check(options)
@@ -94,11 +96,11 @@ class BilingualRecipe(Recipe):
         }  # fmt: skip
 
     def _tokenised(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
-        tool, texts = moses(options.moses), {}
+        texts = {}
         for subset in ("train", "test") if self.every else ("train", "valid", "test"):
             lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
             chain = self.test_chain if subset == "test" else self.chain
-            texts[subset], count = work.tokenise(subset, lines, tool, chain)
+            texts[subset], count = work.tokenise(subset, lines, chain)
             self.report(options, "training text" if subset == "train" else subset, count)
         published = {lang: partial(self.published, lang, files) for lang in self.langs}
         work.references("test", published, count)
@@ -115,7 +117,7 @@ class BilingualRecipe(Recipe):
     def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
         """Without what is too long, and with a validation set."""
         if self.words:
-            kept, counts = work.clean("clean", {"train": texts["train"]}, moses(options.moses), self.words)
+            kept, counts = work.clean("clean", {"train": texts["train"]}, self.words)
             texts = texts | kept
             self.report(options, "clean", counts["train"])
         if self.every and options.text is None:
@@ -129,7 +131,7 @@ class BilingualRecipe(Recipe):
         if self.pieces:
             held_out = {"train", "valid"} if given is None and self.every else {"train"}
             chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
-            texts = texts | work.clean("clean-pieces", chosen, moses(options.moses), self.pieces)[0]
+            texts = texts | work.clean("clean-pieces", chosen, self.pieces)[0]
         found = work.binarise(texts, codes, given and given.dictionary)
         counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
         for subset, count in counts.items():
@@ -143,3 +145,27 @@ class BilingualRecipe(Recipe):
             unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
             print(f"| {subset}: unknown are {unknown}")
         return counts | {"text": found["text"], "dictionary": found["types"]}
+
+
+# The text within the tags of WIT3's and WMT's files, exactly as fairseq's scripts take it out of them.
+
+
+def training_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Sentences, titles and descriptions of the talks of a train.tags file (WIT3)."""
+    for line in lines:
+        if not any(tag in line for tag in HEADERS):
+            yield TITLES.sub("", line)
+
+
+def segments(lines: Iterable[str]) -> Iterator[str]:
+    """Sentences of an XML or SGML file, to be tokenised: with typewriter apostrophes."""
+    for line in lines:
+        if SEGMENT in line:
+            yield CLOSING.sub("", OPENING.sub("", line)).replace("’", "'")
+
+
+def published_segments(lines: Iterable[str]) -> Iterator[str]:
+    """The same sentences as published, as a reference: entities stay, as in sacreBLEU's copies of the test sets."""
+    for line in lines:
+        if SEGMENT in line:
+            yield " ".join(CLOSING.sub("", OPENING.sub("", line)).split())

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from ..cleaning import Limits
-from ..markup import published_segments, segments, training_lines
-from ..moses import Chain
-from ..remote.archive import stream_lines
-from ..remote.source import RemoteFile
+from ..archive import stream_lines
+from ..download import RemoteFile
+from ..moses import Chain, Limits
 from .base import Options
-from .bilingual import BilingualRecipe
+from .bilingual import BilingualRecipe, published_segments, segments, training_lines
 
 ARCHIVE = "de-en.tgz"
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")

@@ -13,12 +13,12 @@ from itertools import combinations
 from pathlib import Path
 
 from ...errors import UserError
+from ..download import RemoteFile
 from ..multilingual.evaluation import FLORES_101, ZERO_SHOT, Evaluation
 from ..multilingual.mined import clean
 from ..multilingual.opus_moses import VERSIONS, Archives, archive_of
 from ..multilingual.pair_text import PairText, Sentences, parse_pair
 from ..multilingual.recipe import MultilingualRecipe
-from ..remote.source import RemoteFile
 from ..steps import Steps
 from .base import Options
 
@@ -68,11 +68,11 @@ class M2m102(MultilingualRecipe):
 
     def evaluation(self, options: Options) -> Evaluation:
         """Its test sets, which are fetched before any pair."""
-        return Evaluation(options.dest, options.downloads, options.mirror, options.text)
+        return Evaluation(options.dest, options.downloads, options.miniature, options.text)
 
     def text(self, options: Options, pair: str) -> PairText:
         evaluation, langs = self.evaluation(options), parse_pair(pair)
-        archives = Archives(pair, options.downloads, options.mirror)
+        archives = Archives(pair, options.downloads, options.miniature)
         subsets = {"train": partial(_train, archives, evaluation)} | evaluation.subsets(langs)
         state = {"corpora": VERSIONS, "miniature": options.miniature} | evaluation.state(langs)
         return PairText(langs, subsets, state, archives.lines, archives.remove)

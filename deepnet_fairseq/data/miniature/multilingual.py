@@ -1,29 +1,36 @@
-"""Pairs of OPUS in the Moses format, Flores-101, and OPUS-100's zero-shot sets, for any languages asked for."""
+"""Many languages: OPUS-100, an archive a pair; pairs of OPUS in the Moses format, Flores-101, zero-shot test sets."""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from itertools import combinations, islice
 
 from ..multilingual.evaluation import FLORES_SPLITS, ZERO_SHOT_LANGUAGES
 from ..multilingual.languages import FLORES
-from .archives import lines, tar_gz, zipped
-from .text import split
+from ..recipes.opus100 import WITHOUT_TEST
+from .text import lines, split, tar_gz, zipped
 
+OPUS_100 = {"de-en": 3000, "en-fr": 1500, "en-ru": 750}  # sentence pairs to train on
+SMALL = 150  # of the other pairs
 SIZES = {"CCMatrix": 2000, "CCAligned": 1000, "Tatoeba": 300}  # sentence pairs fit for training
 LESS = 2  # times fewer where German is not among the two
-HELD_OUT = 100  # of Flores' dev and devtest each, and of a zero-shot pair
+HELD_OUT = 100  # of a dev and of a test set each
 
 
-def archive(url: str) -> bytes:
-    """Bytes of what lies at that address: a zip of OPUS, Flores-101 or the zero-shot sets."""
-    if url.endswith("/flores101_dataset.tar.gz"):
-        return tar_gz(_flores())
-    if url.endswith("/opus-100-corpus-zeroshot-v1.0.tar.gz"):
-        return tar_gz(_zero_shot())
-    corpus, source, target = re.search(r"/OPUS-(\w+)/[^/]+/moses/(\w+)-(\w+)\.txt\.zip$", url).groups()
-    return zipped(_opus(corpus, (source, target)))
+def opus100(pair: str) -> bytes:
+    """Bytes of opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
+    langs = tuple(pair.split("-"))
+    wanted = {"train": OPUS_100.get(pair, SMALL)}
+    if pair not in WITHOUT_TEST:
+        wanted |= {"dev": HELD_OUT, "test": HELD_OUT}
+    members = {}
+    for subset, rows in split(f"opus-100 {pair}", langs, wanted).items():
+        if subset == "train":
+            rows.insert(len(rows) // 2, ("", *rows[0][1:]))
+        for side, lang in enumerate(langs):
+            path = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{subset}.{lang}"
+            members[path] = lines([row[side] for row in rows])
+    return tar_gz(members)
 
 
 def sizes(langs: tuple[str, str]) -> dict[str, int]:
@@ -31,12 +38,14 @@ def sizes(langs: tuple[str, str]) -> dict[str, int]:
     return {corpus: size // (1 if "de" in langs else LESS) for corpus, size in SIZES.items()}
 
 
-def _opus(corpus: str, langs: tuple[str, str]) -> dict[str, str]:
-    rows, pair = _rows(langs), "-".join(langs)
+def opus(corpus: str, pair: str) -> bytes:
+    """Bytes of CORPUS/.../PAIR.txt.zip."""
+    langs = tuple(pair.split("-"))
+    rows = _rows(langs)
     end = sum(islice(sizes(langs).values(), list(SIZES).index(corpus) + 1))
     rows = _unfit(langs, rows) + rows[end - sizes(langs)[corpus] : end]
     texts = {f"{corpus}.{pair}.{lang}": lines([row[side] for row in rows]) for side, lang in enumerate(langs)}
-    return texts | {"README": f"A miniature of {corpus}, in artificial languages.\n", "LICENSE": "CC0\n"}
+    return zipped(texts | {"README": f"A miniature of {corpus}, in artificial languages.\n", "LICENSE": "CC0\n"})
 
 
 @cache
@@ -60,18 +69,18 @@ def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
     return split("flores", tuple(FLORES), {"dev": HELD_OUT, "test": HELD_OUT})
 
 
-def _flores() -> dict[str, str]:
-    """The same sentences in every language."""
+def flores() -> bytes:
+    """Bytes of flores101_dataset.tar.gz: the same sentences in every language."""
     members = {"flores101_dataset/README": "A miniature of Flores-101, in artificial languages.\n"}
     for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
         for side, code in enumerate(FLORES.values()):
             text = lines([row[side] for row in _flores_rows()[subset]])
             members[f"flores101_dataset/{folder}/{code}.{folder}"] = text
-    return members
+    return tar_gz(members)
 
 
-def _zero_shot() -> dict[str, str]:
-    """The same sentences for every two of the languages."""
+def zero_shot() -> bytes:
+    """Bytes of opus-100-corpus-zeroshot-v1.0.tar.gz: the same sentences for every two of the languages."""
     rows = split("zero-shot", ZERO_SHOT_LANGUAGES, {"test": HELD_OUT})["test"]
     members = {}
     for pair in combinations(range(len(ZERO_SHOT_LANGUAGES)), 2):
@@ -79,4 +88,4 @@ def _zero_shot() -> dict[str, str]:
         for side in pair:
             path = f"opus-100-corpus/v1.0/zero-shot/{name}/opus.{name}-test.{ZERO_SHOT_LANGUAGES[side]}"
             members[path] = lines([row[side] for row in rows])
-    return members
+    return tar_gz(members)

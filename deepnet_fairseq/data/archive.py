@@ -1,0 +1,89 @@
+"""Archives: unpacked into a folder, whole and with nothing outside, or read line by line without unpacking."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from posixpath import normpath
+
+from ..atomic_output import whole
+from ..errors import UserError
+from .download import need_space, writing
+
+BLOCK = 1 << 20
+
+
+def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
+    """The files of a compressed tar whose names are `wanted`, in the folder `dest`.
+
+    UserError, and nothing of `dest`: a member would get outside, or is neither file nor folder (a link might lead
+    there); the archive is broken or cut off; it unpacks to more than the disk has free; nothing in it is wanted.
+    """
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        _reading(archive),
+        _tar(archive) as tar,
+        whole(dest) as part,
+        writing(dest, "free some space, or name another place"),
+    ):
+        part.mkdir()
+        for member in tar:
+            if member.isdir() or not wanted(normpath(member.name)):
+                continue
+            if not member.isreg():
+                raise UserError(f"{archive}: {member.name!r} is no ordinary file; get the archive from a better place")
+            need_space(part, member.size, str(archive))
+            tar.extract(member, part, filter="data")
+        if not any(part.iterdir()):
+            raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
+        while tar.fileobj.read(BLOCK):  # type: ignore[union-attr]  # on to the checksum of the compression
+            pass
+
+
+def stream_lines(archive: Path, member: str) -> Iterator[str]:
+    """The lines of one member of a zip or compressed tar, without their "\\n", unpacked only as they are read (UTF-8).
+
+    UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
+    """
+    with _reading(archive), _member(archive, member) as body, io.TextIOWrapper(body, "utf-8", newline="\n") as text:
+        for line in text:
+            yield line.removesuffix("\n")
+
+
+@contextmanager
+def _member(archive: Path, name: str):
+    if archive.name.endswith(".zip"):
+        with zipfile.ZipFile(archive) as content, content.open(name) as body:  # which checks its CRC at its end
+            yield body
+    else:
+        with _tar(archive) as tar:
+            found = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
+            if found is None:
+                raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
+            yield tar.extractfile(found)
+
+
+def _tar(archive: Path) -> tarfile.TarFile:
+    """Compressed ones alone: they end in a checksum, which tells that they are whole; tarfile itself looks for none."""
+    kind = archive.suffix.replace(".tgz", ".gz").removeprefix(".")
+    if kind not in ("gz", "bz2", "xz"):
+        raise UserError(f"{archive}: is no archive by its name; known are .tar.gz, .tgz, .tar.bz2, .tar.xz and .zip")
+    return tarfile.open(archive, f"r:{kind}")  # type: ignore[call-overload]  # a mode that is put together
+
+
+@contextmanager
+def _reading(archive: Path):
+    """Whatever the readers say of an archive that is none, broken or too short, as a UserError."""
+    if not archive.is_file():
+        raise UserError(f"{archive}: is not there; fetch it first")
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # besides their own they raise EOFError, zlib.error, OSError, ValueError, RuntimeError
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{archive}: cannot be unpacked ({why}); remove it and fetch it again") from error

@@ -1,0 +1,103 @@
+"""Moses' way of tokenising and cleaning: sacremoses, and what it lacks.
+
+Where it differs from the Perl originals: docs/corpora.md, "sacremoses and the Perl originals".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+# What Perl's \s matches; Python's also matches \x1c to \x1f.
+SPACE = re.compile("[\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+LONGEST_WORD = 1000  # characters
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is done to a line, in this order; tokenising, with special characters escaped, always is.
+
+    normalise: normalize-punctuation.perl, then remove-non-printing-char.perl; aggressive: tokenizer.perl -a, which
+    splits at hyphens; lowercase: lowercase.perl.
+    """
+
+    normalise: bool = False
+    aggressive: bool = False
+    lowercase: bool = False
+
+    def __str__(self) -> str:
+        normalise = "normalise punctuation, remove what is not printed, " if self.normalise else ""
+        aggressive = ", splitting at hyphens" if self.aggressive else ""
+        return f"{normalise}tokenise{aggressive}{', lower-case' if self.lowercase else ''}"
+
+
+def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
+    """line in `lang` ("de") -> line, for one process: its objects are slow to make."""
+    import regex
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    functions = []
+    if chain.normalise:
+        functions.append(MosesPunctNormalizer(lang, perl_parity=True).normalize)
+        functions.append(partial(regex.compile(r"\p{C}").sub, " "))
+    functions.append(
+        partial(MosesTokenizer(lang).tokenize, aggressive_dash_splits=chain.aggressive, return_str=True, escape=True)
+    )
+    if chain.lowercase:
+        functions.append(lowercase)
+
+    def function(line: str) -> str:
+        for each in functions:
+            line = each(line)
+        return line
+
+    return function
+
+
+def lowercase(line: str) -> str:
+    """Perl's lc, which knows no final sigma."""
+    return "".join(map(str.lower, line)) if "Σ" in line else line.lower()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """ratio: how many times as many words one side may have as the other; least and most: words of each side."""
+
+    ratio: float
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most} words, at most {self.ratio:g} times as many on one side"
+
+
+def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
+    """The pairs within the limits, white space made single blanks.
+
+    A bar, Moses' separator of factors, is removed unless the first pair has one, and is then taken for that separator.
+    """
+    factored = None
+    for pair in pairs:
+        if factored is None:
+            factored = any("|" in line for line in pair)
+        kept = tuple(_normal(line, factored) for line in pair)
+        if _fit(kept, limits):
+            yield kept
+
+
+def _normal(line: str, factored: bool) -> str:
+    return SPACE.sub(" ", line if factored else line.replace("|", "")).strip(" ")
+
+
+def _fit(pair: tuple[str, str], limits: Limits) -> bool:
+    words = [line.split(" ") for line in pair if line]
+    if len(words) < 2:
+        return False
+    first, second = map(len, words)
+    if not (limits.least <= min(first, second) and max(first, second) <= limits.most):
+        return False
+    if max(first, second) / min(first, second) > limits.ratio:
+        return False
+    return all(len(factor) <= LONGEST_WORD for side in words for word in side for factor in word.split("|"))

@@ -1,1 +1,0 @@
-"""Files that lie elsewhere: fetched, verified, unpacked; whole under their name, or not there."""
