@@ -39,12 +39,13 @@ def _check_parent(flag: str, path: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path):
+def whole(path: Path, follow: bool = True):
     """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
 
-    Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it.
+    Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it. follow: if `path` is
+    a link it stays, and what it points to is replaced; else the link is.
     """
-    path = path.resolve()  # a link stays, what it points to is replaced
+    path = path.resolve() if follow else path
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part

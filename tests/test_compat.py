@@ -9,8 +9,8 @@ import torch
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 
+from deepnet_fairseq import compat
 from deepnet_fairseq.checkpoints.atomic import SaveError
-from deepnet_fairseq.compat import noise
 from deepnet_fairseq.errors import UserError, user_error_line
 
 
@@ -54,7 +54,7 @@ def test_the_line_for_a_user():
 def test_only_known_messages_are_silenced(recwarn):
     import warnings
 
-    noise.silence()
+    compat.silence()
     warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
     warnings.warn("something new", stacklevel=1)
     assert [str(w.message) for w in recwarn if w.category is UserWarning] == ["something new"]

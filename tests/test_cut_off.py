@@ -7,9 +7,9 @@ import time
 import pytest
 
 from .faults import states
+from .faults.campaign import Training, make_data
 from .faults.hosts import two_hosts
 from .faults.log import Log
-from .faults.training import Training, make_data
 from .support.helpers import run
 
 TIMEOUT = 5  # seconds, --heartbeat-timeout

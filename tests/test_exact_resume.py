@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 
-from deepnet_fairseq.checkpoints import half_precision
+from deepnet_fairseq.checkpoints import exact_resume
 
 from .conftest import TRAIN_FLAGS
 from .faults import states
@@ -101,14 +101,14 @@ def test_float32_weights_and_loss_scale_go_on(flat):
     """What rounds to the same weights is told apart; the scale grows when it would have."""
     params = [torch.randn(3, 2).half(), torch.randn(5).half()]
     first, second = Optimiser(params, flat), Optimiser(params, flat)
-    for value in half_precision.weights(first):
+    for value in exact_resume.weights(first):
         value.mul_(1 + 1e-5)
     for _ in range(3):
         first.scaler.update()
-    state = half_precision._state_dict(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
-    half_precision._load_state_dict(lambda *_: None, second, state)
-    assert all(map(torch.equal, half_precision.weights(first), half_precision.weights(second)))
-    assert not torch.equal(half_precision.weights(second)[0], params[0].float())
+    state = exact_resume._state_dict(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
+    exact_resume._load_state_dict(lambda *_: None, second, state)
+    assert all(map(torch.equal, exact_resume.weights(first), exact_resume.weights(second)))
+    assert not torch.equal(exact_resume.weights(second)[0], params[0].float())
     second.scaler.loss_scale = first.scaler.loss_scale
     scales = []
     for scaler in (first.scaler, second.scaler):
@@ -121,5 +121,5 @@ def test_float32_weights_and_loss_scale_go_on(flat):
 def test_weights_of_another_model_are_not_taken():
     first, second = (Optimiser([torch.randn(4).half()], flat=False) for _ in range(2))
     before = second.fp32_params[0].detach().clone()
-    half_precision._load_state_dict(lambda *_: None, second, {half_precision.WEIGHTS: half_precision.weights(first)})
+    exact_resume._load_state_dict(lambda *_: None, second, {exact_resume.WEIGHTS: exact_resume.weights(first)})
     assert torch.equal(second.fp32_params[0], before)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from .faults import states
-from .faults.log import Log
+from .faults.log import FAILED, Log
 from .support.helpers import ROOT
 
 HISTORY = [{"num_updates": 6, "lr_scheduler_state": {"best": None}}]
@@ -94,7 +94,7 @@ def test_log_tells_phase_saves_and_numbers(tmp_path):
             file.write(f"2026-01-01 00:00:00 | INFO | {line}\n")
         log.read()
         assert (log.phase(), log.saved()) == (phase, saved), line
-    assert log.failed_saves() == 1
+    assert log.count(FAILED) == 1
     assert log.rows() == {
         ("train_inner", "3"): {"loss": "8.1", "num_updates": "3"},
         ("valid", "3"): {"valid_loss": "7.9", "valid_num_updates": "3"},

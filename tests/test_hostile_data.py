@@ -6,7 +6,7 @@ import shutil
 import numpy
 import pytest
 
-from deepnet_fairseq.compat.data import binarised as compat
+from deepnet_fairseq.compat import data as compat
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from deepnet_fairseq.analysis.logs import read_log
 from deepnet_fairseq.bench import lengths
-from deepnet_fairseq.compat.data.binarised import check_mapped
-from deepnet_fairseq.compat.literals import LONGEST, literal
+from deepnet_fairseq.compat.data import check_mapped
+from deepnet_fairseq.compat.yaml_config import LONGEST, literal
 from deepnet_fairseq.data.lines import read_lines, write_lines
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plan.flags import parse

@@ -11,7 +11,7 @@ import time
 import pytest
 from torch.utils.data._utils import signal_handling
 
-from deepnet_fairseq.checkpoints import choice, signals
+from deepnet_fairseq.checkpoints import integrity, training
 
 from .conftest import TRAIN_FLAGS
 from .support.lives import TINY, live, rows
@@ -26,13 +26,13 @@ def said(log) -> list[str]:
     return [line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.checkpoints" in line or "error:" in line]
 
 
-@pytest.mark.parametrize("kind", signals.ANSWERED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", training.ANSWERED, ids=lambda kind: kind.name)
 def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     """After the very update, and the next start goes on from there; none of it is repeated."""
     log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
     assert live(log, *command, at=("update", 3), kind=kind) == 128 + kind
     path = tmp_path / "run" / LAST
-    assert choice.updates(path) == 3
+    assert integrity.updates(path) == 3
     assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
     assert live(tmp_path / "second", *command) == 0
     assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
@@ -55,7 +55,7 @@ def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
         f"the last save failed: {save}/checkpoint_2_12.pt: could not be saved (File too large); {start}"
     )
     assert "Traceback" not in log.read_text() and [name for kind, name in rows(log) if kind == "train_inner"][-1] == 12
-    assert live(log, *command, "--max-update", "12") == 0 and choice.updates(save / LAST) == 12
+    assert live(log, *command, "--max-update", "12") == 0 and integrity.updates(save / LAST) == 12
 
 
 def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
@@ -70,7 +70,7 @@ def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
     (line,) = said(log)
     assert line.startswith(f"{save / LAST}: truncated or damaged (the checksum of ")
     assert line.endswith(f"is another); resuming from {save}/checkpoint_previous.pt")
-    assert choice.updates(save / LAST) == 9 and [n for kind, n in rows(log) if kind == "train_inner"][4:8] == [
+    assert integrity.updates(save / LAST) == 9 and [n for kind, n in rows(log) if kind == "train_inner"][4:8] == [
         5,
         6,
         7,
@@ -87,9 +87,9 @@ def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
 @pytest.fixture
 def watched():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground
-    signals.watch()
+    training.watch()
     yield
-    signals.unwatch()
+    training.unwatch()
     signal.signal(signal.SIGINT, before)
 
 
@@ -97,8 +97,8 @@ def test_second_signal_ends_at_once():
     """But not its echo: a scheduler tells torchrun and its processes, and torchrun tells them again."""
     for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
         if not (child := os.fork()):
-            signals.ECHO = 0.1
-            signals.watch()
+            training.ECHO = 0.1
+            training.watch()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(pause)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -108,9 +108,9 @@ def test_second_signal_ends_at_once():
 
 def test_handlers_are_those_before(watched):
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert signals.received() == signal.SIGUSR1 and signals.watching()
-    signals.unwatch()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not signals.watching()
+    assert training.received() == signal.SIGUSR1 and training._before
+    training.unwatch()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training._before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -128,7 +128,7 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker = fork.Process(target=_load_data, args=(ready,))
     worker.start()
     assert ready.wait(10)
-    for kind in signals.ANSWERED:
+    for kind in training.ANSWERED:
         if not os.fork():
             os.kill(worker.pid, kind)
             os._exit(0)

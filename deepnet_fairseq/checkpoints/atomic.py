@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
+from ..atomic_output import whole
 from ..errors import UserError
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
-LEFTOVERS = ("checkpoint*.pt.part", "checkpoint*.pt.tmp", "crash.pt.part", "crash.pt.tmp")  # .tmp: fairseq's own
+LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own
 _cleaned: set[Path] = set()
 _spoilt: set[Path] = set()
 
@@ -60,19 +61,15 @@ def new_file(path: str | Path) -> Iterator[Path]:
     the process is killed, the old files are there as they were.
     """
     path = Path(path)
-    part = path.with_name(f"{path.name}.part")
     _clean(path.parent)
     try:
-        yield part
-        sync(part)
-        keep_previous(path)
-        os.replace(part, path)
+        with whole(path, follow=False) as part:
+            yield part
+            sync(part)
+            keep_previous(path)
         sync(path.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
         raise SaveError(path, error) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     _spoilt.discard(path)
 
 
@@ -82,17 +79,14 @@ def keep_previous(path: str | Path) -> None:
     if not path.name.startswith(LAST) or path in _spoilt or not path.is_file():
         return
     previous = previous_of(path)
-    part = previous.with_name(f"{previous.name}.part")
-    part.unlink(missing_ok=True)
-    try:
+    if previous.exists() and previous.samefile(path):  # killed between the two names
+        return
+    with whole(previous, follow=False) as part:
         try:
             os.link(path, part)
         except OSError:  # a file system without links
             shutil.copyfile(path, part)
             sync(part)
-        os.replace(part, previous)
-    finally:
-        part.unlink(missing_ok=True)  # os.replace leaves it where both were one file already
 
 
 def previous_of(path: Path) -> Path:
@@ -119,7 +113,6 @@ def _clean(folder: Path) -> None:
     if folder in _cleaned:
         return
     _cleaned.add(folder)
-    for pattern in LEFTOVERS:
-        for leftover in folder.glob(pattern):
-            with suppress(OSError):
-                leftover.unlink()
+    for leftover in (file for pattern in LEFTOVERS for file in folder.glob(pattern)):
+        with suppress(OSError):
+            leftover.unlink()

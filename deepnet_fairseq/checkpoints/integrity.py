@@ -1,25 +1,32 @@
-"""Is a checkpoint as it was written? torch stores a checksum for every tensor and does not look at it."""
+"""Is a checkpoint as it was written, and which one does a training resume from? The last, or the newest that is whole.
+
+torch stores a checksum for every tensor and does not look at it.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import torch
 
 from ..errors import UserError
+from . import atomic
 
+log = logging.getLogger(__name__)
+DEFAULT = "checkpoint_last.pt"  # of --restore-file
+NUMBERED = r"checkpoint(?:(\d+)|_(\d+)_(\d+)){}\.pt"  # the end of an epoch; an update in it
+BEST = r"checkpoint(?:_best|\.best_.+){}\.pt"
 BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch < 1.6: a pickle, without checksums
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
-HEADER = struct.Struct("<4s5H3L2H")  # in front of a member: magic number, ..., lengths of its name and of more
 FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
-PIECE = 2**22  # bytes
 # what else belongs to a checkpoint: each gets the path of a file that is whole and returns None or what is wrong
 FURTHER_CHECKS: list[Callable[[Path], str | None]] = []
 
@@ -50,39 +57,75 @@ def _of_file(path: Path, version: tuple) -> str | None:
             start = file.read(len(BEFORE_ZIP))
             if not start:
                 return "it is empty"
-            return None if start == BEFORE_ZIP else _of_archive(path, file)
+            if start == BEFORE_ZIP:
+                return None
+            with zipfile.ZipFile(file) as archive:
+                return _of_archive(path, archive)
     except UNREADABLE as error:
         return str(error).split("\n")[0] or type(error).__name__
 
 
-def _of_archive(path: Path, file: IO[bytes]) -> str | None:
-    """Every member where torch would read it: its checksum, and no other length than torch would take."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-    reader = torch._C.PyTorchFileReader(str(path))
-    names = {info.filename.partition("/")[2]: info for info in members}
-    if len(names) < len(members) or names.keys() != set(reader.get_all_records()):
+def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
+    """The table of contents is the one torch reads, and every member what its checksum and header say."""
+    members = archive.infolist()
+    names = {info.filename.partition("/")[2] for info in members}
+    if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
         return "its table of contents is broken"
-    for name, info in names.items():
+    for info in members:
         if info.compress_type or info.compress_size != info.file_size or info.external_attr & FOLDER:
-            return f"{name} is not stored as torch does"
-        file.seek(info.header_offset)
-        magic, *_, long, more = HEADER.unpack(file.read(HEADER.size))
-        named, start = file.read(long), reader.get_record_offset(name)  # type: ignore[attr-defined]  # not in torch's stubs
-        if (
-            magic != b"PK\3\4"
-            or named != info.orig_filename.encode()
-            or start != info.header_offset + HEADER.size + long + more
-        ):
-            return f"the header of {name} is broken"
-        file.seek(start)
-        if _checksum(file, info.file_size) != info.CRC:
-            return f"the checksum of {name} is another"
-    return None
+            return f"{info.filename.partition('/')[2]} is not stored as torch does"
+    broken = archive.testzip()
+    return broken and f"the checksum of {broken.partition('/')[2]} is another"
 
 
-def _checksum(file: IO[bytes], size: int) -> int:
-    found = 0
-    while size > 0 and (piece := file.read(min(size, PIECE))):
-        found, size = zlib.crc32(piece, found), size - len(piece)
-    return found
+def other_than_last(folder: Path, suffix: str) -> Path | None:
+    """The checkpoint to resume from if it is not checkpoint_last; None: take that, or there is none at all.
+
+    suffix: of this process's files, mostly "". Says in a line what was passed over; UserError if none is whole.
+    """
+    last = folder / f"{atomic.LAST}{suffix}.pt"
+    reason = damage(last) if last.is_file() else "missing"
+    if reason is None:
+        return None
+    others = earlier(folder, suffix)
+    if reason == "missing" and not others:
+        return None
+    said = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
+    atomic.spoilt(last)
+    for path in others:
+        if found := damage(path):
+            log.warning(f"{path}: truncated or damaged too ({found})")
+        else:
+            log.warning(f"{said}; resuming from {path}")
+            return path
+    raise UserError(
+        f"{said}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name one "
+        "by --restore-file, or start over with another --save-dir"
+    )
+
+
+def earlier(folder: Path, suffix: str) -> list[Path]:
+    """The checkpoints of the folder but the last one, the newest first, the best by validation at the end."""
+    files = list(folder.iterdir()) if folder.is_dir() else []
+    previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]
+    numbered, best = (re.compile(pattern.format(re.escape(suffix))) for pattern in (NUMBERED, BEST))
+    by_number = {path: _number(match) for path in files if (match := numbered.fullmatch(path.name))}
+    in_order = sorted(by_number, key=by_number.get, reverse=True)
+    scored = [path for path in files if best.fullmatch(path.name)]
+    newest = sorted(previous + in_order[:1], key=updates, reverse=True)
+    return newest + in_order[1:] + sorted(scored, key=updates, reverse=True)
+
+
+def updates(path: Path) -> int:
+    """The updates a checkpoint has had; -1 if it does not say. Reads little of it."""
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return state["optimizer_history"][-1]["num_updates"]
+    except Exception:  # of whatever a damaged file makes torch raise
+        return -1
+
+
+def _number(match: re.Match) -> tuple[int, int, int]:
+    """The end of an epoch comes after every update in it."""
+    epoch, within, update = match.groups()
+    return (int(epoch), 1, 0) if epoch else (int(within), 0, int(update))

@@ -1,30 +1,44 @@
-"""The saves of a training: one that fails is a line in the log, not the end of the run."""
+"""The saves of a training: one that fails is a line in the log, not the end of the run.
+
+`--write-checkpoints-asynchronously`: files are written while the training goes on, one save at a time, in order, and
+what they replace goes when they are whole. fairseq's flag of that name needs the package iopath, and then writes no
+copies: checkpoint_last.pt would never be.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from fairseq import checkpoint_utils
+from fairseq.checkpoint_utils import checkpoint_paths
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..errors import UserError
-from . import atomic, background, choice, holding, retention
+from . import atomic, holding, integrity
 from .atomic import SaveError
 
 log = logging.getLogger(__name__)
+RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
+Job = Callable[[], object]
 _in_background = False
 _failure: SaveError | None = None  # of the latest save
+_held: list[Job] | None = None  # of the save that is being put together for the background
+_thread: threading.Thread | None = None
 
 
 def install() -> None:
-    """Patches how fairseq's checkpoints are written; may be called again."""
+    """Patches how fairseq's checkpoints are written and copied; may be called again."""
+    wrap(PathManager, "copy", _copy)
     wrap(checkpoint_utils, "torch_persistent_save", _persist)
     wrap(checkpoint_utils, "save_checkpoint", _save)
     wrap(Trainer, "save_checkpoint", _lose_no_error)
@@ -45,22 +59,78 @@ def begin(original, cfg) -> None:
 
 def check(trainer) -> None:
     """Waits for what is still being written; UserError on all ranks if the latest save failed."""
-    background.wait()
+    wait()
     failure = agreement.from_first(lambda: _failure and f"the last save failed: {_failure}; {_left(trainer.cfg)}")
     if failure:
         raise UserError(failure)
 
 
+def do(job: Job) -> None:
+    """Does `job` now, or, while a save is being put together for the background, when its turn comes."""
+    if _held is None or threading.current_thread() is not threading.main_thread():
+        job()
+    else:
+        _held.append(job)
+
+
+def in_background() -> bool:
+    """Is a save being put together for the background? Then what it holds must not change with the training."""
+    return _held is not None
+
+
+@contextmanager
+def held() -> Iterator[list[Job]]:
+    """Jobs given to `do` meanwhile are not done but come in the list."""
+    global _held
+    _held = jobs = []
+    try:
+        yield jobs
+    finally:
+        _held = None
+
+
+def start(jobs: list[Job], failed: Callable[[Exception], None]) -> None:
+    """Does the jobs in a thread of their own, until one raises, which `failed` is told; the ones before are over."""
+    global _thread
+    wait()
+    _thread = threading.Thread(target=_work, args=(jobs, failed), name="checkpoint")
+    _thread.start()
+
+
+def wait() -> None:
+    """Returns when everything is written."""
+    global _thread
+    if _thread is not None:
+        _thread.join()
+        _thread = None
+
+
+def _work(jobs: list[Job], failed: Callable[[Exception], None]) -> None:
+    try:
+        while jobs:
+            jobs.pop(0)()  # and lets go of the state it held
+    except Exception as error:
+        failed(error)
+
+
 def _persist(original, obj, filename, async_write: bool = False) -> None:
     if isinstance(filename, (str, Path)) and PathManager.supports_rename(str(filename)):
-        background.do(lambda: atomic.save(obj, filename))
+        do(lambda: atomic.save(obj, filename))
     else:
         original(obj, filename)
 
 
+def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
+    """fairseq copies the file of a save over others, checkpoint_last.pt among them: killed there, a run has lost it."""
+    if not PathManager.supports_rename(dst_path):
+        return original(src_path, dst_path, overwrite=overwrite)
+    do(lambda: atomic.copy(src_path, dst_path))
+    return dst_path
+
+
 def _save(original, cfg, trainer, epoch_itr, val_loss):
     global _failure
-    background.wait()
+    wait()
     if _in_background and not trainer.cfg.distributed_training.use_sharded_state:  # whose ranks write themselves
         return _save_in_background(original, cfg, trainer, epoch_itr, val_loss)
     try:
@@ -74,19 +144,39 @@ def _save(original, cfg, trainer, epoch_itr, val_loss):
 def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
     """Old checkpoints go when the new one is whole."""
     keep_all = copy.deepcopy(cfg)
-    for rule in retention.RULES:
-        if rule != "keep_best_checkpoints":  # which says too that the best are saved under names of their own
-            setattr(keep_all, rule, -1)
+    for rule in RULES[:2]:  # the third says too that the best are saved under names of their own
+        setattr(keep_all, rule, -1)
     mid_epoch, suffix = not epoch_itr.end_of_epoch(), trainer.checkpoint_suffix
     try:
-        with background.held() as jobs:
+        with held() as jobs:
             path = original(keep_all, trainer, epoch_itr, val_loss)
     except OSError as error:
         return _failed(cfg, error)
     if jobs:
-        jobs += [partial(retention.remove, cfg, suffix, mid_epoch), partial(_succeeded, path)]
-        background.start(jobs, partial(_failed, cfg))
+        start([*jobs, partial(remove_old, cfg, suffix, mid_epoch), partial(_succeeded, path)], partial(_failed, cfg))
     return path
+
+
+def remove_old(cfg, suffix: str, mid_epoch: bool) -> None:
+    """Removes what --keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints keep no longer.
+
+    cfg: fairseq's config of checkpoints; suffix: of this process's files; mid_epoch: was the save one between two ends
+    of an epoch?
+    """
+    gone = []
+    if mid_epoch and cfg.keep_interval_updates > 0:
+        found = checkpoint_paths(cfg.save_dir, rf"checkpoint_\d+_(\d+){suffix}\.pt", keep_match=True)
+        every = cfg.keep_interval_updates_pattern
+        gone += [path for path, update in found if every == -1 or update % every != 0][cfg.keep_interval_updates :]
+    if cfg.keep_last_epochs > 0:
+        gone += checkpoint_paths(cfg.save_dir, rf"checkpoint(\d+){suffix}\.pt")[cfg.keep_last_epochs :]
+    if cfg.keep_best_checkpoints > 0:
+        best = rf"checkpoint\.best_{cfg.best_checkpoint_metric}_(\d+\.?\d*){suffix}\.pt"
+        ranked = checkpoint_paths(cfg.save_dir, best)
+        gone += ranked[:: 1 if cfg.maximize_best_checkpoint_metric else -1][cfg.keep_best_checkpoints :]
+    for path in gone:
+        with suppress(OSError):
+            os.remove(path)
 
 
 def _succeeded(path: str) -> None:
@@ -97,9 +187,8 @@ def _succeeded(path: str) -> None:
 
 def _failed(cfg, error: Exception) -> None:
     global _failure
-    _failure = (
-        error if isinstance(error, SaveError) else SaveError(getattr(error, "filename", None) or cfg.save_dir, error)
-    )
+    path = getattr(error, "filename", None) or cfg.save_dir
+    _failure = error if isinstance(error, SaveError) else SaveError(path, error)
     log.warning(f"{_failure}; the training goes on, {_left(cfg)}")
 
 
@@ -108,7 +197,7 @@ def _left(cfg) -> str:
     cfg = getattr(cfg, "checkpoint", cfg)
     folder, suffix = Path(cfg.save_dir), cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"
-    there = [last] if last.is_file() else choice.earlier(folder, suffix)
+    there = [last] if last.is_file() else integrity.earlier(folder, suffix)
     return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"
 
 

@@ -1,26 +1,38 @@
-"""Around fairseq-train's loop: a signal stops it with a checkpoint, a failed last save is no success."""
+"""Around fairseq-train's loop: a signal stops it with a checkpoint, a failed last save is no success.
+
+SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
+import multiprocessing
+import os
 import signal
 import sys
-from contextlib import contextmanager
+import threading
+import time
 from pathlib import Path
 
 from fairseq import checkpoint_utils, utils
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
+from torch.utils.data._utils import signal_handling
 
 from ..compat.wrapping import wrap
 from ..distributed import agreement
 from ..divergence.event import Diverged
 from ..errors import UserError
-from . import atomic, background, catching_up, choice, holding, integrity, process_state, retention, saving, signals
+from . import atomic, exact_resume, holding, integrity, saving
 
 log = logging.getLogger(__name__)
+ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
+ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, and passed on by torchrun
+_first: dict[int, float] = {}  # signal -> when it came
+_answered: set[int] = set()  # by the end of the process, which is near
+_before: dict[int, object] = {}  # signal -> handler, while a training is watched over
 
 
 class Stopped(Exception):
@@ -28,7 +40,8 @@ class Stopped(Exception):
 
 
 def install() -> None:
-    """Patches fairseq-train's loop, and what it loads; may be called again."""
+    """Patches fairseq-train's loop, what it loads, and how processes that load data end; may be called again."""
+    wrap(signal_handling, "_set_worker_signal_handlers", _spare_worker)
     wrap(utils, "import_user_module", _import)
     wrap(checkpoint_utils, "load_checkpoint", _load)
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _verified)
@@ -59,22 +72,22 @@ def _verified(original, path, *args, **kwargs):
 
 def _load(original, cfg, trainer, **kwargs):
     """Of what --restore-file names, or of the newest checkpoint that is whole."""
-    background.wait()
+    saving.wait()
     trainer.over = None
-    if cfg.restore_file == choice.DEFAULT:
+    if cfg.restore_file == integrity.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := agreement.from_first(lambda: str(choice.other_than_last(folder, suffix) or "")):
+        if path := agreement.from_first(lambda: str(integrity.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / choice.DEFAULT).exists()
+    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / integrity.DEFAULT).exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
-            signals.watch()  # it may validate
-            losses, over = catching_up.catch_up(trainer, extra_state)
+            watch()  # it may validate
+            losses, over = exact_resume.catch_up(trainer, extra_state)
             trainer.over = (losses, over) if over else None
-        if process_state.between_epochs(extra_state) and metrics.get_meters("train"):
+        if exact_resume.between_epochs(extra_state) and metrics.get_meters("train"):
             metrics.reset_meters("train")
     return extra_state, epoch_itr
 
@@ -85,7 +98,7 @@ def _train(original, cfg, trainer, task, epoch_itr):
     ended = True
     try:
         if over is None:
-            signals.watch()
+            watch()
             over = original(cfg, trainer, task, epoch_itr)
         last = epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
         ended = over[1] or last or trainer.get_lr() <= cfg.optimization.stop_min_lr
@@ -97,7 +110,7 @@ def _train(original, cfg, trainer, task, epoch_itr):
         raise
     finally:
         if ended:
-            signals.unwatch()
+            unwatch()
             holding.release()
 
 
@@ -117,34 +130,75 @@ def _valid_step(original, trainer, *args, **kwargs):
 
 
 def _stop_if_told(trainer) -> None:
-    if signals.watching() and agreement.largest(signals.received(), trainer.device):
+    if _before and agreement.largest(received(), trainer.device):
         raise Stopped
 
 
 def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
-    kind, cfg = agreement.largest(signals.received(), trainer.device), copy.deepcopy(trainer.cfg.checkpoint)
+    kind, cfg = agreement.largest(received(), trainer.device), copy.deepcopy(trainer.cfg.checkpoint)
     name, updates = signal.Signals(kind).name, trainer.get_num_updates()
     cfg.no_epoch_checkpoints, cfg.no_last_checkpoints, cfg.save_interval_updates = True, False, 0
-    for rule in retention.RULES:
+    for rule in saving.RULES:
         setattr(cfg, rule, -1)
-    with _unfinished(end_of_epoch):
+    exact_resume.unfinished = end_of_epoch
+    try:
         checkpoint_utils.save_checkpoint(cfg, trainer, epoch_itr, None)
-        try:
-            saving.check(trainer)
-        except UserError as error:
-            raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
+        saving.check(trainer)
+    except UserError as error:
+        raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
+    finally:
+        exact_resume.unfinished = None
     agreement.meet()  # torchrun ends them all as soon as one does
     path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
     log.info(f"stopped by {name} after update {updates}: {saved}")
-    signals.answer(kind)
+    _answered.add(kind)
     raise SystemExit(128 + kind)
 
 
-@contextmanager
-def _unfinished(end_of_epoch: bool):
-    process_state.unfinished = end_of_epoch
-    try:
-        yield
-    finally:
-        process_state.unfinished = None
+def received() -> int:
+    """The number of the signal that came first, or 0."""
+    return next(iter(_first), 0)
+
+
+def watch() -> None:
+    """From now on signals are noticed; a second one of a kind does what it does by default. In the main thread only."""
+    if not _before and threading.current_thread() is threading.main_thread():
+        _first.clear()
+        _before.update({kind: signal.signal(kind, _notice) for kind in ANSWERED})
+
+
+def unwatch() -> None:
+    """The handlers that were there before; none for a signal that is answered by the end of the process.
+
+    For when one rank has ended, torchrun sends the others the same signal again.
+    """
+    while _before:
+        kind, handler = _before.popitem()
+        signal.signal(kind, signal.SIG_IGN if kind in _answered else handler)
+
+
+def _notice(kind: int, frame) -> None:
+    now = time.monotonic()
+    if now - _first.setdefault(kind, now) > ECHO:
+        signal.signal(kind, signal.SIG_DFL)
+        os.kill(os.getpid(), kind)
+
+
+def _spare_worker(original) -> None:
+    """A process that loads data ends when its parent says so: a signal to all processes of a job is not for it.
+
+    It would die, and the training of its death, before that has saved.
+    """
+    original()
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, args=(multiprocessing.parent_process().pid,), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid in (parent, os.getpid()):
+            os._exit(0)

@@ -1,41 +1,82 @@
 """What fairseq needs on current Python and torch. Nothing else in the package patches anything.
 
 The user-dir is imported before arguments are parsed and before any checkpoint is opened (train, generate, interactive,
-validate) or before training starts (hydra-train), so what is put in place here holds for the whole run.
+validate) or before training starts (hydra-train), so what is put in place here holds for the whole run. Here, too, are
+the lines a user sees at every start and can do nothing about, silenced by their exact text.
 """
+
+import functools
+import logging
+import os
+import warnings
+
+FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+MESSAGES = (
+    # hydra 1.3 under fairseq's calls for hydra 1.0
+    r"\n?The version_base parameter is not specified",
+    r"hydra\.experimental\.\w+\(\) is no longer experimental",
+    r"\n?\s*The strict flag in the compose API is deprecated",
+    r"In 'config': Usage of deprecated keyword in package header",
+    r".*provides no value for the 'defaults' list",
+    r"\s*'config' is validated against ConfigStore schema with the same name",
+    # torch under fairseq's calls for older releases
+    r"'pin_memory' argument is set as true but no accelerator is found",
+    r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated",
+    r"`torch\.jit\.script(_method)?` is deprecated",
+    r"Support for mismatched key_padding_mask and attn_mask is deprecated",  # of fairseq's own transformer_lm
+)
+LOGGED = {  # logger -> how its messages begin
+    "matplotlib": ("Matplotlib created a temporary cache directory", "mkdir -p failed for path"),  # HOME not writable
+    "matplotlib.font_manager": ("generated new fontManager", "Matplotlib is building the font cache"),
+}
 
 
 def apply() -> None:
     """Idempotent: a process that imports the package twice under two names patches once."""
-    from . import noise
-
-    noise.silence()  # before fairseq is imported
+    silence()  # before fairseq is imported
     from .. import checkpoints, distributed, divergence
-    from . import arithmetic, command_line, launch, literals, moving_average, optimisers, pairing, tasks, yaml_config
-    from .checkpoints import copies, reading, shared_memory
-    from .data import batches, binarised, buckets, language_models, prefixes
+    from . import arithmetic, batches, command_line, data, launch, yaml_config
+    from . import checkpoints as files
 
-    noise.calm_root_logger()  # after
+    calm_root_logger()  # after
     arithmetic.flush_denormals()
-    batches.count_last_update()
-    batches.keep_last_batch()
-    batches.resume_on_any_number()
-    binarised.explain_broken_data()
-    buckets.bucket_lengths()
-    reading.allow_plain_data()
+    arithmetic.average_all_at_once()
+    arithmetic.bring_their_own_half_precision()
+    batches.lose_no_sentence()
+    data.explain_broken_data()
+    files.allow_plain_data()
     command_line.explain_mistakes()
-    copies.replace_in_one_move()
     distributed.install()
     divergence.install()
     checkpoints.install()
-    language_models.explain_mistakes()
     launch.start_and_watch()
-    literals.read_without_running()
-    moving_average.average_all_at_once()
-    optimisers.bring_their_own_half_precision()
-    shared_memory.keep_views()
-    tasks.accept_yaml()
-    pairing.refuse_misfits()
-    prefixes.explain_mistakes()
+    yaml_config.read_without_running()
+    files.keep_views()
     yaml_config.explain_mistakes()
-    reading.explain_unreadable_files()  # around what the rooms do to a checkpoint
+    command_line.refuse_misfits()
+    files.explain_unreadable_files()  # around what the rooms do to a checkpoint
+
+
+def silence() -> None:
+    """Warning filters, and loggers: one asks for tensorboardX whenever fairseq is imported. Idempotent."""
+    for message in MESSAGES:
+        warnings.filterwarnings("ignore", message=message)
+    # fairseq's unsigned offsets at an empty line, shifted by two tokens: used by nothing but "past" targets
+    overflow = "overflow encountered in scalar subtract"
+    warnings.filterwarnings("ignore", overflow, RuntimeWarning, r"fairseq\.data\.token_block_dataset")
+    for name, beginnings in LOGGED.items():
+        logging.getLogger(name).filters[:] = [functools.partial(_is_news, beginnings)]
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+
+def _is_news(beginnings: tuple[str, ...], record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(beginnings)
+
+
+def calm_root_logger() -> None:
+    """Back to INFO and fairseq's own format: importing fairseq sets the root logger to DEBUG."""
+    root = logging.getLogger()
+    if "LOGLEVEL" not in os.environ and root.level == logging.DEBUG:
+        root.setLevel(logging.INFO)
+        for handler in root.handlers:
+            handler.setFormatter(logging.Formatter(FORMAT, "%Y-%m-%d %H:%M:%S"))

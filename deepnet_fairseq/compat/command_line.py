@@ -11,33 +11,64 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from fairseq import options
+from fairseq import options, tasks
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.file_io import PathManager
 from fairseq.models import MODEL_REGISTRY
+from omegaconf import DictConfig
 
 from .. import archs, config
 from ..distributed.training import check_sharding
 from ..errors import UserError, user_error_line
 from ..methods import get_method
 from ..optim import deepnet_adam
-from . import pairing
-from .data import language_models
+from . import data
+from .wrapping import wrap
 
+# which of fairseq's tasks and losses go with which of our models; what is not named here goes with any
+TOKENS = ("cross_entropy", "label_smoothed_cross_entropy")
+MASKED = ("masked_lm", *TOKENS)
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {  # task -> its model, fairseq's losses of it; no losses: many
+    "translation": (archs.MODEL_NAME, ()),
+    "translation_multi_simple_epoch": (archs.MODEL_NAME, ()),
+    "multilingual_translation": (archs.MODEL_NAME, ()),
+    "language_modeling": (archs.LM, TOKENS),
+    "multilingual_language_modeling": (archs.LM, TOKENS),
+    "masked_lm": (archs.MASKED_LM, MASKED),
+    "multilingual_masked_lm": (archs.MASKED_LM, MASKED),
+    "sentence_prediction": (archs.MASKED_LM, ("sentence_prediction",)),
+    "sentence_ranking": (archs.MASKED_LM, ("sentence_ranking",)),
+}
+OWN = {
+    archs.MODEL_NAME: "translation",
+    archs.LM: "language_modeling",
+    archs.MASKED_LM: "masked_lm or sentence_prediction",
+}
+# losses that no translation model has the parts for
+NEVER = ("masked_lm", "sentence_prediction", "sentence_ranking", "adaptive_loss")
 PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASKED_LM: "roberta"}  # fairseq's
 
 
 def explain_mistakes() -> None:
     """Wraps fairseq's argument parser, options.parse_args_and_arch: a mistake ends in one line and status 2.
 
-    In fairseq's own programs an uncaught UserError is printed in one line too.
+    In fairseq's own programs an uncaught UserError is printed in one line too. Idempotent.
     """
-    if not hasattr(options.parse_args_and_arch, "__wrapped__"):
-        options.parse_args_and_arch = _careful(options.parse_args_and_arch)
+    wrap(options, "parse_args_and_arch", _careful)
     program = Path(sys.argv[0])
     if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
         sys.excepthook = _print_one_line
+
+
+def refuse_misfits() -> None:
+    """Wraps tasks.setup_task, for YAML and Python; the command line is checked when it is parsed. Idempotent.
+
+    fairseq pairs tasks, losses and models by what fails: a page of calls about an argument or an attribute.
+    """
+    wrap(tasks, "setup_task", _fitting)
 
 
 def _print_one_line(kind, error, traceback) -> None:
@@ -48,46 +79,38 @@ def _print_one_line(kind, error, traceback) -> None:
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
 
 
-def _careful(parse):
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
-        parser.error = functools.partial(_error, parser, sys.argv[1:] if input_args is None else input_args)
-        try:
-            result = parse(parser, input_args, *args, **kwargs)
-        except RuntimeError as error:
-            if str(error):
-                raise
-            parser.error("--arch: name an architecture; `deepnet archs` lists them")
-        except KeyError as error:
-            if error.args != (None,):
-                raise
-            parser.error("--task: name the one that the checkpoint was trained with")  # where none is usual
-        namespace = result[0] if isinstance(result, tuple) else result
-        try:
-            _undo_tpu(namespace)
-            _check(namespace)
-        except UserError as error:
-            parser.error(str(error))
-        return result
-
-    return parse_args_and_arch
-
-
-def _undo_tpu(args: argparse.Namespace) -> None:
-    """fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike."""
-    if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
-        args.tpu = False
+def _careful(parse, parser, input_args=None, *args, **kwargs):
+    parser.error = functools.partial(_error, parser, sys.argv[1:] if input_args is None else input_args)
+    try:
+        result = parse(parser, input_args, *args, **kwargs)
+    except RuntimeError as error:
+        if str(error):
+            raise
+        parser.error("--arch: name an architecture; `deepnet archs` lists them")
+    except KeyError as error:
+        if error.args != (None,):
+            raise
+        parser.error("--task: name the one that the checkpoint was trained with")  # where none is usual
+    namespace = result[0] if isinstance(result, tuple) else result
+    # fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike
+    if getattr(namespace, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
+        namespace.tpu = False
+    try:
+        _check(namespace)
+    except UserError as error:
+        parser.error(str(error))
+    return result
 
 
 def _check(args: argparse.Namespace) -> None:
     """Everything that can be known to fail before a file or folder is made."""
     task = getattr(args, "task", None)
-    pairing.check(getattr(args, "arch", None), task, getattr(args, "criterion", None))
-    language_models.check_settings(task, functools.partial(_get, args))
+    check_pair(getattr(args, "arch", None), task, getattr(args, "criterion", None))
+    data.check_settings(task, lambda name, default: getattr(args, name, default))
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
         if folder:
-            language_models.check_folder(task, folder, getattr(args, "regression_target", False))
+            data.check_folder(task, folder, getattr(args, "regression_target", False))
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
@@ -127,10 +150,6 @@ def _resumes(args: argparse.Namespace) -> bool:
 def _check_exists(flag: str, path: str | None) -> None:
     if path and not PathManager.exists(path):
         raise UserError(f"{flag} {path}: no such file or folder")
-
-
-def _get(args: argparse.Namespace, name: str, default: object = None) -> object:
-    return getattr(args, name, default)
 
 
 def _error(parser: argparse.ArgumentParser, given: list[str], message: str) -> None:
@@ -183,3 +202,35 @@ def peer_flags(model: str) -> set[str]:
 
 def _flags_of(kind: type) -> set[str]:
     return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}
+
+
+def check_pair(arch: str | None, task: str | None, criterion: str | None) -> None:
+    """UserError, naming the flag, for a task that `arch` is no model for, or a loss that the task has no use for."""
+    model = archs.MODELS.get(arch)
+    if model and task in TASKS and TASKS[task][0] != model:
+        raise UserError(f"--task {task}: --arch {arch} is trained by --task {OWN[model]}")
+    check_criterion(task, criterion)
+
+
+def check_criterion(task: str | None, criterion: str | None) -> None:
+    """The second half of `check_pair`, with its UserError, for programs that name no architecture."""
+    if task not in TASKS:
+        return
+    losses = TASKS[task][1]
+    if criterion in NEVER if not losses else criterion not in losses and _of_fairseq(criterion):
+        usual = losses[0] if losses else TOKENS[1]
+        raise UserError(f"--criterion {criterion}: --task {task} is trained by --criterion {usual}")
+
+
+def _of_fairseq(criterion: str | None) -> bool:
+    kind = CRITERION_REGISTRY.get(criterion)
+    return kind is not None and kind.__module__.startswith("fairseq.criterions.")
+
+
+def _fitting(setup, cfg, *args, **kwargs):
+    whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
+    if whole is not None and not kwargs.get("from_checkpoint"):
+        name = {section: getattr(whole.get(section), "_name", None) for section in ("model", "criterion")}
+        check_pair(name["model"], getattr(cfg, "_name", None), name["criterion"])
+        data.check_settings(cfg._name, cfg.get)
+    return setup(cfg, *args, **kwargs)

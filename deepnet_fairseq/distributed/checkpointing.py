@@ -8,7 +8,7 @@ from fairseq import checkpoint_utils, utils
 from fairseq.trainer import Trainer
 
 from ..checkpoints import integrity
-from ..checkpoints.half_precision import WEIGHTS
+from ..checkpoints.exact_resume import WEIGHTS
 from ..compat.wrapping import wrap
 from . import optimiser_state, shard_files
 from .training import sharded

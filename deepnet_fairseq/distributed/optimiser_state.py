@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoints.half_precision import WEIGHTS
+from ..checkpoints.exact_resume import WEIGHTS
 from . import rows
 
 Entry = dict[str, Any]

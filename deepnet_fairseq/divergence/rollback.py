@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 
-from ..checkpoints import atomic, background, choice, integrity
+from ..checkpoints import atomic, integrity, saving
 from ..distributed import agreement
 from ..errors import UserError
 from . import report, schedule
@@ -85,7 +85,7 @@ class Rollbacks:
         """
         if len(self.taken) >= self.limit or not self.home:
             return None
-        background.wait()  # what is written there may be what to go back to, or what failed
+        saving.wait()  # what is written there may be what to go back to, or what failed
         name = agreement.from_first(lambda: self._good(trainer, stop))
         if name is None or not all(agreement.gathered(self._make_last(trainer, name))):
             return None
@@ -132,7 +132,7 @@ class Rollbacks:
         bound = min([stop.weights - 1, *bounds])
         suffix, oldest = f"{trainer.checkpoint_suffix}.pt", None
         last = self.folder / f"{atomic.LAST}{suffix}"
-        for path in [last, *choice.earlier(self.folder, trainer.checkpoint_suffix)]:
+        for path in [last, *integrity.earlier(self.folder, trainer.checkpoint_suffix)]:
             if not 0 < (updates := _updates(path)) < stop.weights or integrity.damage(path):
                 continue
             if updates <= bound:
@@ -159,7 +159,7 @@ class Rollbacks:
     def _plain_resume(self):
         """The run's checkpoint settings, as if it had been started again."""
         cfg = copy.deepcopy(self.cfg.checkpoint)
-        cfg.restore_file, cfg.finetune_from_model, cfg.continue_once = choice.DEFAULT, None, None
+        cfg.restore_file, cfg.finetune_from_model, cfg.continue_once = integrity.DEFAULT, None, None
         for what in ("optimizer", "lr_scheduler", "meters", "dataloader"):
             cfg[f"reset_{what}"] = False
         return cfg
@@ -168,4 +168,4 @@ class Rollbacks:
 def _updates(path: Path) -> int:
     """Of a checkpoint; -1 if it cannot be read."""
     named = NUMBERED.match(path.name)
-    return int(named[1]) if named else choice.updates(path)
+    return int(named[1]) if named else integrity.updates(path)

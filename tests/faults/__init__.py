@@ -1,4 +1,1 @@
-"""Trainings that are killed, starved of disk and started again, beside one that is left alone.
-
-`python -m tests.faults --help`; docs/faults.md says what is injected and what is promised.
-"""
+"""`python -m tests.faults --help`: trainings that are killed; docs/faults.md says what is injected and promised."""

@@ -1,4 +1,4 @@
-"""The fault test's command line."""
+"""Trainings that are killed, starved of disk and started again, beside one that is left alone; docs/faults.md."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import time
 from pathlib import Path
 
 from .disk import NAMESPACE, ShortFiles, SmallDisk, namespaces_work
-from .kinds import KINDS
-from .log import PHASES
 
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
+KINDS = ("alone", "background", "pair")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("fault_test", description=__doc__)
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="of trainings; pair: 2 processes")
-    parser.add_argument(
-        "--launched", type=int, default=1, help="kills of each kind started by fairseq-train or torchrun"
-    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings; pair: 2 processes")
+    parser.add_argument("--launched", type=int, default=1, help="kills of each kind started as a user does")
     parser.add_argument("--updates", type=int, default=45, help="of a training")
-    parser.add_argument(
-        "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
-    )
+    parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--full-disks", type=float, default=0.25, help="share of lives in which the disk fills up")
     parser.add_argument("--no-namespace", action="store_true", help="limit the size of files instead of filling a disk")
     return parser.parse_args()
@@ -56,22 +52,21 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
 
     import deepnet_fairseq  # noqa: F401  (as --user-dir would, once for every life)
 
-    from .campaign import Campaign
-    from .states import Lost
-    from .training import Training, make_data
+    from . import campaign
 
     torch.set_num_threads(1)  # a process with threads cannot be forked
     begun, chance = time.monotonic(), random.Random(given.seed)
     disk = SmallDisk(folder / "disk", 64 << 20) if INSIDE in os.environ else ShortFiles(folder / "disk")
     print(f"seed {given.seed}; full disks: {disk.name}", flush=True)
-    data, tallies = make_data(folder), {}
+    data, tallies = campaign.make_data(folder), {}
     try:
         for place, name in enumerate(given.kinds):
             kills = given.kills // len(given.kinds) + (place < given.kills % len(given.kinds))
-            training = Training(name, data, KINDS[name][0], given.updates, KINDS[name][1])
-            campaign = Campaign(training, disk, folder / f"logs-{name}", chance)
-            tallies[name] = campaign.run(kills, given.launched, given.full_disks)
-    except Lost as error:
+            processes, more = campaign.KINDS[name]
+            training = campaign.Training(name, data, processes, given.updates, more)
+            one = campaign.Campaign(training, disk, folder / f"logs-{name}", chance)
+            tallies[name] = one.run(kills, given.launched, given.full_disks)
+    except campaign.Lost as error:
         return str(error)
     disk.close()
     print(table(tallies))
@@ -81,13 +76,14 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
 
 
 def table(tallies: dict) -> str:
-    heads = ("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
-    rows = [heads]
+    from .log import PHASES
+
+    rows = [("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")]
     for name, tally in tallies.items():
         kills = [tally.kills[phase] for phase in PHASES]
         numbers = (tally.resumes, tally.full_disks, tally.failed_saves, tally.survivors)
         rows.append((name, tally.trainings, sum(kills), *kills, *numbers))
-    widths = [max(len(str(row[place])) for row in rows) for place in range(len(heads))]
+    widths = [max(len(str(row[place])) for row in rows) for place in range(len(rows[0]))]
     return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths)) for row in rows)
 
 

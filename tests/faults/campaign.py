@@ -4,20 +4,82 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+from deepnet_fairseq.data.corpus import make_corpus, write_corpus
+from deepnet_fairseq.data.prepare import prepare_text
 
 from . import states
 from .disk import ShortFiles, SmallDisk
-from .fate import Durations, Event, draw
-from .kinds import BACKGROUND
-from .life import Launched, Life
-from .log import Log
+from .life import FLAGS, Launched, Life
+from .log import FAILED, SAVES, START, UPDATE, VALIDATED, VALIDATES, Log
 from .states import Lost
-from .training import Training
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
 LAST = "checkpoint_last.pt"
+SPLITS = {"train": 100, "valid": 10, "test": 10}
+BACKGROUND = "--write-checkpoints-asynchronously"
+KINDS = {  # name: processes, flags
+    "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32")),
+    "background": (1, ("--optimizer", "adam", BACKGROUND)),
+    "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", "--heartbeat-timeout", "15")),
+}
+
+
+def make_data(folder: Path) -> Path:
+    """A folder of binarised qaa-qab text, some 15 batches an epoch."""
+    write_corpus(make_corpus(SPLITS, nouns=20, verbs=10), folder / "text")
+    prepare_text(("qaa", "qab"), {split: str(folder / "text" / split) for split in SPLITS}, folder / "bin", vocab=150)
+    return folder / "bin"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained on how many processes; all but the folder of its checkpoints."""
+
+    name: str
+    data: Path
+    processes: int
+    updates: int
+    more: tuple[str, ...]
+
+    def flags(self, folder: Path) -> list[str]:
+        """What follows `fairseq-train`."""
+        return [str(self.data), *FLAGS, "--max-update", str(self.updates), "--save-dir", str(folder), *self.more]
+
+
+class Event(NamedTuple):
+    """`act` (kill | fill | empty) `delay` seconds after `text` was said `times` times more; ranks: whom it kills."""
+
+    act: str
+    text: str
+    times: int
+    delay: float = 0.0
+    ranks: tuple[int, ...] = ()
+
+
+def draw(chance: random.Random, seconds: dict, processes: int, full: bool, share: float) -> Iterator[Event]:
+    """A life that ends by SIGKILL; for a `share` of lives the disk fills up.
+
+    seconds: that the undisturbed training took, by what it did; full: is the disk so at birth already?
+    """
+    fills = not full and chance.random() < share
+    if fills:
+        yield Event("fill", SAVES if chance.random() < 0.5 else UPDATE, chance.randint(1, 2))
+    if full or (fills and chance.random() < 0.6):  # else it dies while the disk is full
+        yield Event("empty", SAVES, chance.randint(1, 2), chance.uniform(0, seconds[SAVES]))
+    ranks = tuple(range(processes))
+    if processes > 1 and chance.random() < 0.6:
+        ranks = (chance.randrange(processes),)
+    where = chance.random()
+    for share_of, text, times in ((0.4, SAVES, 2), (0.5, VALIDATES, 2), (0.9, UPDATE, 6)):
+        if where < share_of:
+            yield Event("kill", text, chance.randint(1, times), chance.uniform(0, seconds[text]), ranks)
+            return
+    yield Event("kill", "", 1, chance.uniform(0, seconds[START]), ranks)
 
 
 @dataclass
@@ -42,10 +104,14 @@ class Campaign:
         folder = logs / "undisturbed"
         life = self._birth(folder)
         self._end(life)
-        self.expected = states.load(folder / LAST)
-        self.rows = life.log.rows()
+        self.expected, self.rows, log = states.load(folder / LAST), life.log.rows(), life.log
         self.size = (folder / LAST).stat().st_size
-        self.durations = Durations.of(life.log, life.started)
+        self.seconds = {
+            START: next(moment for moment, line in log.lines if START in line) - life.started,
+            UPDATE: log.seconds(UPDATE, UPDATE),
+            VALIDATES: log.seconds(VALIDATES, VALIDATED),
+            SAVES: log.seconds(SAVES, log.end_of_save),
+        }
 
     def run(self, kills: int, launched: int, full: float) -> Tally:
         """Kills that many times, `launched` of them trainings started as a user does; Lost if anything is.
@@ -57,30 +123,30 @@ class Campaign:
             known, done = 0, False
             while not done:
                 life = self._birth(folder, Launched if 0 < kills <= launched else Life)
-                killed = self._live(life, self._events(full) if kills else ())
+                killed = self._live(life, full if kills else None)
                 self._check_log(life.log, known)
-                done = set(life.statuses()) == {0}
-                over = 0 in life.statuses()  # on one rank, and killed on another on its last steps
-                known = states.check(folder, self.training.updates if over else max(known, life.log.saved()))
+                statuses = life.statuses()
+                done = set(statuses) == {0}
+                # one rank may be done in the instant in which another is killed
+                known = states.check(folder, self.training.updates if 0 in statuses else max(known, life.log.saved()))
                 kills -= killed
                 self.tally.resumes += not done
             self._compare(folder)
             self.tally.trainings += 1
         return self.tally
 
-    def _events(self, full: float):
-        return draw(self.chance, self.durations, self.training.processes, self.disk.full, full)
-
     def _birth(self, folder: Path, kind: type[Life] = Life) -> Life:
         self._lives += 1
         log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
         return kind(self.training.flags(folder), self.training.processes, log)
 
-    def _live(self, life: Life, events) -> bool:
-        """Lets it live through the events; was it killed?"""
-        full = self.disk.full
+    def _live(self, life: Life, share: float | None) -> bool:
+        """Lets it live through what befalls it, nothing if `share` is None; was it killed?"""
+        full, fate = self.disk.full, ()
+        if share is not None:
+            fate = draw(self.chance, self.seconds, self.training.processes, full, share)
         try:
-            for event in events:
+            for event in fate:
                 if not life.reaches(event.text, event.times, event.delay):
                     break  # it was done before
                 full |= event.act == "fill"
@@ -93,11 +159,11 @@ class Campaign:
             return False
         finally:
             life.bury()
-            self.tally.failed_saves += life.log.failed_saves()
+            self.tally.failed_saves += life.log.count(FAILED)
 
     def _act(self, life: Life, event: Event) -> None:
         if event.act == "kill":
-            life.kill(list(event.ranks))
+            life.kill(event.ranks)
             life.log.read()
             self.tally.kills[life.log.phase()] += 1
         elif event.act == "fill":
@@ -116,7 +182,7 @@ class Campaign:
     def _end(self, life: Life, full: bool = False) -> None:
         """Waits for its natural death; full: the disk was, its last save may have failed, and it must tell."""
         statuses = life.wait(PATIENCE + 4 * self.training.updates)
-        excused = full and life.log.failed_saves() and None not in statuses and "Traceback" not in life.log.text
+        excused = full and life.log.count(FAILED) and None not in statuses and "Traceback" not in life.log.text
         if set(statuses) != {0} and not excused:
             lines = life.log.text.strip().splitlines()
             told = [line for line in lines if "rror: " in line] or lines
@@ -133,9 +199,7 @@ class Campaign:
     def _compare(self, folder: Path) -> None:
         apart = list(states.differences(states.load(folder / LAST), self.expected))
         if apart:
-            raise Lost(
-                f"{folder.name}/{LAST} is not the undisturbed training's: {len(apart)} places, {'; '.join(apart[:3])}"
-            )
-        left = [path.name for path in folder.iterdir() if not path.name.endswith(".pt")]
-        if left:
+            places = f"{len(apart)} places, {'; '.join(apart[:3])}"
+            raise Lost(f"{folder.name}/{LAST} is not the undisturbed training's: {places}")
+        if left := [path.name for path in folder.iterdir() if not path.name.endswith(".pt")]:
             raise Lost(f"{folder.name}: {', '.join(left)} was left behind")

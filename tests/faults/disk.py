@@ -67,10 +67,7 @@ class ShortFiles:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.folder = folder
-
-    def close(self) -> None:
-        """As of the other; it is an ordinary folder."""
+        self.folder, self.close = folder, lambda: None
 
     def fill(self, pids: list[int], checkpoint: int, chance: random.Random) -> None:
         self._limit(pids, int(chance.uniform(0.4, 0.9) * checkpoint))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROGRAMS = Path(sys.executable).parent
 PORT = 29400
-QUIET = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+SILENT = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 class Host:
@@ -27,7 +27,7 @@ class Host:
         return ["nsenter", "--target", str(self.pid), "--user", "--preserve-credentials", "--net", *map(str, words)]
 
     def ip(self, *words) -> None:
-        subprocess.run(self.command("ip", *words), check=True, **QUIET)
+        subprocess.run(self.command("ip", *words), check=True, **SILENT)
 
     def train(self, flags: list[str], log: Path, first: Host) -> subprocess.Popen:
         """torchrun with its rendezvous at `first`, one process a host; what it prints goes to the file `log`."""
@@ -36,11 +36,7 @@ class Host:
         environment = os.environ | {"GLOO_SOCKET_IFNAME": self.interface, "OMP_NUM_THREADS": "1"}
         with open(log, "ab") as file:
             return subprocess.Popen(
-                self.command(*words, *flags),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                self.command(*words, *flags), env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
 
 
@@ -59,11 +55,11 @@ def two_hosts():
 
 def _made(sleepers: list[subprocess.Popen]) -> list[Host] | None:
     sleep = ("sleep", "infinity")
-    sleepers.append(subprocess.Popen(["unshare", "--user", "--map-root-user", "--net", *sleep], **_silent()))
+    sleepers.append(subprocess.Popen(["unshare", "--user", "--map-root-user", "--net", *sleep], **SILENT))
     if not _asleep(sleepers[0]):
         return None
     first = Host(0, sleepers[0])
-    sleepers.append(subprocess.Popen(first.command("unshare", "--net", *sleep), **_silent()))
+    sleepers.append(subprocess.Popen(first.command("unshare", "--net", *sleep), **SILENT))
     if not _asleep(sleepers[1]):
         return None
     hosts = [first, Host(1, sleepers[1])]
@@ -87,7 +83,3 @@ def _asleep(sleeper: subprocess.Popen) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def _silent() -> dict:
-    return dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)

@@ -10,39 +10,52 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ..support.helpers import USER_DIR
 from .log import Log
 
 POLL = 5e-4  # seconds
 FORK = multiprocessing.get_context("fork")
+PROGRAMS = Path(sys.executable).parent
+FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third update
+    "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2",
+    "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2", "--dropout", "0.1",
+    "--share-all-embeddings", "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1",
+    "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10", "--warmup-init-lr", "1e-7",
+    "--clip-norm", "1.0", "--max-tokens", "300", "--num-workers", "0", "--log-format", "json", "--log-interval", "1",
+    "--save-interval-updates", "3", "--keep-interval-updates", "2", "--no-epoch-checkpoints",
+)  # fmt: skip
 
 
 class Life:
-    """Processes forked off this one, which has imported fairseq already: a life takes half a second, not five."""
+    """`fairseq-train FLAGS` on some ranks, forked off this process, which has imported fairseq: half a second."""
 
     def __init__(self, flags: list[str], processes: int, log: Log) -> None:
-        """Starts `fairseq-train FLAGS` on `processes` ranks; what they print goes to the file of `log`."""
-        self.log = log
-        self.started = time.monotonic()
-        self._members = list(self._start(flags, processes))
+        """What the ranks print goes to the file of `log`."""
+        self.log, self.started, self.processes = log, time.monotonic(), processes
+        self.members = self._begin(flags)
 
-    def _start(self, flags: list[str], processes: int) -> Iterator:
-        port = free_port()
-        for rank in range(processes):
-            member = FORK.Process(target=_train, args=(flags, self.log.path, launched(rank, processes, port)))
+    def _begin(self, flags: list[str]) -> list:
+        port = str(free_port())
+        places = [{}] if self.processes == 1 else [
+            {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes),
+             "LOCAL_WORLD_SIZE": str(self.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for rank in range(self.processes)
+        ]  # fmt: skip
+        members = [FORK.Process(target=_train, args=(flags, self.log.path, place)) for place in places]
+        for member in members:
             member.start()
-            yield member
+        return members
 
     def statuses(self) -> list[int | None]:
         """Exit statuses by rank, -9 for one that was killed, None for one that lives."""
-        return [member.exitcode for member in self._members]
+        return [member.exitcode for member in self.members]
 
     def ranks(self) -> list[int]:
         """Process ids by rank."""
-        return [member.pid for member in self._members]
+        return [member.pid for member in self.members]
 
     @property
     def alive(self) -> bool:
@@ -62,10 +75,10 @@ class Life:
         self.log.read()
         return self.alive
 
-    def kill(self, ranks: list[int]) -> None:
+    def kill(self, ranks: tuple[int, ...]) -> None:
         """SIGKILL to some ranks, or all; as one machine of several dies, or a training as a whole."""
         for rank in ranks:
-            self._members[rank].kill()
+            self.members[rank].kill()
 
     def wait(self, seconds: float) -> list[int | None]:
         """Waits for every rank's end; the exit statuses, None for one that lives after that many seconds."""
@@ -78,7 +91,7 @@ class Life:
 
     def bury(self) -> None:
         """Kills what is left."""
-        for member in self._members:
+        for member in self.members:
             member.kill()
             member.join()
 
@@ -86,34 +99,30 @@ class Life:
 class Launched(Life):
     """The same as a user starts it: fairseq-train, by torchrun on several processes; five seconds until it trains."""
 
-    def _start(self, flags: list[str], processes: int) -> Iterator:
-        programs = Path(sys.executable).parent
-        command = [str(programs / "fairseq-train"), *flags]
-        if processes > 1:
-            rendezvous = ("--nproc_per_node", str(processes), "--master_port", str(free_port()), "--no-python")
-            command = [str(programs / "torchrun"), *rendezvous, *command]
-        with open(self.log.path, "ab") as log:
-            yield subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self._processes = processes
+    def _begin(self, flags: list[str]) -> list:
+        command = [str(PROGRAMS / "fairseq-train"), *flags]
+        if self.processes > 1:
+            rendezvous = ("--nproc_per_node", str(self.processes), "--master_port", str(free_port()), "--no-python")
+            command = [str(PROGRAMS / "torchrun"), *rendezvous, *command]
         self._workers: list[int] = []  # of a launcher that was killed
+        with open(self.log.path, "ab") as log:
+            return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)]
 
     def statuses(self) -> list[int | None]:
         """The launcher's; None while one of its processes lives."""
-        status = self._members[0].poll()
-        return [None if any(map(_lives, self._workers)) else status]
+        status = self.members[0].poll()
+        return [None if any(map(lives, self._workers)) else status]
 
     def ranks(self) -> list[int]:
-        launcher = self._members[0].pid
-        if self._processes == 1 or not self.alive:
+        launcher = self.members[0].pid
+        if self.processes == 1 or not self.alive:
             return [launcher] if self.alive else []
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         return [int(pid) for pid in children]
 
-    def kill(self, ranks: list[int]) -> None:
+    def kill(self, ranks: tuple[int, ...]) -> None:
         workers = self.ranks()
-        if len(ranks) < self._processes == len(workers):
+        if len(ranks) < self.processes == len(workers):
             with suppress(ProcessLookupError):
                 os.kill(workers[ranks[0]], signal.SIGKILL)
         else:  # the launcher, whose processes, sessions of their own, end with it; or before it has launched them
@@ -122,11 +131,12 @@ class Launched(Life):
 
     def bury(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._members[0].pid, signal.SIGKILL)
-        self._members[0].wait()
+            os.killpg(self.members[0].pid, signal.SIGKILL)
+        self.members[0].wait()
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Is there a process of that number that has not ended?"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -142,23 +152,13 @@ def free_port() -> int:
                 return port
 
 
-def launched(rank: int, processes: int, port: int) -> dict[str, str]:
-    """The environment that torchrun gives to a rank."""
-    if processes == 1:
-        return {}
-    return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-
-
 def _train(flags: list[str], log: Path, environment: dict[str, str]) -> None:
     """fairseq-train in a process that was forked: its streams, its environment, its way of ending."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.environ.update(environment)
-    sys.argv = [str(Path(sys.executable).parent / "fairseq-train"), *flags]
+    sys.argv = [str(PROGRAMS / "fairseq-train"), *flags]
     from fairseq_cli.train import cli_main
 
     try:

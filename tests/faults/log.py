@@ -19,24 +19,19 @@ class Log:
 
     def __init__(self, path: Path, background: bool = False) -> None:
         """background: does it go on while it saves?"""
-        self.path, self.background = path, background
-        self.end_of_save = WRITTEN if background else SAVED
-        self.text = ""
-        self.lines: list[tuple[float, str]] = []
-        self._offset = 0
+        self.path, self.background, self.end_of_save = path, background, WRITTEN if background else SAVED
+        self.text, self.lines, self._offset = "", [], 0  # lines: (moment, line)
 
     def read(self) -> str:
-        """All that is there by now."""
+        """All that is there by now, in lines that are whole."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
-            new = new[: new.rfind(b"\n") + 1]  # lines that are whole
-            if new:
-                self._offset += len(new)
-                self.text += new.decode()
-                now = time.monotonic()
-                self.lines += [(now, line) for line in new.decode().splitlines()]
+            new = new[: new.rfind(b"\n") + 1]
+            self._offset += len(new)
+            self.text += new.decode()
+            self.lines += [(time.monotonic(), line) for line in new.decode().splitlines()]
         return self.text
 
     def count(self, text: str) -> int:
@@ -56,10 +51,6 @@ class Log:
         """The last number of updates that it says it has saved; 0 without."""
         saves = self.text.split(SAVES)[1:]  # "... @ 3 updates" and what follows
         return max((int(re.search(r"@ (\d+)", save).group(1)) for save in saves if self.end_of_save in save), default=0)
-
-    def failed_saves(self) -> int:
-        """Saves that the disk did not take."""
-        return self.count(FAILED)
 
     def rows(self) -> dict[tuple[str, str], dict]:
         """(train_inner | train | valid, number of updates) -> what was logged, without what depends on the clock."""

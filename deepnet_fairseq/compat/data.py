@@ -1,7 +1,8 @@
-"""Binarised data and dictionaries that are broken, or not each other's, before anything is trained with them.
+"""Data that are broken, or not each other's, before anything is trained with them.
 
 fairseq ends with a page of calls in the middle of an epoch, on a GPU with a failed assertion of the device, or trains
-on what it takes for text. It reads the whole of both files when it opens them; looking at all tokens costs little more.
+on what it takes for text. It reads the whole of binarised files when it opens them; looking at all tokens costs little
+more.
 """
 
 from __future__ import annotations
@@ -9,27 +10,45 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.language_pair_dataset import LanguagePairDataset
 from fairseq.tasks import FairseqTask, translation
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
-from ...errors import UserError
-from ..wrapping import wrap
+from ..errors import UserError
+from .wrapping import wrap
 
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
 AT_ONCE = 1 << 24  # numbers looked at
 MEND = "binarise the text anew"
+DICTIONARIES = {  # task -> its dictionaries as patterns, and what makes them
+    "translation": (("dict.*.txt",), "scripts/prepare_text.sh"),
+    "language_modeling": (("dict.txt",), "`deepnet prepare-lm`"),
+    "masked_lm": (("dict.txt",), "`deepnet prepare-lm`"),
+    "sentence_prediction": (("input0/dict.txt", "label/dict.txt"), "fairseq-preprocess, docs/language_models.md,"),
+}
+SHARES = ("mask_prob", "leave_unmasked_prob", "random_token_prob")  # of the tokens, of those, and again of those
+LONGER = {
+    LanguageModelingTask: "give a larger --tokens-per-sample (and --max-target-positions, if that is given)",
+    MaskedLMTask: "give a larger --tokens-per-sample: sentence, <s> and </s> fit in it",
+    SentencePredictionTask: "give a larger --max-positions, or --shorten-method truncate",
+}
 
 
 def explain_broken_data() -> None:
     """Wraps what opens dictionaries and data: UserError, naming the file and the way out, where they cannot be used.
 
     In fairseq these are Dictionary.add_from_file, indexed_dataset.infer_dataset_impl and make_dataset,
-    LanguagePairDataset, FairseqTask.filter_indices_by_size and tasks.translation.load_langpair_dataset. Idempotent.
+    LanguagePairDataset, FairseqTask.filter_indices_by_size and tasks.translation.load_langpair_dataset, the tasks in
+    LONGER, and, for --prefix-size, FairseqTask.inference_step. Idempotent.
     """
     wrap(indexed_dataset, "infer_dataset_impl", _ordinary)
     wrap(indexed_dataset, "make_dataset", _checked)
@@ -37,6 +56,10 @@ def explain_broken_data() -> None:
     wrap(LanguagePairDataset, "__init__", _same_length)
     wrap(FairseqTask, "filter_indices_by_size", _short_enough)
     wrap(translation, "load_langpair_dataset", _found)
+    wrap(FairseqTask, "inference_step", _begun)
+    for task in LONGER:
+        wrap(task, "filter_indices_by_size", _short_enough_for_lm)
+        wrap(task, "load_dataset", _found_lm)
 
 
 def _ordinary(infer, path: str):
@@ -158,3 +181,85 @@ def _short_enough(filtered, task, indices, dataset, max_positions=None, *args, *
             f"{path}: all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
         )
     return kept
+
+
+def check_folder(task: str | None, folder: str, regression: bool = False) -> None:
+    """UserError if the dictionaries of the task are not in the folder of its data."""
+    patterns, maker = DICTIONARIES.get(task, ((), ""))
+    for pattern in patterns[: 1 if regression else None]:
+        if not any(Path(folder).glob(pattern)):
+            name = pattern.replace("*", "LANG")
+            raise UserError(f"the data folder {folder}: holds no {name}; {maker} makes one")
+
+
+def check_settings(task: str | None, setting: Callable[[str, object], object]) -> None:
+    """UserError, naming the flag, for numbers no data can be made with; setting(name, default): one of the task's."""
+    if task == "sentence_prediction" and setting("num_classes", -1) < 1:
+        raise UserError("--num-classes: give the number of classes, or of targets with --regression-target")
+    length = setting("tokens_per_sample", None)
+    if length is not None and length < 2:
+        raise UserError(f"--tokens-per-sample {length}: must be at least 2")
+    if task != "masked_lm":
+        return
+    for name in SHARES:
+        if not 0 <= setting(name, 0) <= 1:
+            raise UserError(f"--{name.replace('_', '-')} {setting(name, 0)}: must be at least 0 and at most 1")
+    if not 0 < setting("mask_prob", 0.15) < 1:
+        raise UserError(f"--mask-prob {setting('mask_prob', 0.15)}: must be above 0 and below 1")
+    if sum(setting(name, 0) for name in SHARES[1:]) > 1:
+        raise UserError("--leave-unmasked-prob and --random-token-prob: must be at most 1 together")
+
+
+def _short_enough_for_lm(filtered, task, *args, **kwargs):
+    """Adds the way out to what is said of a sentence that is too long."""
+    try:
+        return filtered(task, *args, **kwargs)
+    except UserError as error:
+        way_out = next(LONGER[kind] for kind in type(task).__mro__ if kind in LONGER)
+        raise UserError(f"{error}; {way_out}") from error
+
+
+def _found_lm(load, task, split: str, *args, **kwargs):
+    """FileNotFoundError and the assertions of these three tasks, in one line."""
+    data = getattr(task, "args", None) or task.cfg
+    if isinstance(task, SentencePredictionTask) and not task.cfg.regression_target:
+        _check_labels(task, split)
+    try:
+        return load(task, split, *args, **kwargs)
+    except FileNotFoundError as error:
+        raise UserError(f"{data.data}: holds no {split}.idx and {split}.bin; binarise the text anew") from error
+    except (AssertionError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{data.data}, {split}: {str(error).splitlines()[0]}") from error
+
+
+def _check_labels(task: SentencePredictionTask, split: str) -> None:
+    """One a sentence, of --num-classes: fairseq ends with an index that is out of range, a GPU with an assertion."""
+    folder, dictionary = Path(task.cfg.data), task.label_dictionary
+    path = str(folder / "label" / split)
+    labels = data_utils.load_indexed_dataset(path, dictionary)
+    sentences = data_utils.load_indexed_dataset(str(folder / "input0" / split), task.source_dictionary)
+    if not isinstance(labels, indexed_dataset.MMapIndexedDataset) or sentences is None:
+        return
+    tokens = numpy.frombuffer(labels._bin_buffer, labels._index.dtype)
+    classes = tokens[tokens != dictionary.eos()].astype("i8") - dictionary.nspecial
+    if not len(classes) == len(labels) == len(sentences):
+        raise UserError(f"{path}.bin: {len(classes):,} labels for {len(sentences):,} sentences; each needs one")
+    wrong = classes[(classes < 0) | (classes >= task.cfg.num_classes)]
+    if wrong.size:
+        name = dictionary[wrong[0] + dictionary.nspecial]
+        raise UserError(f"{path}.bin: label {name} is class {wrong[0] + 1} of --num-classes {task.cfg.num_classes}")
+
+
+def _begun(step, task, generator, models, sample, prefix_tokens=None, constraints=None):
+    """UserError for an empty reference: its </s> ends one hypothesis of the beam, and the others never end."""
+    if prefix_tokens is not None and getattr(generator, "beam_size", 1) > 1:
+        empty = prefix_tokens[:, 0] == task.target_dictionary.eos()
+        if empty.any():
+            lines = sorted(number + 1 for number in sample["id"][empty].tolist())
+            raise UserError(
+                f"--prefix-size {prefix_tokens.size(1)}: line {lines[0]} of the data has an empty translation, "
+                "which begins nothing; remove such pairs (scripts/prepare_text.sh --drop-empty), or take --beam 1"
+            )
+    return step(task, generator, models, sample, prefix_tokens=prefix_tokens, constraints=constraints)
