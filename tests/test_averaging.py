@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from deepnet_fairseq.checkpoints import averaging
+from deepnet_fairseq.cli import main
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run
-from .test_bad_input import assert_one_line
+from .support.refused import assert_refused
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", "--disable-validation")]
@@ -33,9 +34,13 @@ def assert_mean(out, paths):
         assert torch.allclose(value.double(), expected, atol=1e-7), name
 
 
-def test_last(folder, tmp_path):
-    printed = run("deepnet", "average", folder, "--last", "2", "--out", tmp_path / "mean.pt").stdout
-    assert "checkpoint2.pt, checkpoint3.pt" in printed
+def average(*words) -> None:
+    main(["average", *map(str, words)])
+
+
+def test_last(folder, tmp_path, capsys):
+    average(folder, "--last", "2", "--out", tmp_path / "mean.pt")
+    assert "checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
     assert_mean(tmp_path / "mean.pt", [folder / "checkpoint2.pt", folder / "checkpoint3.pt"])
 
 
@@ -48,7 +53,7 @@ def test_last_by_updates_where_epochs_are_too_few(folder):
 
 
 def test_best(folder, tmp_path):
-    run("deepnet", "average", folder, "--best", "2", "--out", tmp_path / "mean.pt")
+    average(folder, "--best", "2", "--out", tmp_path / "mean.pt")
     scores = {path: torch.load(path)["extra_state"]["val_loss"] for path in folder.glob("checkpoint*_*_*.pt")}
     scores |= {path: torch.load(path)["extra_state"]["val_loss"] for path in folder.glob("checkpoint[0-9].pt")}
     paths = averaging.best(folder, 2)
@@ -66,30 +71,35 @@ def test_the_mean_translates_and_trains_on(data, folder, tmp_path):
     assert out.stat().st_size < 0.6 * (folder / "checkpoint1.pt").stat().st_size  # no optimiser, tied weights once
 
 
-def test_one_checkpoint_is_its_own_mean(folder, tmp_path):
-    averaging.average([folder / "checkpoint1.pt"], tmp_path / "mean.pt")
-    (ours,), (theirs,) = models([tmp_path / "mean.pt"]), models([folder / "checkpoint1.pt"])
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+def edited(path, out, change):
+    """A copy of a checkpoint with something changed in it."""
+    state = torch.load(path)
+    change(state)
+    torch.save(state, out)
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--method", "post_ln"), "--method post_ln"),
-        (("--encoder-layers", "3"), "--encoder-layers 3"),
-        (("--encoder-attention-heads", "4"), "--encoder-attention-heads 4"),
-        (("--activation-fn", "gelu"), "--activation-fn gelu"),
-        (("--seed", "9"), "--seed 9"),
-    ],
+    ("section", "name", "value"),
+    [("model", "method", "post_ln"), ("model", "encoder_attention_heads", 4), ("common", "seed", 9)],
 )
-def test_other_models_are_not_mixed_in(data, folder, tmp_path, flags, words):
-    other = tmp_path / "run"
-    run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags, "--max-update", "1", "--save-dir", other)
-    (other / "checkpoint_last.pt").rename(tmp_path / "other.pt")
-    paths = (folder / "checkpoint1.pt", tmp_path / "other.pt")
-    done = run("deepnet", "average", *paths, "--out", tmp_path / "mean.pt", check=False)
-    assert_one_line(done, words)
+def test_other_models_are_not_mixed_in(folder, tmp_path, section, name, value):
+    def change(state):
+        settings = state["cfg"][section]
+        setattr(settings, name, value) if section == "model" else settings.update({name: value})
+
+    paths = (str(folder / "checkpoint1.pt"), str(tmp_path / "other.pt"))
+    edited(paths[0], paths[1], change)
+    flag = f"--{name.replace('_', '-')} {value}"
+    assert_refused(f"other.pt: trained with {flag}", "average", *paths, "--out", str(tmp_path / "mean.pt"))
     assert not (tmp_path / "mean.pt").exists()
+
+
+def test_other_depths_are_not_mixed_in(data, folder, tmp_path):
+    run(
+        "fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--encoder-layers", "3", "--max-update", "1", "--save-dir", tmp_path
+    )
+    paths = (str(folder / "checkpoint1.pt"), str(tmp_path / "checkpoint_last.pt"))
+    assert_refused("--encoder-layers 3", "average", *paths, "--out", str(tmp_path / "mean.pt"))
 
 
 @pytest.mark.parametrize(
@@ -108,16 +118,9 @@ def test_other_models_are_not_mixed_in(data, folder, tmp_path, flags, words):
 )
 def test_refusals(folder, tmp_path, words, named):
     words = [word.format(folder=folder) for word in words]
-    out = () if "--out" in words else ("--out", tmp_path / "mean.pt")
-    assert_one_line(run("deepnet", "average", *words, *out, check=False), named)
+    out = () if "--out" in words else ("--out", str(tmp_path / "mean.pt"))
+    assert_refused(named, "average", *words, *out)
     assert not (tmp_path / "mean.pt").exists()
-
-
-def edited(path, out, change):
-    """A copy of a checkpoint with something changed in it."""
-    state = torch.load(path)
-    change(state)
-    torch.save(state, out)
 
 
 def test_scores_that_are_no_numbers_are_not_the_best(folder, tmp_path):
@@ -127,13 +130,9 @@ def test_scores_that_are_no_numbers_are_not_the_best(folder, tmp_path):
 
 
 def test_weights_that_are_no_numbers_are_refused(folder, tmp_path):
-    edited(
-        folder / "checkpoint1.pt", tmp_path / "nan.pt", lambda s: next(iter(s["model"].values())).fill_(float("nan"))
-    )
-    done = run(
-        "deepnet", "average", folder / "checkpoint2.pt", tmp_path / "nan.pt", "--out", tmp_path / "m", check=False
-    )
-    assert_one_line(done, "nan.pt", "not finite")
+    nan = str(tmp_path / "nan.pt")
+    edited(folder / "checkpoint1.pt", nan, lambda state: next(iter(state["model"].values())).fill_(float("nan")))
+    assert_refused("not finite", "average", str(folder / "checkpoint2.pt"), nan, "--out", str(tmp_path / "m"))
 
 
 def test_tied_weights_are_written_once_and_views_apart():
@@ -156,6 +155,5 @@ def test_incomplete_checkpoints(folder, tmp_path, command, lost):
     edited(folder / "checkpoint1.pt", tmp_path / "part.pt", lose)
     name, *flags = command
     sound = (folder / "checkpoint2.pt",) if name == "average" else ()
-    words = ("deepnet", name, *sound, tmp_path / "part.pt", *flags, "--out", tmp_path / "out")
-    assert_one_line(run(*words, check=False), "part.pt")
+    assert_refused("part.pt", name, *map(str, [*sound, tmp_path / "part.pt"]), *flags, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -6,12 +6,19 @@ import pathlib
 import numpy
 import pytest
 import torch
-from fairseq.data import data_utils
+from fairseq.data import Dictionary, FairseqDataset, LanguagePairDataset, data_utils
 from fairseq.file_io import PathManager
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from deepnet_fairseq import compat
+from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.checkpoints.atomic import SaveError
 from deepnet_fairseq.errors import UserError, user_error_line
+
+from .support.helpers import EOS, PAD, VOCAB, sentences, small
+
+SHORT, EMPTY = [[7, 8, 9], [7, EOS, PAD]], [[7, 8, 9], [EOS, PAD, PAD]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 20, 500, 6750])
@@ -78,3 +85,64 @@ def test_a_checkpoint_is_replaced_in_one_move(tmp_path, monkeypatch):
     assert old.read_bytes() == new.read_bytes()
     assert (tmp_path / "checkpoint_previous.pt").read_bytes() == b"old"
     assert sorted(path.stem for path in tmp_path.iterdir()) == [f"checkpoint_{s}" for s in ("1_50", "last", "previous")]
+
+
+class Sentences(FairseqDataset):
+    """Of given lengths."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __getitem__(self, index):
+        return torch.full((self.sizes[index],), 5)
+
+    def __len__(self):
+        return len(self.sizes)
+
+
+def test_each_bucket_has_as_many_sentences():
+    """--num-batch-buckets: of lengths 1 to 100, a quarter up to 25, and so on."""
+    assert data_utils.get_buckets(numpy.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
+    assert data_utils.get_buckets(numpy.full(10, 7), 4).tolist() == [7]
+
+
+def test_batches_have_few_shapes_and_every_sentence():
+    lengths = numpy.random.default_rng(0).integers(3, 60, (2, 3000))
+    words = Dictionary()
+    words.add_symbol("word")
+    pairs = LanguagePairDataset(
+        Sentences(lengths[0]), lengths[0], words, Sentences(lengths[1]), lengths[1], words, num_buckets=4
+    )
+    batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=1000, required_batch_size_multiple=8)
+    assert sorted(numpy.concatenate(batches)) == list(range(3000))
+    shapes = set()
+    for batch in batches:
+        inputs = pairs.collater([pairs[i] for i in batch])["net_input"]
+        shapes.add((*inputs["src_tokens"].shape, inputs["prev_output_tokens"].size(1)))
+    assert len(shapes) < 40 < len(batches)
+
+
+def translate(prefixes, beam: int) -> list[list[int]]:
+    """The best translation of each sentence with --prefix-size, by the task's own step."""
+    model, source = small(1, share_all_embeddings=True), sentences(len(prefixes), VOCAB)
+    dictionary = blank_task(VOCAB).target_dictionary
+    sample = {
+        "id": torch.tensor([40, 17]),
+        "net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)},
+    }
+    search = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=0, max_len_b=8)
+    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
+    found = task.inference_step(search, [model], sample, prefix_tokens=torch.tensor(prefixes))
+    return [best[0]["tokens"].tolist() for best in found]
+
+
+@pytest.mark.parametrize(("prefixes", "beam"), [(SHORT, 3), (SHORT, 1), (EMPTY, 1)])
+def test_translations_begin_with_them(prefixes, beam):
+    for prefix, tokens in zip(prefixes, translate(prefixes, beam), strict=True):
+        begun = [token for token in prefix if token != PAD]
+        assert tokens[: len(begun)] == begun
+
+
+def test_an_empty_reference_is_named():
+    with pytest.raises(UserError, match=r"--prefix-size 3: line 18 of the data has an empty translation"):
+        translate(EMPTY, 3)
