@@ -16,9 +16,10 @@ FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", 
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
-    """Checkpoints of 3 epochs and of updates 12, 24, ..., each with its validation loss."""
+    """Checkpoints of 3 epochs and of updates 3, 6, ..., each with its validation loss."""
     path = tmp_path_factory.mktemp("run")
-    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "12")
+    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "3")
+    train += ("--max-tokens", "3000")
     run(*train, "--keep-best-checkpoints", "2", "--save-dir", path)
     return path
 
@@ -84,8 +85,7 @@ def edited(path, out, change):
 )
 def test_other_models_are_not_mixed_in(folder, tmp_path, section, name, value):
     def change(state):
-        settings = state["cfg"][section]
-        setattr(settings, name, value) if section == "model" else settings.update({name: value})
+        state["cfg"][section].update({name: value})
 
     paths = (str(folder / "checkpoint1.pt"), str(tmp_path / "other.pt"))
     edited(paths[0], paths[1], change)
