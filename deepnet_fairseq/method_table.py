@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .building import build
-from .export.obstacle import obstacle
+from .export.fold import obstacle
 from .methods import get_method
 
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]

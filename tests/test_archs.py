@@ -1,6 +1,7 @@
-"""Architecture names: the promised list, their numbers, and one config by every route."""
+"""Architecture names: the promised list and their numbers; alpha and beta of their depths by published constants."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,28 @@ import torch
 
 from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.compat.command_line import peer_flags
 from deepnet_fairseq.config import DeepTransformerConfig, namespace
 from deepnet_fairseq.methods import METHODS
-
-from .support.helpers import run
+from deepnet_fairseq.methods.deepnorm import DeepNorm
 
 GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
+DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
+    (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
+    (2, 2): (1.005905, 0.700563, 1.565085, 0.451801),
+    (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
+    (12, 6): (1.686222, 0.417916, 2.059767, 0.343295),
+    (6, 12): (1.480716, 0.475919, 2.449490, 0.288675),
+    (12, 3): (1.614732, 0.436419, 1.732051, 0.408248),
+    (18, 18): (1.998746, 0.352571, 2.710806, 0.260847),
+    (24, 24): (2.186760, 0.322258, 2.912951, 0.242746),
+    (50, 50): (2.750509, 0.256207, 3.499636, 0.202052),
+    (60, 12): (2.633126, 0.267629, 2.449490, 0.288675),
+    (100, 100): (3.415742, 0.206310, 4.161791, 0.169904),
+    (200, 200): (4.241865, 0.166130, 4.949232, 0.142872),
+    (500, 500): (5.648240, 0.124765, 6.223330, 0.113622),
+}
 
 
 def test_names():
@@ -74,14 +90,30 @@ def test_parameter_count_of_the_paper():
     assert parameter_count("deepnet_transformer_100_100", 4) == weights + biases_and_norms + 4 * 512
 
 
-def test_command_lists_them_all():
-    printed = run("deepnet", "archs").stdout
+def test_command_lists_them_all(capsys):
+    main(["archs"])
+    printed = capsys.readouterr().out
     assert all(f"{name} " in printed for name in PRESETS)
 
 
-def test_report_of_init(tmp_path):
-    printed = json.loads(run("deepnet", "init-report", "--arch", "deepnet_transformer_tiny_18_18", "--json").stdout)
+def test_report_of_init(capsys):
+    main(["init-report", "--arch", "deepnet_transformer_tiny_18_18", "--json"])
+    printed = json.loads(capsys.readouterr().out)
     rows = {(row["stack"], row["sublayer"], row["role"]): row for row in printed["rows"]}
     assert len(rows) == 16
     assert rows["decoder", "encoder_attn", "v"]["expected_std"] == pytest.approx([0.260847 / 8] * 2, rel=1e-4)
     assert all(row["ratio"] == pytest.approx(1, abs=0.02) and row["largest_bias"] == 0 for row in rows.values())
+
+
+def test_deepnorms_published_constants(capsys):
+    for depths, published in DEEPNORM.items():
+        encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
+        assert (encoder.alpha, encoder.beta, decoder.alpha, decoder.beta) == pytest.approx(published, abs=6e-7), depths
+    for depths in (*DEEPNORM, (7, 30)):  # alpha times beta does not depend on depth
+        encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
+        assert encoder.alpha * encoder.beta == pytest.approx(0.81 * 0.87)
+        assert decoder.alpha * decoder.beta == pytest.approx(math.sqrt(0.5))
+    main(["coefficients", "60", "12", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["encoder"] == pytest.approx({"alpha": 2.633126, "beta": 0.267629}, abs=6e-7)
+    assert printed["decoder"] == pytest.approx({"alpha": 2.449490, "beta": 0.288675}, abs=6e-7)

@@ -1,7 +1,11 @@
-"""`deepnet export` as a user runs it: stock fairseq without our package, CTranslate2, refusals."""
+"""`deepnet export` of translation models: stock fairseq without our package, CTranslate2, refusals."""
+
+from __future__ import annotations
 
 import argparse
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 
 import ctranslate2
 import pytest
@@ -10,10 +14,10 @@ from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.building import from_checkpoint
+from deepnet_fairseq.cli import main
 
 from .conftest import TRAIN_FLAGS, make_data
 from .support.helpers import PAD, USER_DIR, run, sentences, teach_to_copy
-from .test_bad_input import assert_one_line
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")
 ARCH += ("--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32")
@@ -45,6 +49,11 @@ def exported(checkpoint):
     return out
 
 
+def export(*words) -> None:
+    """In this process."""
+    main(["export", *map(str, words)])
+
+
 def hypotheses(printed: str) -> dict[str, str]:
     return dict(re.findall(r"^H-(\d+)\t[^\t]+\t(.*)$", printed, re.MULTILINE))
 
@@ -67,18 +76,19 @@ def test_the_file_is_plain_data_without_optimiser(checkpoint, exported):
 
 def test_half_precision(checkpoint, exported):
     out = checkpoint.with_name("half.pt")
-    run("deepnet", "export", checkpoint, "--to", "transformer", "--fp16", "--out", out)
+    export(checkpoint, "--to", "transformer", "--fp16", "--out", out)
     half, full = torch.load(out)["model"], torch.load(exported)["model"]
     assert {value.dtype for name, value in half.items()} == {torch.float16}
     assert all(torch.equal(half[name], full[name].half()) for name in full)
 
 
 @pytest.fixture(scope="module")
-def converted(data, checkpoint):
-    out = checkpoint.with_name("ct2")
-    printed = run("deepnet", "export", checkpoint, "--to", "ctranslate2", "--out", out).stdout
-    assert "on 20 sentences" in printed
-    assert float(re.search(r"at most (\S+),", printed).group(1)) < 1e-4
+def converted(checkpoint):
+    out, said = checkpoint.with_name("ct2"), StringIO()
+    with redirect_stdout(said):
+        export(checkpoint, "--to", "ctranslate2", "--out", out)
+    assert "on 20 sentences" in said.getvalue()
+    assert float(re.search(r"at most (\S+),", said.getvalue()).group(1)) < 1e-4
     return out
 
 
@@ -101,42 +111,35 @@ def test_ctranslate2_translates_alike(checkpoint, converted):
     assert len(ended) >= 100 and len({tuple(ours[i]) for i in ended}) > 50
 
 
-def test_int8(checkpoint):
+def test_int8(checkpoint, capsys):
     out = checkpoint.with_name("int8")
-    printed = run("deepnet", "export", checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", out).stdout
-    assert 1e-4 < float(re.search(r", (\S+) on average", printed).group(1)) < 0.5  # 8 bits cost something
+    export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", out)
+    average = re.search(r", (\S+) on average", capsys.readouterr().out).group(1)
+    assert 1e-4 < float(average) < 0.5  # 8 bits cost something
     assert (out / "model.bin").exists()
 
 
 REFUSED = {
-    "not a checkpoint": (("{text}", "--to", "transformer"), ("truncated, damaged or not a checkpoint",)),
-    "missing": (("nowhere.pt", "--to", "transformer"), ("nowhere.pt",)),
-    "quantized transformer": (("{checkpoint}", "--to", "transformer", "--quantization", "int8"), ("--quantization",)),
-    "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), ("--quantization float16",)),
-    "unknown type": (("{checkpoint}", "--to", "ctranslate2", "--quantization", "int3"), ("int3",)),
-    "no data": (("{checkpoint}", "--to", "ctranslate2", "--data", "nowhere"), ("--data nowhere",)),
-    "no folder": (
-        ("{checkpoint}", "--to", "transformer", "--out", "no/such/folder/x.pt"),
-        ("--out no/such", "make it first"),
-    ),
-    "a folder": (("{checkpoint}", "--to", "transformer", "--out", "."), ("--out .: is a folder",)),
-    "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), ("--out", "name a new folder")),
-    "stock model": (("{exported}", "--to", "transformer"), ("holds a transformer",)),
+    "not a checkpoint": (("{text}", "--to", "transformer"), "truncated, damaged or not a checkpoint"),
+    "missing": (("nowhere.pt", "--to", "transformer"), "nowhere.pt"),
+    "quantized transformer": (("{checkpoint}", "--to", "transformer", "--quantization", "int8"), "--quantization"),
+    "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), "--quantization float16"),
+    "no folder": (("{checkpoint}", "--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
+    "a folder": (("{checkpoint}", "--to", "transformer", "--out", "."), "--out .: is a folder"),
+    "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
+    "not empty": (("{checkpoint}", "--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
+    "stock model": (("{exported}", "--to", "transformer"), "holds a transformer"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case, data, checkpoint, exported, tmp_path):
-    flags, words = REFUSED[case]
-    places = {"checkpoint": checkpoint, "exported": exported, "text": data.parent / "text" / "test.qaa"}
-    flags = [str(flag).format(**places) for flag in flags]
-    out = () if "--out" in flags else ("--out", tmp_path / "out")
-    assert_one_line(run("deepnet", "export", *flags, *out, check=False), *words)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_with_something_in_it_is_left_alone(checkpoint, tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    done = run("deepnet", "export", checkpoint, "--to", "ctranslate2", "--out", tmp_path, check=False)
-    assert_one_line(done, f"--out {tmp_path}")
-    assert (tmp_path / "mine").read_text() == "precious"
+    """In one line, and nothing is written or lost."""
+    (words, message), text = REFUSED[case], data.parent / "text" / "test.qaa"
+    places = {"checkpoint": checkpoint, "exported": exported, "text": text, "folder": text.parent}
+    words = [word.format(**places) for word in words]
+    out = () if "--out" in words else ("--out", tmp_path / "out")
+    before = {path: path.read_bytes() for path in text.parent.iterdir()}
+    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
+        export(*words, *out)
+    assert not list(tmp_path.iterdir()) and before == {path: path.read_bytes() for path in text.parent.iterdir()}

@@ -1,138 +1,32 @@
-"""A folded model is fairseq's own `transformer` with the same scores."""
+"""A folded model is fairseq's own `transformer`, `transformer_lm` or `roberta` with the same scores."""
+
+from __future__ import annotations
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from deepnet_fairseq import archs
+from deepnet_fairseq.archs import LM, ROBERTA
+from deepnet_fairseq.archs import MASKED_LM as MASKED
+from deepnet_fairseq.archs import MODEL_NAME as PAIR
 from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.export.fold import fold
-from deepnet_fairseq.export.obstacle import obstacle
-from deepnet_fairseq.export.transformer import fold_model, stock_model
+from deepnet_fairseq.export.fold import fold, obstacle
+from deepnet_fairseq.export.transformer import STOCK, fold_model, stock_model
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.profiling.omega import residuals
 
+from .support import helpers, single_stacks
+from .support.chains import chains, teach
 from .support.every_slot import EverySlot
-from .support.helpers import PAD, SMALL, VOCAB, batch, logits, sentences, small, teach_to_copy
+from .support.helpers import PAD, SMALL, VOCAB, sentences, teach_to_copy
+from .support.single_stacks import disturb
 
+KINDS = (PAIR, LM, MASKED)
 FOLDABLE = {"admin", "admin_torch", "branchnorm", "deepnorm", "ds_init", "post_ln", "post_ln_init", "pre_ln"}
-WHOLE = [name for name in sorted(METHODS) if name in FOLDABLE]
 BARE = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_head_scale": "none"}
-
-
-def config(layers, **fields):
-    depths = {"encoder_layers": layers, "decoder_layers": layers}
-    return namespace("deepnet_transformer", **(depths | SMALL | fields))
-
-
-def trained(layers, **fields):
-    """A model away from its start: noise on all parameters, omegas 0.5 to 9, branches of BranchNorm half grown."""
-    model = small(layers, **fields)
-    model.set_num_updates(2000)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-        for stack in (model.encoder, model.decoder):
-            stack.embed_tokens.weight[PAD] = 0
-        for site, residual in residuals(model):
-            if hasattr(residual, "omega") and residual.omega.requires_grad:
-                residual.omega.copy_(0.5 + 8.5 * torch.rand(site.dim, generator=generator))
-            elif hasattr(residual, "omega"):
-                residual.omega.fill_(1.0)
-    return model
-
-
-def folded_twin(model, layers, way="upstream", **fields):
-    folded = fold_model(model, config(layers, **fields), way)
-    return stock_model(folded.model, folded.state)
-
-
-def largest_difference(before, twin):
-    """Of scores at target tokens; behind the end of a sentence fairseq's own model computes something else."""
-    src, prev = batch()
-    with torch.no_grad():
-        after = twin(src, src.ne(PAD).sum(1), prev)[0]
-    return (before - after)[prev.ne(PAD)].abs().max()
-
-
-@pytest.mark.parametrize("layers", [6, 18, 100])
-@pytest.mark.parametrize("method", WHOLE)
-def test_same_scores_in_stock_fairseq(method, layers):
-    model = trained(layers, method=method)
-    before = logits(model, *batch())
-    assert largest_difference(before, folded_twin(model, layers, method=method)) <= 1e-4
-
-
-def first_omega_trained(**fields):
-    return {"method": "admin", "admin_train": "all"} | fields
-
-
-CASES = {
-    "fold downstream": ("downstream", {"method": "deepnorm"}),
-    "admin_torch downstream": ("downstream", {"method": "admin_torch"}),
-    "admin_torch, trained": ("upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
-    "first omega, shared embeddings": ("upstream", first_omega_trained(share_all_embeddings=True)),
-    "first omega, tied output": ("upstream", first_omega_trained(share_decoder_input_output_embed=True)),
-    "first omega, LayerNorm on embeddings": ("upstream", first_omega_trained(layernorm_embedding=True)),
-    "first omega, learned positions": ("upstream", first_omega_trained(encoder_learned_pos=True)),
-    "first omega, no positions": ("upstream", first_omega_trained(no_token_positional_embeddings=True)),
-    "LayerNorm on embeddings": ("upstream", {"method": "deepnorm", "layernorm_embedding": True}),
-    "few positions": ("upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10}),
-    "unequal widths": ("upstream", {"method": "deepnorm", "decoder_embed_dim": 24, "activation_fn": "gelu"}),
-    "normformer less its norms": ("upstream", {"method": "normformer", **BARE}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_other_ways_and_flags(case):
-    way, fields = CASES[case]
-    model = trained(3, **fields)
-    before = logits(model, *batch())
-    assert largest_difference(before, folded_twin(model, 3, way, **fields)) <= 1e-4
-
-
-@pytest.mark.parametrize("way", ["upstream", "downstream"])
-def test_what_is_exact_in_float64(way):
-    """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
-    fields = {"method": "admin"} if way == "upstream" else {"method": "deepnorm"}
-    model = trained(6, **fields).double()
-    before = logits(model, *batch())
-    changes = fold(model, way)
-    assert changes == {}
-    for _, residual in residuals(model):  # what was folded leaves the residual plain
-        if way == "upstream":
-            residual.omega.data.fill_(1.0)
-        else:
-            residual.alpha = 1.0
-    difference = (logits(model, *batch()) - before).abs().max().item()
-    assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
-
-
-@pytest.mark.parametrize("method", WHOLE)
-def test_same_beam_search(method):
-    """Beam 5 on 100 sentences, token by token."""
-    model, task, source = small(2, method=method, share_all_embeddings=True), blank_task(VOCAB), sentences(100, VOCAB)
-    teach_to_copy(model, VOCAB)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
-
-    def translations(m):
-        search = SequenceGenerator([m], task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=15)
-        return [hypothesis[0]["tokens"].tolist() for hypothesis in search.generate([m], sample)]
-
-    ours = translations(model)
-    assert translations(folded_twin(model, 2, method=method, share_all_embeddings=True)) == ours
-    assert len({tuple(tokens) for tokens in ours}) > 50
-
-
-def test_shared_embeddings_stay_shared():
-    folded = fold_model(trained(2, share_all_embeddings=True), config(2, share_all_embeddings=True))
-    tied = [folded.state[name] for name in ("encoder.embed_tokens.weight", "decoder.output_projection.weight")]
-    assert tied[0].data_ptr() == tied[1].data_ptr()
-    assert folded.model["share_all_embeddings"]
-
-
 REASONS = {
     "dlcl": "combination of all outputs",
     "normformer": "a HeadScale stands in front of the last matrix",
@@ -143,33 +37,206 @@ REASONS = {
 }
 
 
-def test_every_method_folds_or_says_why_not():
+def small(kind, layers=2, **fields):
+    return helpers.small(layers, **fields) if kind == PAIR else single_stacks.small(kind, layers, **fields)
+
+
+def trained(kind, layers, **fields):
+    """A model away from its start: noise on all parameters, omegas 0.5 to 9, branches of BranchNorm half grown."""
+    model = disturb(small(kind, layers, **fields), 0.05)
+    model.set_num_updates(2000)
+    generator = torch.Generator().manual_seed(2)
+    for site, residual in residuals(model):
+        if hasattr(residual, "omega"):
+            learnt = residual.omega.requires_grad
+            residual.omega.data.copy_(0.5 + 8.5 * torch.rand(site.dim, generator=generator) if learnt else 1.0)
+    return model
+
+
+def scores(model):
+    """Of a made-up batch at its tokens; at padding fairseq's own models compute something else."""
+    if isinstance(model, torch.nn.Module) and hasattr(model, "encoder") and hasattr(model, "decoder"):
+        src, prev = helpers.batch()
+        with torch.no_grad():
+            return model(src, src.ne(PAD).sum(1), prev)[0][prev.ne(PAD)]
+    tokens = single_stacks.batch()
+    return single_stacks.scores(model, tokens)[tokens.ne(PAD)]
+
+
+def folded(model, layers, way="upstream", **fields):
+    """As fold_model gives it, for a model of these layers and fields; uses it up."""
+    pair = {"encoder_layers": layers, "decoder_layers": layers} | SMALL
+    sizes = pair if model.NAME == PAIR else single_stacks.sizes(model.NAME, layers)
+    return fold_model(model, namespace(model.NAME, **(sizes | fields)), way)
+
+
+def twin(model, layers, way="upstream", **fields):
+    """fairseq's own model."""
+    found = folded(model, layers, way, **fields)
+    return stock_model(found.model, found.state)
+
+
+@pytest.mark.parametrize("kind, layers", [(PAIR, 18), (LM, 6), (MASKED, 6)])
+@pytest.mark.parametrize("method", sorted(FOLDABLE))
+def test_same_scores_in_stock_fairseq(kind, layers, method):
+    model = trained(kind, layers, method=method)
+    before = scores(model)
+    assert before.std() > 0.1
+    theirs = twin(model, layers, method=method)
+    assert type(theirs).__module__.startswith("fairseq.models.")
+    assert (before - scores(theirs)).abs().max() <= 1e-4
+
+
+def test_a_hundred_layers_fold():
+    model = trained(PAIR, 100, method="deepnorm")
+    before = scores(model)
+    assert (before - scores(twin(model, 100, method="deepnorm"))).abs().max() <= 1e-4
+
+
+def first_omega_trained(**fields):
+    return {"method": "admin", "admin_train": "all"} | fields
+
+
+CASES = {
+    "fold downstream": (PAIR, "downstream", {"method": "deepnorm"}),
+    "admin_torch downstream": (PAIR, "downstream", {"method": "admin_torch"}),
+    "admin_torch, trained": (PAIR, "upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
+    "first omega, shared embeddings": (PAIR, "upstream", first_omega_trained(share_all_embeddings=True)),
+    "first omega, tied output": (PAIR, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
+    "first omega, LayerNorm on embeddings": (PAIR, "upstream", first_omega_trained(layernorm_embedding=True)),
+    "first omega, learned positions": (PAIR, "upstream", first_omega_trained(encoder_learned_pos=True)),
+    "first omega, no positions": (PAIR, "upstream", first_omega_trained(no_token_positional_embeddings=True)),
+    "few positions": (
+        PAIR, "upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
+    ),
+    "unequal widths": (PAIR, "upstream", {"method": "deepnorm", "decoder_embed_dim": 24, "activation_fn": "gelu"}),
+    "normformer less its norms": (PAIR, "upstream", {"method": "normformer", **BARE}),
+    "causal, first omega": (LM, "upstream", first_omega_trained()),
+    "causal, first omega, tied output": (LM, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
+    "causal, first omega, learned positions": (LM, "upstream", first_omega_trained(decoder_learned_pos=True)),
+    "causal, LayerNorm on embeddings": (LM, "upstream", {"method": "pre_ln", "layernorm_embedding": True}),
+    "causal, few positions": (
+        LM, "upstream", {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
+    ),
+    "unscaled, gelu": (LM, "upstream", {"method": "deepnorm", "no_scale_embedding": True, "activation_fn": "gelu"}),
+    "as RoBERTa, Pre-LN": (MASKED, "upstream", {"method": "pre_ln", **ROBERTA}),
+    "masked downstream": (MASKED, "downstream", {"method": "deepnorm"}),
+    "masked, first omega": (MASKED, "upstream", first_omega_trained()),
+    "masked, first omega, untied": (MASKED, "upstream", first_omega_trained(untie_weights_roberta=True)),
+    "masked, first omega, as RoBERTa": (MASKED, "upstream", first_omega_trained(**ROBERTA)),
+    "masked, few positions": (MASKED, "upstream", {"method": "post_ln", "max_positions": 9, **ROBERTA}),
+    "masked, no positions": (MASKED, "upstream", {"method": "post_ln", "no_token_positional_embeddings": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_ways_and_flags(case):
+    kind, way, fields = CASES[case]
+    model = trained(kind, 3, **fields)
+    before = scores(model)
+    assert (before - scores(twin(model, 3, way, **fields))).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["upstream", "downstream"])
+def test_what_is_exact_in_float64(kind, way):
+    """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
+    model = trained(kind, 6, method="admin" if way == "upstream" else "deepnorm").double()
+    before = scores(model)
+    assert fold(model, way) == {}
+    for _, residual in residuals(model):  # what was folded leaves the residual plain
+        if way == "upstream":
+            residual.omega.data.fill_(1.0)
+        else:
+            residual.alpha = 1.0
+    difference = (scores(model) - before).abs().max().item()
+    assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
+
+
+def test_same_beam_search():
+    """Beam 5 on 100 sentences, token by token."""
+    fields = {"method": "admin", "share_all_embeddings": True}
+    model, task, source = small(PAIR, **fields), blank_task(VOCAB), sentences(100, VOCAB)
+    teach_to_copy(model, VOCAB)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
+
+    def translations(m):
+        search = SequenceGenerator([m], task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=15)
+        return [hypothesis[0]["tokens"].tolist() for hypothesis in search.generate([m], sample)]
+
+    ours = translations(model)
+    assert translations(twin(model, 2, **fields)) == ours
+    assert len({tuple(tokens) for tokens in ours}) > 50
+
+
+def test_same_continuations():
+    """Beam 5 behind 60 prompts, token by token, of a model that has learnt to look back at the mark."""
+    model, _ = teach(small(LM, method="deepnorm"))
+    prompts = chains(300, seed=99)
+    prompts = prompts[prompts[:, 4].ne(PAD)][:60, :4]  # eos, mark and two symbols
+    target = blank_task(VOCAB).target_dictionary
+
+    def continued(m):
+        search = SequenceGenerator([m], target, beam_size=5, max_len_a=0, max_len_b=20)
+        sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((len(prompts),), 4)}}
+        found = search.generate([m], sample, prefix_tokens=prompts[:, 1:], bos_token=target.eos())
+        return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+
+    ours = continued(model)
+    assert len(ours) == 60 and len({tuple(tokens) for tokens in ours}) > 40
+    assert continued(twin(model, 2, method="deepnorm")) == ours
+
+
+@pytest.mark.parametrize(
+    "kind, fields, output",
+    [
+        (PAIR, {"share_all_embeddings": True}, "decoder.output_projection.weight"),
+        (LM, {"share_decoder_input_output_embed": True}, "decoder.output_projection.weight"),
+        (MASKED, {}, "encoder.lm_head.weight"),
+    ],
+)
+def test_tied_weights_stay_tied(kind, fields, output):
+    found = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
+    assert found.state[output].data_ptr() == found.state[STOCK[kind].symbols[0]].data_ptr()
+    assert fields.items() <= found.model.items()
+    for stack in ("encoder", "decoder"):  # a Post-LN's config says so, in the stacks that the model has
+        own = stack in archs.STACKS[kind]
+        assert found.model.get(f"{stack}_normalize_before") == (False if own else None)
+
+
+def test_a_head_is_kept():
+    model = trained(MASKED, 2, method="deepnorm")
+    model.register_classification_head("colours", 3, 8)
+    asked = {"classification_head_name": "colours", "features_only": True}
+    with torch.no_grad():
+        ours = model(single_stacks.batch(), **asked)[0]
+        theirs = twin(model, 2, method="deepnorm")(single_stacks.batch(), **asked)[0]
+    assert ours.shape == (3, 3) and ours.std() > 0
+    assert (ours - theirs).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_fold_is_refused_by_name(kind):
     assert FOLDABLE | REASONS.keys() == METHODS.keys()
-
-
-@pytest.mark.parametrize("method", REASONS)
-def test_what_does_not_fold_is_refused_by_name(method):
-    with pytest.raises(UserError, match=f"--method {method} has no plain Transformer: .*{REASONS[method]}"):
-        fold_model(small(2, method=method), config(2, method=method))
+    for method, reason in REASONS.items():
+        with pytest.raises(UserError, match=f"--method {method} has no plain Transformer: .*{reason}"):
+            folded(small(kind, method=method), 2, method=method)
 
 
 def test_unknown_slots_are_noticed(monkeypatch):
     monkeypatch.setitem(METHODS, "every_slot", EverySlot)
     EverySlot.name = "every_slot"
-    assert "combination" in obstacle(small(2, method="every_slot"))
+    assert "combination" in obstacle(small(PAIR, method="every_slot"))
     for empty in ("mixer", "ending", "before", "hidden", "inner", "outer"):
         monkeypatch.setattr(EverySlot, empty, lambda *_: None)
-        found = obstacle(small(2, method="every_slot"))
+        found = obstacle(small(PAIR, method="every_slot"))
         assert found is not None
     assert found == "a Gate merges shortcut and branch"
 
 
-def test_a_vector_does_not_fold_downstream():
+def test_factors_without_a_place_are_refused():
     with pytest.raises(UserError, match="--fold downstream"):
-        fold_model(trained(2, method="admin"), config(2, method="admin"), "downstream")
-
-
-def test_a_scaled_shortcut_under_pre_ln_is_noticed():
+        folded(trained(PAIR, 2, method="admin"), 2, "downstream", method="admin")
     fields = {"method": "normformer", "normformer_scale_residual": True} | BARE
     with pytest.raises(UserError, match="its shortcut is scaled"):
-        fold_model(small(2, **fields), config(2, **fields))
+        folded(small(PAIR, **fields), 2, **fields)

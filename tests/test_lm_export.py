@@ -85,17 +85,6 @@ def test_pre_ln_keeps_its_last_norm(ran, tmp_path):
     export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks itself
 
 
-def test_the_file_is_plain_data(checkpoint, exported):
-    state = torch.load(exported, weights_only=True)
-    assert state["args"] is None and isinstance(state["cfg"]["model"], dict)
-    assert exported.stat().st_size < 0.6 * checkpoint.stat().st_size  # no optimiser
-    out = checkpoint.with_name("half.pt")
-    export(checkpoint, "--to", "transformer", "--fp16", "--out", out)
-    half = torch.load(out, weights_only=True)["model"]
-    assert {value.dtype for value in half.values()} == {torch.float16}
-    assert all(torch.equal(half[name], value.half()) for name, value in state["model"].items())
-
-
 @pytest.fixture(scope="module")
 def converted(checkpoint):
     out = checkpoint.with_name("ct2")
@@ -154,19 +143,6 @@ def test_masked_models_become_roberta(masked, tmp_path):
     assert type(model).__name__ == "RobertaModel" and len(task.dictionary) == VOCAB + 1  # <mask>
     ours, tokens = from_checkpoint(str(masked))[0], batch()
     assert (scores(ours, tokens) - scores(model, tokens)).abs().max() <= 1e-4
-
-
-def test_heads_are_exported(masked, tmp_path):
-    """What fine-tuning has put beside the encoder comes out of the checkpoint and into the other."""
-    state, (model, _) = torch.load(masked), from_checkpoint(str(masked))
-    model.register_classification_head("colours", 3, 8)
-    path = tmp_path / "finetuned.pt"
-    torch.save(state | {"model": model.state_dict()}, path)
-    export(path, "--to", "transformer", "--out", tmp_path / "plain.pt")
-    asked = {"classification_head_name": "colours", "features_only": True}
-    with torch.no_grad():
-        ours, theirs = model(batch(), **asked)[0], loaded(tmp_path / "plain.pt")[0](batch(), **asked)[0]
-    assert ours.shape == (3, 3) and (ours - theirs).abs().max() <= 1e-5
 
 
 def test_the_mean_of_checkpoints(ran, tmp_path):

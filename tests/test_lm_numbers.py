@@ -8,8 +8,7 @@ from torch import nn
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.building import build
-from deepnet_fairseq.initialisation.report import init_report
-from deepnet_fairseq.initialisation.visit import branch_weights, initialize
+from deepnet_fairseq.initialisation import branch_weights, init_report, initialize
 from deepnet_fairseq.methods import METHODS, get_method
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.transformer.slots import Site

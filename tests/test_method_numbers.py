@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deepnet_fairseq.building import build
-from deepnet_fairseq.initialisation.visit import weight_std
+from deepnet_fairseq.initialisation import weight_std
 from deepnet_fairseq.methods import get_method
 from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
 from deepnet_fairseq.transformer.slots import Site, Weight

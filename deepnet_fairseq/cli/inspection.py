@@ -51,7 +51,7 @@ def report_init(args) -> None:
 
     from ..building import build
     from ..config import namespace
-    from ..initialisation.report import as_table, init_report
+    from ..initialisation import as_table, init_report
     from ..methods import get_method
     from ..text_table import render
 

@@ -13,7 +13,7 @@ from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
 from .. import archs
-from ..initialisation.profiles import PROFILES
+from ..initialisation import PROFILES
 from ..methods import METHODS, Method, Option
 from ..probes import PROBES
 

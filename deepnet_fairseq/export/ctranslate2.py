@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,8 +17,7 @@ from torch import Tensor
 
 from ..atomic_output import whole
 from ..errors import UserError
-from .stock import stock_model
-from .transformer import Folded
+from .transformer import Folded, stock_model
 
 LONGEST = 1024  # CTranslate2 cuts what it reads there
 SENTENCES = 50  # scored at most
@@ -57,7 +57,9 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
 
 def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
     """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
-    args = argparse.Namespace(**(vars(_settings(task)) | folded.model | {"task": folded.sections["task"]["_name"]}))
+    args = argparse.Namespace(
+        **(vars(task.cfg or task.args) | folded.model | {"task": folded.sections["task"]["_name"]})
+    )
     with tempfile.TemporaryDirectory() as folder:
         legacy = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
@@ -66,11 +68,6 @@ def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | N
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
             raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
-
-
-def _settings(task):
-    """A task's config; fairseq's older tasks have it under another name."""
-    return task.cfg or task.args
 
 
 def _task(folded: Folded, data: str):
@@ -90,42 +87,45 @@ def _task(folded: Folded, data: str):
     return task
 
 
-class TranslationScorer:
-    """A translation model in CTranslate2."""
-
-    def __init__(self, ctranslate2, folder: Path, task):
-        self.translator, self.task = ctranslate2.Translator(str(folder)), task
-
-    def __call__(self, sample: dict) -> Tensor:
-        """Log-probabilities of one sentence's targets (T,), nats; sample: of fairseq, of that sentence alone."""
-        source = _words(self.task.source_dictionary, sample["net_input"]["src_tokens"][0])
-        target = _words(self.task.target_dictionary, sample["target"][0])
-        return torch.tensor(self.translator.score_batch([source], [target])[0].log_probs)
+Scorer = Callable[[dict], Tensor]  # sample of fairseq, one sentence -> log-probabilities of its targets (T,), nats
 
 
-class LanguageModelScorer:
-    """A language model in CTranslate2."""
+def _translation_scorer(ctranslate2, folder: Path, task) -> Scorer:
+    translator = ctranslate2.Translator(str(folder))
 
-    def __init__(self, ctranslate2, folder: Path, task):
-        self.generator = ctranslate2.Generator(str(folder))
+    def scores(sample: dict) -> Tensor:
+        source, target = (
+            [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
+            for dictionary, tokens in (
+                (task.source_dictionary, sample["net_input"]["src_tokens"][0]),
+                (task.target_dictionary, sample["target"][0]),
+            )
+        )
+        return torch.tensor(translator.score_batch([source], [target])[0].log_probs)
 
-    def __call__(self, sample: dict) -> Tensor:
-        """Log-probabilities of one text's targets (T,), nats; sample: of fairseq, of that text alone."""
-        scores = self.generator.forward_batch(sample["net_input"]["src_tokens"].tolist(), return_log_probs=True)
-        return torch.from_numpy(np.array(scores))[0].gather(-1, sample["target"][0].unsqueeze(-1)).squeeze(-1)
-
-
-SCORERS = {"transformer": TranslationScorer, "transformer_lm": LanguageModelScorer}
-
-
-def _words(dictionary, tokens: Tensor) -> list[str]:
-    return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
+    return scores
 
 
-def _compare(folded: Folded, scorer, task) -> Check:
-    folder = _settings(task).data
-    split = next((s for s in ("valid", "test", "train") if _has(task, s)), None)
-    if split is None:
+def _language_model_scorer(ctranslate2, folder: Path, task) -> Scorer:
+    generator = ctranslate2.Generator(str(folder))
+
+    def scores(sample: dict) -> Tensor:
+        found = generator.forward_batch(sample["net_input"]["src_tokens"].tolist(), return_log_probs=True)
+        return torch.from_numpy(np.array(found))[0].gather(-1, sample["target"][0].unsqueeze(-1)).squeeze(-1)
+
+    return scores
+
+
+SCORERS = {"transformer": _translation_scorer, "transformer_lm": _language_model_scorer}
+
+
+def _compare(folded: Folded, scorer: Scorer, task) -> Check:
+    folder = (task.cfg or task.args).data  # fairseq's older tasks have the second
+    for split in ("valid", "test", "train"):
+        with suppress(FileNotFoundError):
+            task.load_dataset(split)
+            break
+    else:
         raise UserError(f"--data {folder}: no valid, test or train sentences to check the model with")
     model = stock_model(folded.model, folded.state)
     differences, tokens = [], 0
@@ -151,11 +151,3 @@ def _fitting(dataset, model) -> Iterator[dict]:
             sample = dataset.collater([dataset[index]])
             if sample["net_input"]["src_tokens"].size(1) <= longest:  # a bos is not counted in its size
                 yield sample
-
-
-def _has(task, split: str) -> bool:
-    try:
-        task.load_dataset(split)
-    except FileNotFoundError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""The method's factors on shortcuts and branches, folded into neighbouring weights.
+"""Whether a model folds into a plain Post-LN or Pre-LN Transformer, and how: its method's factors go into weights.
 
 LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values. c goes into the last matrix of f. For w:
     upstream    the LayerNorm before gives x' = w o x (its gain and bias times w), and the matrices of f that read x'
@@ -14,11 +14,60 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
+from ..profiling.omega import residuals
 from ..transformer.slots import NORM_NAMES, Scale
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
 LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
+
+PLACES = {  # slot of a layer -> where its module stands
+    "before": "on the input of a branch",
+    "hidden": "between fc1 and the activation",
+    "inner": "in front of the last matrix of a branch",
+    "outer": "on the output of a branch",
+}
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
+    for stack in model.stacks().values():
+        if stack.layers[0].norm_place == "none":
+            return "it has no LayerNorm in its layers"
+        if stack.mixer is not None:
+            return "its layers read a combination of all outputs before them"
+        if stack.ending is not None:
+            return f"{_kind(stack.ending)} stands at the end of a stack"
+        for layer in stack.layers:
+            for slot, place in PLACES.items():
+                if modules := _modules(layer, slot):
+                    return f"{_kind(modules[0])} stands {place}"
+            if layer.fc1.bias is None:
+                return "its matrices have no biases"
+    for site, residual in residuals(model):
+        if not hasattr(residual, "scales"):
+            return f"{_kind(residual)} merges shortcut and branch"
+        shortcut, _ = residual.scales()
+        if model.stacks()[site.stack].layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
+            return "its shortcut is scaled, and no LayerNorm follows to absorb that"
+    return None
+
+
+def _modules(layer: nn.Module, slot: str) -> list[nn.Module]:
+    """The method's modules in one slot of a layer."""
+    found = getattr(layer, slot)
+    if slot == "inner":
+        return [m for m in (*(getattr(layer, s).inner for s in layer.sites if s != "ffn"), found) if m is not None]
+    if slot == "hidden":
+        return [] if found is None else [found]
+    return list(found.values())
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, nn.Sequential):
+        return _kind(module[0])
+    name = type(module).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
 from .. import archs, config
-from ..initialisation.visit import initialize
+from ..initialisation import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
 from ..transformer.modules import submodules

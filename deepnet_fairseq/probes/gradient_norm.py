@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..initialisation.visit import branch_weights
+from ..initialisation import branch_weights
 from .base import Probe, register_probe
 from .record import Values
 

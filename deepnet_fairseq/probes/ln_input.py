@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..initialisation.visit import NORMS
+from ..initialisation import NORMS
 from ..transformer.slots import SUBLAYERS
 from .base import TokenSums, register_probe
 from .record import Values

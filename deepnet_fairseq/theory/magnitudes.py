@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..initialisation.profiles import xavier_std
+from ..initialisation import xavier_std
 from ..transformer.slots import Scale, Site
 
 FIRST, LAST = ("v", "fc1"), ("out", "fc2")  # roles of v and of w

@@ -42,10 +42,10 @@ def noise(x: Tensor, p: float) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose values are undefined until initialisation.visit.initialize or a checkpoint fills them."""
+    """nn.Linear whose values are undefined until initialisation.initialize or a checkpoint fills them."""
 
     def reset_parameters(self) -> None:
-        """Left to initialisation/visit.py, which visits every parameter and raises on one it does not know."""
+        """Left to initialisation.py, which visits every parameter and raises on one it does not know."""
 
 
 def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
