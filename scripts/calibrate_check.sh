@@ -30,4 +30,4 @@ record() {  # record METHOD DEPTH FLAGS...
 chosen "${METHODS:-$(deepnet methods --names)}" "${DEPTHS:-6 18 50 100}"
 rows "${DEPTHS:-6 18 50 100}" record
 wait
-[ -n "$dry_run" ] || deepnet calibration "$out/$experiment"
+[ -n "$dry_run" ] || python scripts/calibration_table.py "$out/$experiment"

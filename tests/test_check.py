@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from deepnet_fairseq.analysis.calibration import cells_of, confusion
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.stability.observed import Observed, ShortTraining
-from deepnet_fairseq.stability.signals import evenness, headroom, ln_input, profile
+from deepnet_fairseq.stability.short_training import Observed, ShortTraining
 from deepnet_fairseq.stability.verdict import AT_RISK, DIVERGING, STABLE, judge
+from scripts.calibration_table import tables
 
 from .conftest import TRAIN_FLAGS
 from .support import recorded
-from .support.helpers import ELSEWHERE, run
+from .support.helpers import run
 
 HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}
 
@@ -92,16 +92,18 @@ def test_a_low_learning_rate_is_said():
 
 def test_signals():
     seen = observed(0, [0.1, 0.4, 0.2])
-    assert profile(seen, "decoder") == [0.1, 0.4, 0.2] and evenness([0.1, 0.4, 0.2]) == 0.25
-    assert math.isnan(evenness([])) and evenness([0.0, 0.0]) == 0 and math.isnan(evenness([1.0, math.inf]))
+    assert seen.profile("decoder") == [0.1, 0.4, 0.2] and seen.evenness("decoder") == 0.25
+    assert math.isnan(observed(0, []).evenness("decoder")) and observed(0, [0.0, 0.0]).evenness("decoder") == 0
+    assert math.isnan(observed(0, [1.0, math.inf]).evenness("decoder"))
     many = observed(0, [float(layer) for layer in range(1, 13)])
-    assert profile(many, "decoder") == [float(layer) for layer in range(1, 13)]  # 2 before 10
-    room = headroom([seen])
+    assert many.profile("decoder") == [float(layer) for layer in range(1, 13)]  # 2 before 10
+    room = training([seen]).headroom
     assert room.activation == 8 and room.doublings == pytest.approx(math.log2(65504 / 8))
     assert room.loss_scale == 4096  # 65504 / (0.01 * 1000 tokens) = 6550.4
-    assert headroom([Observed(0, 1e-3, math.nan, 0, {})]) is None
+    failed = Observed(0, 1e-3, math.nan, 0, {})
+    assert training([failed]).headroom is None and math.isnan(failed.ln_input("ffn"))
     norms = {"encoder.1.ffn": 2.0, "decoder.1.ffn": 4.0, "decoder.1.self_attn": 9.0, "decoder.layer_norm": 50.0}
-    assert ln_input(Observed(0, 1e-3, 1.0, 1, {"ln_input": norms}), "ffn") == 3.0
+    assert Observed(0, 1e-3, 1.0, 1, {"ln_input": norms}).ln_input("ffn") == 3.0
 
 
 def cell(folder, method, layers, verdict, losses):
@@ -110,12 +112,12 @@ def cell(folder, method, layers, verdict, losses):
 
 
 def test_calibration(tmp_path):
-    """Four cells: right both ways, a false alarm, a miss."""
+    """Four cells: right both ways, a false alarm, a miss; then a broken one."""
     cell(tmp_path, "deepnorm", 6, "stable", recorded.HEALTHY)
     cell(tmp_path, "post_ln", 18, "diverging", recorded.STUCK)
     cell(tmp_path, "rezero", 6, "at risk", recorded.HEALTHY)
     cell(tmp_path, "dlcl", 18, "stable", recorded.STUCK)
-    text = confusion(cells_of(tmp_path / "figure9"))
+    text = tables(tmp_path / "figure9")
     assert "2 of 4 cells agree (50%)" in text
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert re.split(r" {2,}", rows["deepnorm"]) == ["deepnorm", "stable, trained", "-"]
@@ -123,52 +125,60 @@ def test_calibration(tmp_path):
     assert rows["stable"].split() == ["stable", "1", "1"] and rows["diverging"].split() == ["diverging", "0", "1"]
     (tmp_path / "figure9" / "dlcl-18" / "check.json").write_text("{}")
     with pytest.raises(UserError, match="check.json: is no report of `deepnet check --json`"):
-        cells_of(tmp_path / "figure9")
+        tables(tmp_path / "figure9")
     with pytest.raises(UserError, match="holds no finished runs with a check.json"):
-        cells_of(tmp_path)
+        tables(tmp_path / "empty")
 
 
 FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")
 
 
-def check(data, *flags, expect=0):
-    done = run("deepnet", "check", data, *FLAGS, *flags, check=False)
-    assert done.returncode == expect, done.stdout[-2000:]
-    return done.stdout
+def check(capsys, data, *flags, expect=0):
+    """What the command prints, run in this process."""
+    capsys.readouterr()
+    if expect:
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(data), *FLAGS, *flags])
+        assert ended.value.code == expect
+    else:
+        main(["check", str(data), *FLAGS, *flags])
+    return capsys.readouterr().out
+
+
+def report(capsys, data, *flags):
+    out = check(capsys, data, "--json", "--updates", "10", *flags)
+    return json.loads(next(line for line in out.splitlines() if line.startswith("{")))
 
 
 @pytest.mark.smoke
-def test_deepnorm_is_stable_where_post_ln_is_not(data):
+def test_deepnorm_is_stable_where_post_ln_is_not(data, capsys, tmp_path, monkeypatch):
     """18L-18L at the peak learning rate; nothing is written anywhere."""
-    before = sorted(os.listdir(ELSEWHERE.name))
+    monkeypatch.chdir(tmp_path)
     deep = ("--encoder-layers", "18", "--decoder-layers", "18", "--lr", "1e-3", "--warmup-updates", "20")
-    good = check(data, *deep)
+    good = check(capsys, data, *deep)
     assert good.splitlines()[-1] == "verdict: stable" and "18L-18L deepnorm" in good
     for heading in ("model update", "LN input ffn", "grad decoder", "decoder 18", "fp16: activations up to"):
         assert heading in good
-    bad = check(data, *deep, "--method", "post_ln", expect=3)
+    bad = check(capsys, data, *deep, "--method", "post_ln", expect=3)
     assert "verdict: diverging at update" in bad and "decoder layer 1 gets" in bad
-    assert sorted(os.listdir(ELSEWHERE.name)) == before  # where the programs run
+    assert not os.listdir(tmp_path)
 
 
-def test_json_and_the_real_schedule(data):
+def test_json_and_the_real_schedule(data, capsys):
     """As fairseq-train itself would take its learning rates; a whole command line may be given."""
-    out = run(
-        "deepnet", "check", "--json", "--updates", "10", "fairseq-train", data, *FLAGS, "--warmup-updates", "100"
-    ).stdout
+    flags = ("check", "--json", "--updates", "10", "fairseq-train", data, *FLAGS, "--warmup-updates", "100")
+    out = run("deepnet", *flags).stdout
     found = json.loads(out[out.index("{") :].splitlines()[0])
     assert found["verdict"] == "stable" and found["layers"] == [6, 6] and len(found["updates"]) == 10
     lrs = [row["lr"] for row in found["updates"]]
     assert lrs == pytest.approx([1e-7 + i * (2e-3 - 1e-7) / 100 for i in range(10)], rel=1e-6)
     assert any("of its peak 0.002" in note for note in found["notes"])
-    compressed = run("deepnet", "check", data, *FLAGS, "--json", "--updates", "10", "--compress-warmup", "4").stdout
-    rates = [row["lr"] for row in json.loads(compressed[compressed.index("{") :].splitlines()[0])["updates"]]
+    rates = [row["lr"] for row in report(capsys, data, "--compress-warmup", "4")["updates"]]
     assert rates[4] == pytest.approx(2e-3) and rates[7] == pytest.approx(2e-3 * math.sqrt(4 / 7))
 
 
-def test_its_losses_are_fairseq_trains(data, tmp_path):
-    out = run("deepnet", "check", data, *FLAGS, "--json", "--updates", "10").stdout
-    ours = [row["loss"] for row in json.loads(out[out.index("{") :].splitlines()[0])["updates"]]
+def test_its_losses_are_fairseq_trains(data, tmp_path, capsys):
+    ours = [row["loss"] for row in report(capsys, data)["updates"]]
     trained = run("fairseq-train", data, *FLAGS, "--max-update", "10", "--no-save", "--save-dir", tmp_path).stdout
     theirs = [
         json.loads(line.split("| train_inner | ")[1])["loss"] for line in trained.splitlines() if "train_inner" in line
@@ -182,17 +192,20 @@ def test_its_losses_are_fairseq_trains(data, tmp_path):
         (("--updates", "3"), "--updates 3: give at least 10"),
         (("--seconds", "0"), "--seconds 0: must be more than 0"),
         (("--compress-warmup", "0"), "--compress-warmup 0: must be at least 1"),
-        (("--compress-warmup", "5", "--warmup-updates", "0"), "--warmup-updates 0: inverse_sqrt divides by it"),
-        (("--arch", "transformer"), "--arch transformer: the check is for deepnet_transformer"),
-        (("--method", "nonsense"), "--method nonsense: unknown"),
-        (("--nonsense",), "unknown: --nonsense"),
-        (("--restore-file", "x.pt"), "--restore-file x.pt: no such file"),
         (
-            ("--finetune-from-model", __file__),
-            "--finetune-from-model: the check looks at a training from its first update",
+            ("--compress-warmup", "5", "--lr-scheduler", "cosine", "--warmup-updates", "0"),
+            "--compress-warmup: this schedule has no warm-up",
         ),
+        (("--arch", "transformer"), "--arch transformer: the check is for deepnet_transformer"),
+        (("--finetune-from-model", __file__), "--finetune-from-model: the check looks at a training from its first"),
     ],
 )
-def test_mistakes(data, flags, message):
-    done = run("deepnet", "check", data, *FLAGS, *flags, check=False)
-    assert done.returncode != 0 and message in done.stdout.splitlines()[-1] and "Traceback" not in done.stdout
+def test_mistakes(data, capsys, flags, message):
+    with pytest.raises(SystemExit, match=message):
+        main(["check", str(data), *FLAGS, *flags])
+
+
+def test_a_mistake_is_one_line(data):
+    done = run("deepnet", "check", data, *FLAGS, "--nonsense", check=False)
+    assert done.returncode != 0 and "unknown: --nonsense" in done.stdout.splitlines()[-1]
+    assert "Traceback" not in done.stdout

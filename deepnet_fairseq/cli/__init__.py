@@ -22,13 +22,11 @@ def parser() -> argparse.ArgumentParser:
         figures,
         inspection,
         lm_text,
-        methods,
         models,
         plan,
         report,
         results,
         stability,
-        theory,
     )
 
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
@@ -43,11 +41,9 @@ def parser() -> argparse.ArgumentParser:
 
     groups = (
         inspection,
-        methods,
         models,
         plan,
         stability,
-        theory,
         corpora,
         lm_text,
         results,

@@ -1,4 +1,4 @@
-"""Commands that look at what would be built, and where: architectures, coefficients, initialisation, environment."""
+"""Commands that look at what would be built, and where: architectures, methods, initialisation, environment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 
 from .. import archs
 from ..errors import UserError
+
+HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
 
 
 def list_archs(args) -> None:
@@ -82,8 +84,91 @@ def environment(args) -> None:
     print(json.dumps(environment(args.gpus), indent=1))
 
 
+def facts(name: str) -> dict:
+    """What there is to say of a method, measured on a built model where it can be; UserError for a name that none has.
+
+    method, equation, paper; extra_parameters beside Post-LN at 6L-6L of width 512; norm; final_norm (a LayerNorm at the
+    end of each stack?); obstacle to folding, None if there is none; train_flags; options with help and default.
+    """
+    import torch
+
+    from ..building import build
+    from ..export.fold import obstacle
+    from ..methods import get_method
+
+    method = get_method(name)
+    with torch.device("meta"):
+        model, base = (build(method=m, encoder_layers=6, decoder_layers=6, vocab=10) for m in (name, "post_ln"))
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, base)]
+    return {
+        "method": name,
+        "equation": method.equation,
+        "paper": method.paper,
+        "extra_parameters": sizes[0] - sizes[1],
+        "norm": model.encoder.layers[0].norm_place,
+        "final_norm": model.encoder.layer_norm is not None,
+        "obstacle": obstacle(model),
+        "train_flags": list(method.train_flags),
+        "options": {
+            method.flag(key): {"default": option.default, "choices": list(option.choices), "help": option.help}
+            for key, option in method.options.items()
+        },
+    }
+
+
+def as_cells(row: dict) -> list[str]:
+    """One line of the table under HEADER."""
+    folds = "no" if row["obstacle"] else "yes"
+    last = "yes" if row["final_norm"] else "no"
+    extra = f"{row['extra_parameters']:+,}" if row["extra_parameters"] else "0"
+    return [row["method"], row["equation"], row["paper"], extra, last, folds, " ".join(row["train_flags"])]
+
+
+def markdown(rows: list[dict]) -> str:
+    """The table, why methods do not fold, their options."""
+    cells = [[f"`{first}`", *rest] for first, *rest in map(as_cells, rows)]
+    reasons = [f"- `{row['method']}`: {row['obstacle']}" for row in rows if row["obstacle"]]
+    options = [
+        [f"`{flag}`", " / ".join(option["choices"]) or _kind(option["default"]), str(option["default"]), option["help"]]
+        for row in rows
+        for flag, option in row["options"].items()
+    ]
+    why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
+    return "\n".join([*_grid(HEADER, cells), *why, *_grid(["option", "values", "default", "meaning"], options)])
+
+
+def _kind(default) -> str:
+    return {bool: "flag", type(None): "text"}.get(type(default), "number")
+
+
+def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def list_methods(args) -> None:
+    """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
+    from ..methods import METHODS, get_method
+    from ..text_table import render
+
+    if args.flags:
+        for name in args.flags.split(","):
+            print(*("--method", name, *get_method(name).train_flags))
+        return
+    if args.names or args.norm:
+        print(*(name for name in sorted(METHODS) if args.norm in (None, get_method(name).norm)))
+        return
+    rows = [facts(name) for name in sorted(METHODS)]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    elif args.markdown:
+        print(markdown(rows))
+    else:
+        print(render([HEADER, *map(as_cells, rows)]))
+        print("\nextra parameters: beside post_ln, 6L-6L of width 512; options: fairseq-train --help, docs/methods.md")
+
+
 def add(command) -> None:
-    """Registers `deepnet environment`, `archs`, `coefficients` and `init-report`; command: as parser() gives it."""
+    """Registers `deepnet environment`, `archs`, `coefficients`, `init-report` and `methods`, and their flags."""
     sub = command("environment", environment)
     sub.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of the training, 0 for the CPU")
 
@@ -104,3 +189,10 @@ def add(command) -> None:
     sub.add_argument("--init-profile")
     sub.add_argument("--seed", type=int, default=1)
     sub.add_argument("--json", action="store_true")
+
+    sub = command("methods", list_methods)
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
+    sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
+    sub.add_argument("--names", action="store_true", help="only print their names")
+    sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")

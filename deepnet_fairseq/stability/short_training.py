@@ -10,8 +10,9 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from fairseq.data import iterators
 from fairseq.logging import metrics
@@ -19,11 +20,104 @@ from fairseq.trainer import Trainer
 
 from .. import archs, config
 from ..errors import UserError
-from ..probes.record import FILE, read_record
+from ..probes.half_precision import LARGEST
+from ..probes.record import FILE, Values, read_record
 from ..trainer import build_trainer, parse
-from .observed import Observed, ShortTraining
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One update of a check.
+
+    update: how many were made before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
+    failed; tokens: its target tokens; probes[probe][address]: values as the probes define them.
+    """
+
+    update: int
+    lr: float
+    loss: float
+    tokens: float
+    probes: dict[str, Values]
+
+    def profile(self, stack: str) -> list[float]:
+        """Gradient norm of each layer of `stack`, L2, the first layer first; empty if the update has none."""
+        norms = self.probes.get("gradient_norm", {})
+        return [norms[where] for layer in range(1, len(norms) + 1) if (where := f"{stack}.{layer}") in norms]
+
+    def evenness(self, stack: str) -> float:
+        """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing.
+
+        NaN for no layers and for norms that are not finite.
+        """
+        norms = self.profile(stack)
+        if not norms or not all(map(math.isfinite, norms)):
+            return math.nan
+        return min(norms) / max(norms) if max(norms) > 0 else 0.0
+
+    def ln_input(self, kind: str) -> float:
+        """Mean norm of what the LayerNorms of one kind of branch read, over all stacks; NaN if the update has none.
+
+        kind: "ffn" or "self_attn".
+        """
+        values = [v for a, v in self.probes.get("ln_input", {}).items() if a.split(".")[2:] == [kind]]
+        return fmean(values) if values else math.nan
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """How much room fp16 has left.
+
+    activation: largest absolute value in the forward passes; gradient: largest absolute value of that of the summed
+    loss of one update, per unit of loss scale.
+    """
+
+    activation: float
+    gradient: float
+
+    @property
+    def doublings(self) -> float:
+        """How often the activations can double before fp16 overflows."""
+        return math.log2(LARGEST / self.activation)
+
+    @property
+    def loss_scale(self) -> float:
+        """The largest power of two as loss scale that keeps the gradients of the weights finite."""
+        return 2.0 ** math.floor(math.log2(LARGEST / self.gradient))
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """What a check saw.
+
+    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
+    gave up, if so; seconds: without set-up.
+    """
+
+    method: str
+    layers: tuple[int, int]
+    parameters: int
+    peak: float
+    observed: list[Observed]
+    failure: str | None
+    seconds: float
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """Layers of those that the model has."""
+        layers = zip(("encoder", "decoder"), self.layers, strict=True)
+        return {stack: count for stack, count in layers if count}
+
+    @property
+    def headroom(self) -> Headroom | None:
+        """The least of all updates; None where no update has finite numbers."""
+        rows = [(o.probes["half_precision"], o.tokens) for o in self.observed if "half_precision" in o.probes]
+        rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
+        if not rows:
+            return None
+        activation = max(value for row, _ in rows for name, value in row.items() if name != "gradient")
+        return Headroom(activation, max(row["gradient"] * tokens for row, tokens in rows))
 
 
 def train_briefly(

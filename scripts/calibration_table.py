@@ -1,0 +1,57 @@
+"""How often `deepnet check` says of a training what the training then does: calibration_table.py RUNS.
+
+RUNS is the folder that scripts/calibrate_check.sh has made. Prints two tables: verdicts by method and depth, marked
+where they are wrong, and verdicts against outcomes.
+"""
+
+import sys
+from pathlib import Path
+
+from deepnet_fairseq.analysis.recorded_run import RecordedRun, recorded_below
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.json_text import read_object
+from deepnet_fairseq.text_table import render
+
+VERDICTS = ("stable", "at risk", "diverging")
+
+
+def verdict_of(run: RecordedRun) -> str:
+    """The verdict in the run's check.json; UserError if there is none."""
+    path = run.folder / "check.json"
+    verdict = read_object(path, "delete it and check again").get("verdict")
+    if verdict not in VERDICTS:
+        raise UserError(f"{path}: is no report of `deepnet check --json`; delete it and check again")
+    return verdict
+
+
+def tables(folder: Path) -> str:
+    """Of the finished runs in `folder`; a warning, "at risk" or "diverging", is right if the training diverged."""
+    runs = [run for run in recorded_below(folder) if run.finished and (run.folder / "check.json").exists()]
+    if not runs:
+        raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")
+    verdicts = {run: verdict_of(run) for run in runs}
+    right = {run: (verdict != "stable") == run.diverged for run, verdict in verdicts.items()}
+    cells = {
+        (
+            run.method,
+            run.layers,
+        ): f"{verdict}, {'diverged' if run.diverged else 'trained'}{'' if right[run] else ' (!)'}"
+        for run, verdict in verdicts.items()
+    }
+    depths = sorted({run.layers for run in runs})
+    rows = [["method", *(f"{depth}L-{depth}L" for depth in depths)]]
+    rows += [[m, *(cells.get((m, depth), "-") for depth in depths)] for m in sorted({run.method for run in runs})]
+    counts = [["verdict", "trained", "diverged"]]
+    for verdict in VERDICTS:
+        outcomes = [run.diverged for run in runs if verdicts[run] == verdict]
+        counts.append([verdict, str(outcomes.count(False)), str(outcomes.count(True))])
+    agree = sum(right.values())
+    closing = f"{agree} of {len(runs)} cells agree ({agree / len(runs):.0%}); (!) marks the others"
+    return f"{render(rows)}\n\n{render(counts)}\n\n{closing}"
+
+
+if __name__ == "__main__":
+    try:
+        print(tables(Path(sys.argv[1])))
+    except UserError as error:
+        sys.exit(f"calibration_table.py: error: {error}")
