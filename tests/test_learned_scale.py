@@ -1,4 +1,4 @@
-"""Probes of NormFormer's figures, learned_scale and gradient_l1, against the parameters themselves."""
+"""Learned factors as the probe has them, against the parameters themselves; and both probes of NormFormer's figures."""
 
 import math
 
@@ -11,9 +11,9 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.record import read_record
 
-from .support import helpers, observing
+from .support import helpers
 from .support.probed_updates import train
-from .support.single_stacks import KINDS, awake, small, stack_of
+from .support.single_stacks import KINDS, awake, stack_of
 from .test_methods import every_slot  # noqa: F401
 
 PROBE = PROBES["learned_scale"]
@@ -62,14 +62,6 @@ def test_two_modules_in_one_slot():
     check(model, {"decoder.1.self_attn.outer.c": scale.c, "decoder.1.self_attn.outer": norm.weight})
     model = awake(LM, 1, method="normformer", normformer_head_scale="fairseq", normformer_no_attention_norm=True)
     assert by_place(PROBE(model).values()).keys() == {"decoder.1.self_attn.outer.c", "decoder.1.ffn.inner"}
-
-
-def test_an_even_number_has_its_median_between():
-    model = small(LM, 1, method="normformer")
-    with torch.no_grad():
-        model.decoder.layers[0].self_attn.inner.c.copy_(torch.tensor([0.5, 2.0]))
-    found = PROBE(model).values()
-    assert [found[f"decoder.1.self_attn.inner.c.{name}"] for name in ("median", "min", "max")] == [1.25, 0.5, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -121,19 +113,18 @@ def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
     assert bool(factors) == (method in learning)
 
 
-def test_numbers_that_ended_show():
-    model = small(LM, 1, method="normformer")
-    with torch.no_grad():
-        model.decoder.layers[0].inner.weight[3] = math.nan
-    found = PROBE(model).values()
-    assert math.isnan(found["decoder.1.ffn.inner.max"]) and found["decoder.1.self_attn.outer.max"] == 1
-
-
-def test_half_precision():
-    """Of a model in fp16 the same, as far as it has digits."""
+def test_numbers_of_one_vector():
+    """A median between two factors; NaN; in fp16 the same, as far as it has digits."""
     model = awake(LM, 1, method="normformer")
     whole, half = PROBE(model).values(), PROBE(model.half()).values()
     assert half == pytest.approx(whole, rel=1e-3)
+    layer = model.decoder.layers[0]
+    with torch.no_grad():
+        layer.self_attn.inner.c.copy_(torch.tensor([0.5, 2.0]))
+        layer.inner.weight[3] = math.nan
+    found = PROBE(model).values()
+    assert [found[f"decoder.1.self_attn.inner.c.{name}"] for name in ("median", "min", "max")] == [1.25, 0.5, 2.0]
+    assert math.isnan(found["decoder.1.ffn.inner.max"]) and math.isfinite(found["decoder.1.self_attn.outer.max"])
 
 
 def test_the_log_has_medians():
@@ -143,8 +134,7 @@ def test_the_log_has_medians():
     assert PROBE.summary(values) == means
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_training(kind, tmp_path):
+def test_a_training(tmp_path, kind=LM):
     """Row u has the scales before update u, and the gradients of the mean loss whatever its scale is."""
     seen = train(tmp_path, kind, "learned_scale,gradient_l1", 4, method="normformer")
     record, stack = read_record(tmp_path / "probes.jsonl"), stack_of(kind)
@@ -162,30 +152,3 @@ def test_a_training(kind, tmp_path):
             assert row["gradient_l1"][f"{stack}.{layer}.ffn.fc2"] == pytest.approx(mean, rel=1e-4)
         assert len(row["gradient_l1"]) == 2 * 6
     assert medians[0] == 1 and len(set(medians)) == 4  # it learns
-
-
-def test_l1_beside_l2():
-    """L1 / n is at most L2 / sqrt(n), and near it for what is no outlier."""
-    found = observing.observe(helpers.small(2), [observing.net_input()], "gradient_l1,gradient_norm")
-    l1, l2 = found["gradient_l1"], found["gradient_norm"]
-    assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
-    for address, mean in l1.items():
-        elements = 512 if "fc" in address else 256
-        assert 0.2 * l2[address] < mean * math.sqrt(elements) <= l2[address] * (1 + 1e-5), address
-
-
-def test_frozen_branches():
-    model = helpers.small(2)
-    for parameter in model.decoder.layers.parameters():
-        parameter.requires_grad_(False)
-    found = observing.observe(model, [observing.net_input()], "gradient_l1")["gradient_l1"]
-    assert len(found) == 2 * 6 and all(address.startswith("encoder.") for address in found)
-    for parameter in model.encoder.layers.parameters():
-        parameter.requires_grad_(False)
-    model.zero_grad(set_to_none=True)
-    assert observing.observe(model, [observing.net_input()], "gradient_l1")["gradient_l1"] == {}
-
-
-def test_the_log_has_roles():
-    values = {"decoder.1.ffn.fc2": 1.0, "decoder.2.ffn.fc2": 3.0, "encoder.1.self_attn.q": 5.0}
-    assert PROBES["gradient_l1"].summary(values) == {"decoder.fc2": 2.0, "encoder.q": 5.0}

@@ -1,4 +1,4 @@
-"""Each probe against an independent computation, on one process without fairseq's programs."""
+"""Each probe against an independent computation, on models of all kinds, without fairseq's programs."""
 
 import math
 
@@ -6,58 +6,107 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deepnet_fairseq import archs
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.profiling.omega import recording
 
-from .support.helpers import PAD, small
-from .support.observing import net_input, observe
+from .support import helpers, observing, single_stacks
+from .support.helpers import PAD
+from .support.observing import net_input
+
+TRANSLATION = archs.MODEL_NAME
+EVERY_KIND = (TRANSLATION, *single_stacks.KINDS)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_probe_on_every_method(method):
-    """Finite, with an address per layer or branch; the model's hooks and modes are as before."""
-    model = small(2, method=method).train()
-    values = observe(model, [net_input()])
+def small(kind=TRANSLATION, **fields):
+    """Two layers a stack."""
+    return helpers.small(2, **fields) if kind == TRANSLATION else single_stacks.small(kind, 2, **fields)
+
+
+def held_inputs(kind):
+    """Another batch than `observe` trains on."""
+    if kind == TRANSLATION:
+        return net_input(seed=9)
+    return {"src_tokens": single_stacks.batch(seed=9), "src_lengths": None}
+
+
+def observe(model, names="all", scale=1.0):
+    """The values of one update on one batch, whose loss is divided by `scale` before the backward pass."""
+    if model.NAME == TRANSLATION:
+        return observing.observe(model, [net_input()], names, scale)
+    held = held_inputs(model.NAME)
+    return observing.observe(model, [None], names, scale, loss=single_stacks.loss_of, held=held)
+
+
+ON_METHODS = [(TRANSLATION, method) for method in sorted(METHODS)]
+ON_METHODS += [
+    (kind, method) for kind in single_stacks.KINDS for method in ("deepnorm", "normformer", "rezero", "dlcl")
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), ON_METHODS)
+def test_every_probe_on_every_method(kind, method):
+    """Finite, with an address per layer or branch and no other stack; the model's hooks and modes are as before."""
+    model = small(kind, method=method).train()
+    values = observe(model)
     assert values.keys() == PROBES.keys()
     assert all(math.isfinite(value) for found in values.values() for value in found.values())
-    assert {"encoder.1", "encoder.2", "decoder.1", "decoder.2"} <= values["gradient_norm"].keys()
-    sites = {"encoder.2.ffn", "decoder.1.self_attn", "decoder.2.encoder_attn"}
-    assert sites <= values["branch_dependency"].keys() and len(values["branch_dependency"]) == 10
-    has_norms = any("layer_norm" in name for name, _ in model.named_parameters())
-    assert not has_norms or sites <= values["ln_input"].keys()
-    assert values["model_update"] == {"encoder": 0.0, "decoder": 0.0}
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert all(m.training for m in model.modules())
+    stacks = model.stacks()
+    assert {f"{stack}.{layer}" for stack in stacks for layer in (1, 2)} <= values["gradient_norm"].keys()
+    sites = {f"{stack}.{layer}.{name}" for stack in stacks for layer in (1, 2) for name in ("self_attn", "ffn")}
+    if len(stacks) == 2:
+        sites |= {"decoder.1.encoder_attn", "decoder.2.encoder_attn"}
+    assert values["branch_dependency"].keys() == sites
+    assert METHODS[method].norm == "none" or sites <= values["ln_input"].keys()
+    assert values["model_update"] == dict.fromkeys(stacks, 0.0)
+    outside = {"lm_head"} if kind == archs.MASKED_LM else set()
+    owners = {address.split(".")[0] for found in values.values() for address in found}
+    assert owners - {"gradient"} == stacks.keys() | outside
+    assert all(not m._forward_hooks and not m._forward_pre_hooks and m.training for m in model.modules())
 
 
-def test_gradient_norms():
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_gradient_norms(kind):
     """Layers, weights and the rest, against autograd's own numbers; together they are the norm of all."""
-    model = small(2)
-    found = observe(model, [net_input()], "gradient_norm", scale=1 / 8)["gradient_norm"]
+    model = small(kind)
+    found = observe(model, "gradient_norm", scale=1 / 8)["gradient_norm"]
     grads = {name: p.grad for name, p in model.named_parameters()}  # of loss times 8
 
     def norm(prefix):
         return math.sqrt(sum(g.square().sum().item() for name, g in grads.items() if name.startswith(prefix))) / 8
 
-    assert found["encoder.1"] == pytest.approx(norm("encoder.layers.0."), rel=1e-5)
-    assert found["decoder.2"] == pytest.approx(norm("decoder.layers.1."), rel=1e-5)
-    assert found["decoder.2.encoder_attn.v"] == pytest.approx(
-        norm("decoder.layers.1.encoder_attn.v_proj.weight"), rel=1e-5
-    )
-    assert found["encoder.1.ffn.fc1"] == pytest.approx(norm("encoder.layers.0.fc1.weight"), rel=1e-5)
-    assert found["decoder.output_projection"] == pytest.approx(norm("decoder.output_projection"), rel=1e-5)
-    whole = math.sqrt(sum(value**2 for address, value in found.items() if address.count(".") == 1))
-    assert whole == pytest.approx(norm(""), rel=1e-5)
+    for stack in model.stacks():
+        for layer in (1, 2):
+            place = f"{stack}.layers.{layer - 1}"
+            assert found[f"{stack}.{layer}"] == pytest.approx(norm(f"{place}."), rel=1e-5)
+            assert found[f"{stack}.{layer}.self_attn.v"] == pytest.approx(norm(f"{place}.self_attn.v_proj.weight"))
+            assert found[f"{stack}.{layer}.ffn.fc2"] == pytest.approx(norm(f"{place}.fc2.weight"), rel=1e-5)
+    outside = "lm_head.dense" if kind == archs.MASKED_LM else "decoder.output_projection"
+    assert found[outside] == pytest.approx(norm(outside), rel=1e-5)
+    layers_and_rest = [value for address, value in found.items() if address.count(".") < 3]
+    assert math.sqrt(sum(value**2 for value in layers_and_rest)) == pytest.approx(norm(""), rel=1e-5)
 
 
-def test_summary_of_gradient_norms():
-    """The log has layers, and roles over all layers."""
-    summary = PROBES["gradient_norm"].summary
-    values = {"decoder.1": 5.0, "decoder.1.ffn.fc1": 3.0, "decoder.2.ffn.fc1": 4.0, "encoder.embed_tokens": 1.0}
-    assert summary(values) == {"decoder.1": 5.0, "decoder.fc1": 5.0, "encoder.embed_tokens": 1.0}
+def test_l1_beside_l2():
+    """L1 / n is at most L2 / sqrt(n), and near it for what is no outlier."""
+    found = observe(small(), "gradient_l1,gradient_norm")
+    l1, l2 = found["gradient_l1"], found["gradient_norm"]
+    assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
+    for address, mean in l1.items():
+        elements = 512 if "fc" in address else 256
+        assert 0.2 * l2[address] < mean * math.sqrt(elements) <= l2[address] * (1 + 1e-5), address
+
+
+def test_frozen_branches():
+    model = small()
+    for stack, left in (("decoder", 2 * 6), ("encoder", 0)):
+        model.stacks()[stack].layers.requires_grad_(False)
+        model.zero_grad(set_to_none=True)
+        found = observe(model, "gradient_l1")["gradient_l1"]
+        assert len(found) == left and all(address.startswith("encoder.") for address in found)
 
 
 def norms_read(model, inputs, monkeypatch):
@@ -75,65 +124,69 @@ def norms_read(model, inputs, monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("method", ["post_ln", "pre_ln", "normformer", "deepnorm"])
+@pytest.mark.parametrize("method", ["post_ln", "pre_ln", "normformer"])
 def test_ln_inputs(method, monkeypatch):
-    """Every LayerNorm there is, in the order the forward pass comes to them, without padding."""
-    model, inputs = small(2, method=method), net_input()
-    found = observe(model, [inputs], "ln_input")["ln_input"]
-    expected = norms_read(model, inputs, monkeypatch)
-    assert sorted(found.values()) == pytest.approx(sorted(expected), rel=1e-5)
+    """Every LayerNorm there is, without padding; in the log the mean over layers."""
+    model = small(method=method)
+    found = observe(model, "ln_input")["ln_input"]
+    assert sorted(found.values()) == pytest.approx(sorted(norms_read(model, net_input(), monkeypatch)), rel=1e-5)
     assert len(found) >= 10
-
-
-def test_ln_input_addresses():
-    model = small(2, method="pre_ln")
-    found = observe(model, [net_input()], "ln_input")
-    assert {"encoder.layer_norm", "decoder.layer_norm", "decoder.2.encoder_attn"} <= found["ln_input"].keys()
-    summary = PROBES["ln_input"].summary(found["ln_input"])
+    summary = PROBES["ln_input"].summary(found)
+    assert summary["decoder.ffn"] == pytest.approx((found["decoder.1.ffn"] + found["decoder.2.ffn"]) / 2)
     branches = {"encoder.self_attn", "encoder.ffn", "decoder.self_attn", "decoder.encoder_attn", "decoder.ffn"}
-    assert summary.keys() == branches | {"encoder.layer_norm", "decoder.layer_norm"}
-    two = [found["ln_input"][f"decoder.{layer}.ffn"] for layer in (1, 2)]
-    assert summary["decoder.ffn"] == pytest.approx(sum(two) / 2)
+    others = {"encoder.layer_norm", "decoder.layer_norm"} if method == "pre_ln" else set()
+    assert method == "normformer" or summary.keys() == branches | others
+
+
+@pytest.mark.parametrize("kind", single_stacks.KINDS)
+def test_ln_inputs_of_language_models(kind):
+    """The mean norm of what the first branch's LayerNorm reads, over tokens."""
+    model, seen = small(kind, method="pre_ln"), []
+    ((name, stack),) = model.stacks().items()
+    found = observe(model, "ln_input")["ln_input"]
+    norm = stack.layers[0].self_attn_layer_norm
+    with norm.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach())):
+        single_stacks.loss_of(model)
+    real = single_stacks.batch()[:, : seen[0].size(1)].ne(PAD)
+    assert found[f"{name}.1.self_attn"] == pytest.approx(seen[0][real].norm(dim=-1).mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["post_ln", "deepnorm", "admin"])
 def test_branch_dependency(method):
     """Var f / Var(alpha x + f); without padding it follows from the recorder's variances, for x and f of mean 0."""
-    model, inputs = small(2, method=method), net_input()
+    model, inputs, merged = small(method=method), net_input(), []
     for key in ("src_tokens", "prev_output_tokens"):
         inputs[key] = inputs[key].clamp(min=4)
-    found = observe(model, [inputs], "branch_dependency")["branch_dependency"]
-    merged = {}
-    layer = model.decoder.layers[1]
-    handle = layer.residual["ffn"].register_forward_hook(
-        lambda _m, xf, y: merged.update(y=y.var(unbiased=False).item())
-    )
-    with recording(model) as variances:
+    found = observing.observe(model, [inputs], "branch_dependency")["branch_dependency"]
+    residual = model.decoder.layers[1].residual["ffn"]
+    watched = residual.register_forward_hook(lambda _m, xf, y: merged.append(y.var(unbiased=False).item()))
+    with watched, recording(model) as variances:
         model(**inputs)
-    handle.remove()
     branch = next(v.branch for site, v in variances.items() if str(site) == "decoder.2.ffn")
-    assert found["decoder.2.ffn"] == pytest.approx(branch / merged["y"], rel=1e-4)
+    assert found["decoder.2.ffn"] == pytest.approx(branch / merged[0], rel=1e-4)
 
 
 def test_a_silent_branch_depends_on_nothing():
-    model = small(2, method="rezero")  # its branches start at 0
-    assert set(observe(model, [net_input()], "branch_dependency")["branch_dependency"].values()) == {0.0}
+    model = small(method="rezero")  # its branches start at 0
+    assert set(observe(model, "branch_dependency")["branch_dependency"].values()) == {0.0}
 
 
-def test_model_update_of_a_known_change():
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_model_update_of_a_known_change(kind):
     """A last LayerNorm 1.1 times as wide moves the output by a tenth of its norm, sqrt(C) a token."""
-    model, inputs = small(2), net_input()
-    before = outputs(model, inputs)
+    model, inputs = small(kind), held_inputs(kind)
+    before, last = outputs(model, inputs), [*model.stacks()][-1]
+    tokens = inputs["prev_output_tokens" if kind == TRANSLATION else "src_tokens"]
+    assert before[last].shape == (tokens.ne(PAD).sum(), 16)
     with torch.no_grad():
-        model.decoder.layers[-1].final_layer_norm.weight.mul_(1.1)
+        model.stacks()[last].layers[-1].final_layer_norm.weight.mul_(1.1)
     probe = PROBES["model_update"](model)
     probe.begin(Held(inputs, before))
-    assert probe.values()["decoder"] == pytest.approx(0.1 * math.sqrt(16), rel=1e-3)
-    assert probe.values()["encoder"] == 0
+    assert probe.values() == dict.fromkeys(before, 0.0) | {last: pytest.approx(0.1 * math.sqrt(16), rel=1e-3)}
 
 
 def test_outputs_leave_random_numbers_and_modes():
-    model = small(2, dropout=0.5).train()
+    model = small(dropout=0.5).train()
     state = torch.get_rng_state()
     first, second = outputs(model, net_input()), outputs(model, net_input())
     assert torch.equal(torch.get_rng_state(), state) and model.training and model.decoder.layers[0].training
@@ -141,11 +194,20 @@ def test_outputs_leave_random_numbers_and_modes():
 
 
 def test_half_precision_extremes():
-    model, inputs = small(2), net_input()
-    found = observe(model, [inputs], "half_precision", scale=1 / 4)["half_precision"]
+    model = small()
+    found = observe(model, "half_precision", scale=1 / 4)["half_precision"]
     largest = max(p.grad.abs().max().item() for p in model.parameters())
     assert found["gradient"] == pytest.approx(largest / 4, rel=1e-6)
     with torch.no_grad():
         model.decoder.output_projection.weight.mul_(1000)
-        scores = model(**inputs)[0].abs().max().item()
-    assert observe(model, [inputs], "half_precision")["half_precision"]["decoder"] == pytest.approx(scores, rel=1e-5)
+        scores = model(**net_input())[0].abs().max().item()
+    assert observe(model, "half_precision")["half_precision"]["decoder"] == pytest.approx(scores, rel=1e-5)
+
+
+def test_summaries():
+    """The log has layers, and roles over all layers."""
+    values = {"decoder.1": 5.0, "decoder.1.ffn.fc1": 3.0, "decoder.2.ffn.fc1": 4.0, "encoder.embed_tokens": 1.0}
+    summary = {"decoder.1": 5.0, "decoder.fc1": 5.0, "encoder.embed_tokens": 1.0}
+    assert PROBES["gradient_norm"].summary(values) == summary
+    values = {"decoder.1.ffn.fc2": 1.0, "decoder.2.ffn.fc2": 3.0, "encoder.1.self_attn.q": 5.0}
+    assert PROBES["gradient_l1"].summary(values) == {"decoder.fc2": 2.0, "encoder.q": 5.0}

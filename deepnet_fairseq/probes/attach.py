@@ -14,8 +14,8 @@ from torch import nn
 
 from ..profiling.profile import held_training_batch
 from .base import Held, Probe, get_probes
+from .model_update import REFERENCE, reference
 from .record import FILE, Writer
-from .reference import REFERENCE, reference
 from .session import Session
 
 

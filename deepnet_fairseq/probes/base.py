@@ -109,12 +109,17 @@ class TokenSums(Probe):
     @staticmethod
     def summary(values: Values) -> Values:
         """The mean over layers, by kind of branch."""
-        kinds: dict[str, list[float]] = {}
-        for address, value in values.items():
-            kinds.setdefault(kind(address), []).append(value)
-        return {name: sum(found) / len(found) for name, found in kinds.items()}
+        return mean_by({address: kind(address) for address in values}, values)
 
 
 def kind(address: str) -> str:
     """An address without its layer: "decoder.18.ffn" -> "decoder.ffn"."""
     return ".".join(word for word in address.split(".") if not word.isdigit())
+
+
+def mean_by(names: dict[str, str], values: Values) -> Values:
+    """Name -> mean of the values whose address has that name in `names`; addresses without one do not count."""
+    found: dict[str, list[float]] = {}
+    for address, name in names.items():
+        found.setdefault(name, []).append(values[address])
+    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}

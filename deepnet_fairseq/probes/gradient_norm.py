@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialisation import branch_weights
-from .base import Probe, register_probe
+from .base import Probe, mean_by, register_probe
 from .record import Values
 
 
@@ -64,9 +64,8 @@ class GradientL1(Probe):
     def gradients(self, scale: float | Tensor) -> None:
         weights = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
         if weights:  # not all frozen
-            grads = (weight.linear.weight.grad for weight in weights)
-            norms = torch._foreach_norm([grad for grad in grads if grad is not None], 1, dtype=torch.float32)
-            sums = torch.stack(norms) * scale
+            grads = [weight.linear.weight.grad for weight in weights]
+            sums = torch.stack(torch._foreach_norm(grads, 1, dtype=torch.float32)) * scale
             for weight, norm in zip(weights, sums.tolist(), strict=True):
                 self.found[f"{weight.site}.{weight.role}"] = norm / weight.linear.weight.numel()
 
@@ -75,11 +74,7 @@ class GradientL1(Probe):
 
     @staticmethod
     def summary(values: Values) -> Values:
-        roles: dict[str, list[float]] = {}
-        for address, value in values.items():
-            stack, _layer, _sublayer, role = address.split(".")
-            roles.setdefault(f"{stack}.{role}", []).append(value)
-        return {key: sum(found) / len(found) for key, found in roles.items()}
+        return mean_by({address: f"{address.split('.')[0]}.{address.split('.')[-1]}" for address in values}, values)
 
 
 def _owner(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .base import Probe, kind, register_probe
+from .base import Probe, kind, mean_by, register_probe
 from .record import Values
 
 STATISTICS = {"median": 0.5, "min": 0.0, "max": 1.0}  # as quantiles
@@ -40,12 +40,8 @@ class LearnedScale(Probe):
 
     @staticmethod
     def summary(values: Values) -> Values:
-        medians: dict[str, list[float]] = {}
-        for address, value in values.items():
-            place, _, statistic = address.rpartition(".")
-            if statistic == "median":
-                medians.setdefault(kind(place), []).append(value)
-        return {name: sum(found) / len(found) for name, found in medians.items()}
+        medians = [address for address in values if address.endswith(".median")]
+        return mean_by({address: kind(address.removesuffix(".median")) for address in medians}, values)
 
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

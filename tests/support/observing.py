@@ -25,14 +25,14 @@ def loss_of(model, inputs):
     return F.cross_entropy(model(**inputs)[0].flatten(0, 1), targets, reduction="sum")
 
 
-def observe(model, batches, names="all", scale=1.0):
-    """The values of one update over the given batches."""
+def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
+    """The values of one update over the given batches; loss(model, batch), held: of a model that is no translator."""
     session = Session(model, get_probes(names))
-    held = net_input(seed=9)
+    held = held or net_input(seed=9)
     session.held = Held(held, outputs(model, held))
     session.begin()
     for inputs in batches:
-        (loss_of(model, inputs) / scale).backward()
+        (loss(model, inputs) / scale).backward()
     sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
     assert not any(value.requires_grad for value in sums)  # no graph is kept
     session.gradients(scale)
