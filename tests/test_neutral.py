@@ -1,97 +1,126 @@
-"""With neutral parameters each method is the one it extends, bit for bit where the algebra says so."""
+"""With neutral parameters a method is the one it extends, bit for bit where the algebra says so; NormFormer's sizes."""
 
 import pytest
 import torch
 from torch import nn
 
+from deepnet_fairseq import archs
+from deepnet_fairseq.building import build, parameter_count
+from deepnet_fairseq.config import namespace
 from deepnet_fairseq.profiling.omega import residuals
 
+from .support import single_stacks
 from .support.helpers import batch, logits, small
 
+SYMBOLS = 51_200  # GPT-2's 50,257 and what fills them up
 
-def twin(model, base, **fields):
+
+def made(kind, method, **options):
+    """Three layers a stack, in evaluation mode."""
+    if kind == archs.MODEL_NAME:
+        return small(3, method=method, **options)
+    return single_stacks.small(kind, 3, method=method, **options)
+
+
+def twin(model, kind, base):
     """A model of method `base` with the weights of `model`."""
-    other = small(3, method=base, **fields)
-    state = model.state_dict()
+    other, state = made(kind, base), model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
     return other
 
 
-def set_factors(model, name, value):
+def outputs(model, kind):
+    if kind == archs.MODEL_NAME:
+        return logits(model, *batch())
+    return single_stacks.scores(model, single_stacks.batch())
+
+
+def gradients(model, kind):
+    """Of the first layers' fc1."""
+    if kind == archs.MODEL_NAME:
+        src, prev = batch()
+        loss = model.train()(src, None, prev)[0].square().mean()
+    else:
+        loss = single_stacks.loss_of(model.train())
+    return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
+
+
+# what makes a method neutral
+
+
+def unchanged(model):
+    pass
+
+
+def with_alpha_one(model):
     for _, residual in residuals(model):
-        setattr(residual, name, value)
+        residual.alpha = 1.0
 
 
-def identity_instead_of_norms(stack):
-    stack.mixer.norms = nn.ModuleList(nn.Identity() for _ in stack.mixer.norms)
-    with torch.no_grad():
+@torch.no_grad()
+def with_gates_open(model):
+    for _, residual in residuals(model):
+        residual.a.fill_(1.0)
+
+
+@torch.no_grad()
+def reading_the_last_layer(model):
+    for stack in model.stacks().values():
+        stack.mixer.norms = nn.ModuleList(nn.Identity() for _ in stack.mixer.norms)
         stack.mixer.weights.weight.copy_(torch.eye(len(stack.mixer.norms)))
 
 
-def silent(method, **fields):
-    return small(3, method=method, **fields)
-
-
-def deepnorm_with_alpha_one():
-    model = silent("deepnorm")
-    set_factors(model, "alpha", 1.0)
-    return model
-
-
-def rezero_with_gates_open():
-    model = silent("rezero")
-    with torch.no_grad():
-        for _, residual in residuals(model):
-            residual.a.fill_(1.0)
-    return model
-
-
-def dlcl_reading_the_last_layer(norm):
-    model = silent("dlcl", dlcl_norm=norm)
-    identity_instead_of_norms(model.encoder)
-    identity_instead_of_norms(model.decoder)
-    return model
-
-
-def branchnorm_after_its_rise():
-    model = silent("branchnorm")
+def after_the_rise(model):
     model.set_num_updates(4000)
-    return model
 
 
-def sub_ln_without_its_norms():
-    model = silent("sub_ln")
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.inner = layer.self_attn.inner = None
-    return model
+def without_its_norms(model):
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            layer.inner = layer.self_attn.inner = None
 
 
-BARE = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_scale_residual": True}
-PAIRS = {
-    "deepnorm, alpha 1": (deepnorm_with_alpha_one, "post_ln"),
-    "admin, not profiled": (lambda: silent("admin"), "post_ln"),
-    "admin_torch, linear": (lambda: silent("admin_torch", admin_torch_output_change="linear"), "post_ln"),
-    "branchnorm after T": (branchnorm_after_its_rise, "post_ln"),
-    "dlcl post, W = I": (lambda: dlcl_reading_the_last_layer("post"), "post_ln"),
-    "dlcl pre, W = I": (lambda: dlcl_reading_the_last_layer("pre"), "pre_ln"),
-    "normformer, paper's head scale": (lambda: silent("normformer", **BARE), "pre_ln"),
-    "normformer, fairseq's": (lambda: silent("normformer", **BARE, normformer_head_scale="fairseq"), "pre_ln"),
-    "sub_ln less its LN": (sub_ln_without_its_norms, "pre_ln"),
-    "rezero, a = 1": (rezero_with_gates_open, "t_fixup"),
-    "ds_init": (lambda: silent("ds_init"), "post_ln"),
-    "post_ln_init": (lambda: silent("post_ln_init"), "post_ln"),
-}
+NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
+NO_HEADS = {"normformer_head_scale": "none"}
+PAIRS = {  # method, options, what makes it neutral, the method that it is then
+    "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
+    "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
+    "admin_torch, linear": ("admin_torch", {"admin_torch_output_change": "linear"}, unchanged, "post_ln"),
+    "branchnorm after T": ("branchnorm", {}, after_the_rise, "post_ln"),
+    "dlcl post, W = I": ("dlcl", {"dlcl_norm": "post"}, reading_the_last_layer, "post_ln"),
+    "dlcl pre, W = I": ("dlcl", {"dlcl_norm": "pre"}, reading_the_last_layer, "pre_ln"),
+    "sub_ln less its LN": ("sub_ln", {}, without_its_norms, "pre_ln"),
+    "rezero, a = 1": ("rezero", {}, with_gates_open, "t_fixup"),
+    "ds_init": ("ds_init", {}, unchanged, "post_ln"),
+    "post_ln_init": ("post_ln_init", {}, unchanged, "post_ln"),
+    "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
+    "normformer, fairseq's": ("normformer", NO_NORMS | {"normformer_head_scale": "fairseq"}, unchanged, "pre_ln"),
+    "normformer, residuals": (
+        "normformer", NO_NORMS | NO_HEADS | {"normformer_scale_residual": True}, unchanged, "pre_ln",
+    ),
+}  # fmt: skip
+CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS] + [(archs.LM, pair) for pair in PAIRS]
+CASES += [(archs.MASKED_LM, "deepnorm, alpha 1"), (archs.MASKED_LM, "normformer, paper's")]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_neutral_is_the_base_method_bit_for_bit(pair):
-    make, base = PAIRS[pair]
-    model = make()
-    assert torch.equal(logits(model, *batch()), logits(twin(model, base), *batch()))
+@pytest.mark.parametrize(("kind", "pair"), CASES)
+def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
+    method, options, neutralise, base = PAIRS[pair]
+    model = made(kind, method, **options)
+    neutralise(model)
+    other = twin(model, kind, base)
+    assert torch.equal(outputs(model, kind), outputs(other, kind))
+    assert all(map(torch.equal, gradients(model, kind), gradients(other, kind)))
+
+
+def test_normformer_with_its_norms_is_another_function():
+    """Its LayerNorms start at gain 1, not at the identity."""
+    model = made(archs.LM, "normformer")
+    assert (outputs(model, archs.LM) - outputs(twin(model, archs.LM, "pre_ln"), archs.LM)).abs().max() > 0.01
 
 
 def test_r_fixup_is_t_fixup_without_biases():
-    model = silent("r_fixup")
+    model = small(3, method="r_fixup")
     with torch.no_grad():
         for parameter in model.parameters():  # wake the zero matrices, not the scalars
             if parameter.dim() == 2:
@@ -114,13 +143,60 @@ def test_neutral_init_is_that_of_post_ln(method, fields):
 
 @pytest.mark.parametrize(("method", "names"), [("admin", ".omega"), ("rezero", ".a"), ("dlcl", ".weights.weight"),
                                                ("branchnorm", ".a"), ("r_fixup", (".shift", ".scale"))])  # fmt: skip
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-def test_numbers_that_half_precision_ruins_stay_in_float32(method, names, precision):
-    model = small(2, method=method).to(precision)
-    kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
-    assert kept == {name for name in model.state_dict() if name.endswith(names)}
-    assert len(kept) > 0
-    there_and_back = small(1, method=method).double()
-    assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
-    there_and_back.to(precision)
-    assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}
+def test_numbers_that_half_precision_ruins_stay_in_float32(method, names):
+    for precision in (torch.float16, torch.bfloat16):
+        model = small(2, method=method).to(precision)
+        kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
+        assert kept == {name for name in model.state_dict() if name.endswith(names)} and kept
+        there_and_back = small(1, method=method).double()
+        assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
+        there_and_back.to(precision)
+        assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}
+
+
+def parameters(arch, vocab, **fields):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(arch, vocab, **fields).parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        ({}, 5_128),  # h + 2d + 2f
+        ({"normformer_scale_residual": True}, 5_640),  # and d
+        ({"normformer_no_attention_norm": True}, 5_128 - 1024),
+        ({"normformer_no_ffn_norm": True}, 5_128 - 4096),
+        (NO_HEADS, 5_120),
+    ],
+)
+def test_what_normformer_adds_to_a_layer(options, added):
+    for kind, layers in ((archs.LM, "decoder_layers"), (archs.MASKED_LM, "encoder_layers")):
+        found = [
+            parameters(kind, 50, method=m, **{layers: 6}, **o) for m, o in (("pre_ln", {}), ("normformer", options))
+        ]
+        assert found[1] == found[0] + 6 * added
+
+
+NORMFORMER = {  # layers, d, f, h, activation; millions of parameters published for NormFormer and its Pre-LN baseline
+    "125m": (12, 768, 3072, 12, "gelu", 124.5, None),
+    "355m": (24, 1024, 4096, 16, "gelu", 355.0, 354.7),
+    "1.3b": (24, 2048, 8192, 32, "gelu", None, 1313.5),
+    "2.7b": (32, 2560, 10240, 32, "relu_squared", 2649.5, None),
+}
+
+
+@pytest.mark.parametrize("size", NORMFORMER)
+def test_published_models(size):
+    """One tied matrix of 51,200 symbols, no learned positions: to the 0.1 million that is published."""
+    layers, dim, ffn, heads, activation, published, baseline = NORMFORMER[size]
+    arch = f"normformer_lm_{size}"
+    cfg = namespace(arch)
+    found = (cfg.decoder_layers, cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_attention_heads)
+    assert found == (layers, dim, ffn, heads)
+    assert (cfg.method, cfg.activation_fn, cfg.share_decoder_input_output_embed) == ("normformer", activation, True)
+    pre_ln = layers * (4 * dim * dim + 2 * dim * ffn + ffn + 9 * dim) + SYMBOLS * dim + 2 * dim
+    normformer = pre_ln + layers * (heads + 2 * dim + 2 * ffn)
+    assert parameters(arch, SYMBOLS, method="pre_ln") == pre_ln
+    assert parameters(arch, SYMBOLS) == parameter_count(arch, SYMBOLS) == normformer
+    for count, millions in ((normformer, published), (pre_ln, baseline)):
+        assert millions is None or count / 1e6 == pytest.approx(millions, abs=0.05)
