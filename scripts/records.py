@@ -17,9 +17,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from deepnet_fairseq.analysis import logs
-from deepnet_fairseq.analysis.figures import depth
+from deepnet_fairseq.analysis.figures import EVERY, redraw
+from deepnet_fairseq.analysis.figures.losses import rows_by_depth
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, folder_of, name_of, runs_of
-from deepnet_fairseq.analysis.redrawing import EVERY, redraw
 from deepnet_fairseq.analysis.report.collect import PAIRED, Report, collect
 from deepnet_fairseq.analysis.report.document import Grid, Text, published
 from deepnet_fairseq.analysis.report.entry import described, environment_of
@@ -255,7 +255,7 @@ def _index(rows: list[tuple], results: Path) -> str:
 
 def _quickstart(runs: list[RecordedRun]) -> str:
     """One row a run, and what they were trained with."""
-    header, *rows = depth.rows(runs)
+    header, *rows = rows_by_depth(runs)
     words = {"model", "method"}
     cells = [[Text(text, "" if name in words else "number") for name, text in zip(header, row)] for row in rows]
     trained = dict.fromkeys(escape(described(environment_of(run))) for run in runs)

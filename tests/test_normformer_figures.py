@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from deepnet_fairseq import archs
+from deepnet_fairseq.analysis.figures import chosen, redraw
 from deepnet_fairseq.analysis.figures.sheet import Sheet
-from deepnet_fairseq.analysis.redrawing import chosen, redraw
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 

@@ -11,7 +11,7 @@ def figures(args) -> None:
     Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. `depth` draws
     the losses of the quickstart's runs, RUNS/quickstart.
     """
-    from ..analysis.redrawing import chosen, redraw
+    from ..analysis.figures import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs

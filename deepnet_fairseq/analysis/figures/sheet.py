@@ -1,7 +1,9 @@
-"""A picture of several panels: what is measured is solid, what is the paper's is hollow and dashed."""
+"""Pictures of several panels, what is measured solid, what is the paper's dashed and hollow; and the text beside."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...atomic_output import whole
+from ...text_table import render
+from .. import paper
 from ..style import PLAIN, Style
 
 PAPER = {"linestyle": "--", "markerfacecolor": "none", "linewidth": 1.0, "markersize": 4.5, "alpha": 0.75}
@@ -50,6 +54,13 @@ class Sheet:
         self._plot(panel, x, y, style, axes, PAPER | options)
         self.kinds[f"paper ({self.paper_setting})"] = PAPER | {"marker": "o"}
 
+    def points(self, panel: int, points: dict, failed: Iterable[float], style: Style, **options) -> None:
+        """Measured x -> y, if there is any, and a cross for each x that failed."""
+        if points:
+            self.curve(panel, list(points), list(points.values()), style, **options)
+        for x in sorted(failed):
+            self.diverged(panel, x, style)
+
     def diverged(self, panel: int, x: float, style: Style) -> None:
         """A cross at the panel's bottom, above those that are there already."""
         axes = self.panels[panel]
@@ -86,8 +97,7 @@ class Sheet:
                 axes.legend(handles=list(map(self._handle, names.values())), loc="upper center", **BELOW)
         columns = min(len(below), int(self.figure.get_figwidth() / 2.6))
         self.figure.legend(handles=below, loc="outside lower center", ncols=columns, fontsize=8.5)
-        with whole(path) as part:
-            self.figure.savefig(part, format="png", dpi=DPI, metadata={"Software": None})
+        save(self.figure, path, DPI)
 
     def _plot(self, panel: int, x, y, style: Style, axes: Axes | None, options: dict) -> None:
         own = self.panels[panel]
@@ -97,3 +107,45 @@ class Sheet:
     def _handle(self, style: Style) -> Line2D:
         look = MEASURED if style.label in self.solid else PAPER
         return Line2D([], [], color=style.colour, marker=style.marker, label=style.label, **look)
+
+
+def save(figure: Figure, path: Path, dpi: int) -> None:
+    """Writes a PNG, whole, that tells of no version or date."""
+    with whole(path) as part:
+        figure.savefig(part, format="png", dpi=dpi, metadata={"Software": None})
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits, the whole part in full; "-" where there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if abs(value) < 1e-4:
+        return f"{value:.1e}" if value else "0"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"
+
+
+def read_off(value: float | None) -> str:
+    """A point of the paper, with the digits it was read to."""
+    return "-" if value is None else f"{value:g}"
+
+
+def summary(figure: int, title: str, tables: Iterable[list[list[str]]], missing: Iterable[str] = ()) -> str:
+    """Title, tables, what is not there, and where the numbers of DeepNet's Figure `figure` come from."""
+    source = f"paper: {paper.SETTING[figure]}; read off its figure, {paper.ERROR[figure]}"
+    return page(f"Figure {figure}: {title}", tables, missing, source)
+
+
+def page(heading: str, tables: Iterable[list[list[str]]], missing: Iterable[str], source: str) -> str:
+    """The same for any paper's figure; source: where its published numbers are from."""
+    parts = [heading, *(render(rows) for rows in tables if len(rows) > 1)]
+    gaps = "; ".join(missing)
+    return "\n\n".join([*parts, *([f"no run of: {gaps}"] if gaps else []), source]) + "\n"
+
+
+def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """x -> mean of its y, in the order of x: runs that differ in their seed alone become one point."""
+    found: dict[float, list[float]] = {}
+    for x, y in pairs:
+        found.setdefault(x, []).append(y)
+    return {x: sum(found[x]) / len(found[x]) for x in sorted(found)}
