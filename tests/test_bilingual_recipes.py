@@ -1,4 +1,4 @@
-"""The bilingual recipes on miniatures: archives in the published formats."""
+"""The bilingual recipes, on miniatures of the published archives and on text that is tokenised already."""
 
 import html
 import json
@@ -14,15 +14,41 @@ from xml.etree import ElementTree
 import pytest
 from fairseq.data import Dictionary, data_utils
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import bilingual
+from deepnet_fairseq.data.corpus import make_corpus
 from deepnet_fairseq.data.moses import Chain, Limits, clean, line_function
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
+from deepnet_fairseq.errors import UserError
 
-from .support.bilingual import copy_text, lines
+from .support.refused import assert_refused
 
-pytestmark = pytest.mark.smoke
+smoke = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def lines(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+def copy_text(langs, prefixes, dest, workers, dictionary=None):
+    """In place of fairseq-preprocess, where binarised data is not the question."""
+    for split, given in prefixes.items():
+        for number, prefix in enumerate(given):
+            for lang in langs:
+                shutil.copy(f"{prefix}.{lang}", dest / f"{split}{number or ''}.{lang}")
+    (dest / f"dict.{langs[0]}.txt").write_text("word 1\n")
+    subsets = [f"{split}{number or ''}" for split, given in prefixes.items() for number in range(len(given))]
+    count = {"sentences": 1, "pieces": 1, "unknown": 0.0}
+    return {"types": 8, "text": {subset: dict.fromkeys(langs, count) for subset in subsets}}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(bilingual, "binarise", copy_text)
 
 
 def content(dest):
@@ -61,6 +87,7 @@ def archive_texts(dest, lang):
     return read[f"de-en/train.tags.de-en.{lang}"].split("\n")[:-1], test
 
 
+@smoke
 @pytest.mark.parametrize("lang", ["de", "en"])
 def test_every_step_of_iwslt14(built, lang):
     raw, test = archive_texts(built, lang)
@@ -86,6 +113,7 @@ def test_every_step_of_iwslt14(built, lang):
         assert [line.replace("@@ ", "") for line in pieces] == lines(text / stage / f"{subset}.{lang}")
 
 
+@smoke
 def test_binarised_for_fairseq(built):
     dictionary = Dictionary.load(str(built / "bin" / "dict.de.txt"))
     assert len(dictionary) % 8 == 0
@@ -100,6 +128,7 @@ def test_binarised_for_fairseq(built):
     assert merges[0] == "#version: 0.2" and len(merges) == 1 + 500 + 1
 
 
+@smoke
 def test_what_recipe_json_says(built, options):
     said = json.loads((built / "recipe.json").read_text())
     facts = {"recipe": "iwslt14_de_en", "miniature": True, "pieces": "subword_nmt", "detokenise": True}
@@ -117,6 +146,7 @@ def test_what_recipe_json_says(built, options):
     assert file["size"] == (options.downloads / "de-en.tgz").stat().st_size
 
 
+@smoke
 def test_a_second_call_does_nothing_even_when_all_that_led_there_is_gone(built, options, tmp_path, capsys):
     before = content(built)
     shutil.copytree(built, tmp_path / "copy")
@@ -128,11 +158,7 @@ def test_a_second_call_does_nothing_even_when_all_that_led_there_is_gone(built, 
         assert content(dest) == before
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(bilingual, "binarise", copy_text)
-
-
+@smoke
 def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
     """Killed again and again, each time later; what is there in the end equals an uninterrupted build's."""
     fresh = replace(options, dest=tmp_path / "dest", downloads=tmp_path / "dest" / "downloads", workers=1)
@@ -154,6 +180,7 @@ def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
     assert not [path for path in fresh.dest.rglob("*") if path.name.endswith(".part")]
 
 
+@smoke
 def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsys, quick):
     recipe, dest = RECIPES["iwslt14_de_en"], tmp_path / "dest"
     shutil.copytree(built, dest)
@@ -175,6 +202,7 @@ def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsy
     assert len(lines(dest / "text" / "codes")) == 101
 
 
+@smoke
 def test_wmt17(tmp_path, quick):
     options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
     RECIPES["wmt17_en_de"].build(options)
@@ -204,6 +232,7 @@ def test_wmt17(tmp_path, quick):
     assert not json.loads((tmp_path / "d" / "recipe.json").read_text())["lowercase"]
 
 
+@smoke
 def test_wmt14_of_the_admin_authors(tmp_path, quick):
     options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
     RECIPES["wmt14_en_de"].build(options)
@@ -218,3 +247,132 @@ def test_wmt14_of_the_admin_authors(tmp_path, quick):
     assert lines(text / "tokenised" / "valid.de") == [moses(line) for line in newstest2013]
     valid = [line.replace("@@ ", "") for line in lines(tmp_path / "d" / "bin" / "valid.de")]
     assert valid == lines(text / "tokenised" / "valid.de")
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Tokenised text as a user has it: train, valid, and two test sets."""
+    folder = tmp_path / "my text"
+    folder.mkdir()
+    for split, text in make_corpus({"train": 800, "valid": 40, "test": 30}).items():
+        for lang, sentences in (("de", text.source), ("en", text.target)):
+            (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in sentences))
+    for lang in ("de", "en"):
+        shutil.copy(folder / f"test.{lang}", folder / f"test.old.{lang}")
+        with open(folder / f"train.{lang}", "a") as file:
+            file.write("a b c d e f\n" if lang == "de" else "a\n")  # nothing to train on
+    return folder
+
+
+def from_text(folder, dest, **more):
+    options = Options(dest, dest / "downloads", text=folder, vocab=60, miniature=False)
+    RECIPES["iwslt14_de_en"].build(replace(options, **more))
+    return json.loads((dest / "recipe.json").read_text())
+
+
+def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        patched.setattr(bilingual, "binarise", copy_text)
+        said = from_text(given, tmp_path / "d", workers=1)
+    sides = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
+    train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*sides, strict=True))
+    pieces = lines(tmp_path / "d" / "bin" / "train.de") + lines(tmp_path / "d" / "bin" / "train.en")
+    assert 700 < train < 801 and len(pieces) == 2 * train
+    assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
+    assert said["files"] == {} and "sacremoses" not in said["tools"]
+    assert not (tmp_path / "d" / "reference").exists()  # no one knows the raw text
+    # the same merges and dictionary for other text, whose other letters are unknown
+    codes, dictionary = (
+        tmp_path / "d" / "bin" / "codes",
+        "".join(f"{piece} 1\n" for piece in set(" ".join(pieces).split())),
+    )
+    shutil.copy(codes, given / "codes")
+    (given / "dict.txt").write_text(dictionary)
+    for lang in ("de", "en"):
+        (given / f"test.{lang}").write_text("ж ж\n" * 30)
+    capsys.readouterr()
+    said = from_text(given, tmp_path / "e", workers=1, vocab=None)
+    assert (tmp_path / "e" / "bin" / "dict.de.txt").read_text() == dictionary
+    assert (tmp_path / "e" / "bin" / "codes").read_bytes() == codes.read_bytes()
+    assert said["counts"].items() >= {"train": train, "valid": 40, "test": 30, "test1": 30}.items()
+    assert said["counts"]["text"]["test"]["de"] == {"sentences": 30, "pieces": 60, "unknown": pytest.approx(66.7)}
+    assert (tmp_path / "e" / "bin" / "test1.de-en.en.bin").exists()
+    out = capsys.readouterr().out
+    assert f"| train: {train} sentence pairs (the recipe makes 160,239)" in out
+    assert "| test: unknown are 66.7% of de" in out
+
+
+def test_text_that_changes_is_read_again(given, tmp_path, quick, capsys):
+    """And the references of an earlier corpus in the folder do not stay."""
+    from_text(given, tmp_path / "d")
+    from_text(given, tmp_path / "d")
+    assert capsys.readouterr().out.endswith("d: whole\n")
+    with open(given / "test.de", "a") as german, open(given / "test.en", "a") as english:
+        german.write("mehr .\n")
+        english.write("more .\n")
+    (tmp_path / "d" / "reference").mkdir()
+    (tmp_path / "d" / "reference" / "test.de-en.en").write_text("of an archive\n")
+    from_text(given, tmp_path / "d")
+    assert lines(tmp_path / "d" / "bin" / "test.en")[-1].replace("@@ ", "") == "more ."
+    assert not (tmp_path / "d" / "reference").exists()
+
+
+SPOILED = {
+    "missing": ("train.en", None, r"train\.en: no such file; train\.de is there"),
+    "missing on both sides": ("valid.de valid.en", None, r"holds no valid\.de and valid\.en"),
+    "unequal": ("valid.de", b"a\nb\n", r"valid\.de has 2 lines, .*valid\.en has 40"),
+    "not UTF-8": ("test.old.en", b"caf\xe9\n" * 30, r"test\.old\.en, line 1: not UTF-8"),
+    "pieces": ("test.de", b"a@@ b\n" * 30, r"test\.de, line 1: is in BPE pieces already"),
+    "a dictionary without codes": ("dict.txt", b"a 1\n", r"dict\.txt: goes with the BPE codes"),
+    "codes that are none": ("codes", b"a b\nabc\n", r"codes, line 2: is no merge operation"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_spoiled_text_is_refused(kind, given, tmp_path):
+    names, text, message = SPOILED[kind]
+    for name in names.split():
+        (given / name).unlink() if text is None else (given / name).write_bytes(text)
+    with pytest.raises(UserError, match=message) as caught:
+        from_text(given, tmp_path / "d", vocab=None if names == "codes" else 60)
+    assert "\n" not in str(caught.value) and str(given) in str(caught.value)
+    assert not (tmp_path / "d" / "bin").exists()
+
+
+def test_other_mistakes_are_told_in_a_line(given, tmp_path, capsys):
+    mistakes = {
+        ("nope", "d"): "there is no recipe nope; there are iwslt14_de_en (",
+        ("iwslt14_de_en", "d", "--from", "nowhere"): "--from nowhere: no such folder",
+        ("iwslt14_de_en", "d", "--pairs", "de-en"): "--pairs: means nothing to the recipe iwslt14_de_en",
+        ("iwslt14_de_en", "d", "--vocab", "0"): "--vocab 0: must be 1 or more",
+        ("iwslt14_de_en", "d", "--workers", "0"): "--workers 0: must be 1 or more",
+        ("multilingual", "d"): "the recipe multilingual needs text: --from FOLDER",
+        ("iwslt14_de_en", str(given)): "is there and holds other things (",
+    }
+    for words, message in mistakes.items():
+        dest = tmp_path / words[1] if words[1] == "d" else given
+        assert_refused(message, "prepare", words[0], str(dest), *words[2:])
+
+
+def test_counts_beside_what_is_expected(tmp_path, capsys):
+    recipe, options = RECIPES["iwslt14_de_en"], Options(tmp_path, tmp_path)
+    for count, said in ((160_239, "(as expected)"), (160_300, "WARNING: 160,239 are expected (sacremoses")):
+        recipe.report(options, "train", count)
+        assert said in capsys.readouterr().out
+    with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
+        recipe.report(options, "train", 150_000)
+    recipe.report(replace(options, miniature=True), "train", 5)
+    assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
+
+
+@pytest.mark.parametrize("name, facts", {
+    "iwslt14_de_en": ["dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "1 to 175 words", "10,000 BPE merges",
+                      "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750"],
+    "wmt17_en_de": ["europarl-v7.tgz", "40,000 BPE merges", "1 to 250 words", "one training pair in 100"],
+    "wmt14_en_de": ["dev.tgz", "32,764 BPE merges", "1 to 80 words", "test: 3,003", "valid: 3,000"],
+}.items())  # fmt: skip
+def test_plans(name, facts, tmp_path, capsys):
+    main(["prepare", name, str(tmp_path / "d"), "--plan"])
+    out = capsys.readouterr().out
+    assert [fact for fact in facts if fact not in out] == []
+    assert not (tmp_path / "d").exists()

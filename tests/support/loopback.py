@@ -37,8 +37,8 @@ class Loopback:
     files: path -> bytes
     faults: path -> faults, one a request, then none; itertools.repeat(fault) for ever
     headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores_range: paths of which the whole is always sent; ignores_if_range: the range, whatever the version
-    no_length: paths sent without Content-Length, so that only the end of the connection ends them
+    ignores: of "Range" (the whole is always sent), "If-Range" (the range, whatever the version) and "Content-Length"
+        (only the end of the connection ends a file)
     asked: (path, headers) in the order they came; sent: path -> body bytes
     """
 
@@ -46,9 +46,7 @@ class Loopback:
         self.files, self.port = dict(files), port
         self.faults: dict[str, Iterable[Fault]] = {}
         self.headers: dict[str, dict[str, str]] = defaultdict(dict)
-        self.ignores_range: set[str] = set()
-        self.ignores_if_range: set[str] = set()
-        self.no_length: set[str] = set()
+        self.ignores: set[str] = set()
         self.asked: list[tuple[str, dict]] = []
         self.sent: Counter[str] = Counter()
         self.closing = threading.Event()
@@ -82,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        if path in state.no_length:
+        if "Content-Length" in state.ignores:
             self.close_connection = True
         else:
             self.send_header("Content-Length", str(len(body)))
@@ -90,9 +88,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(body, fault)
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
+        ignores, only_if = self.state.ignores, self.headers.get("If-Range", "")
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        only_if = None if self.path in self.state.ignores_if_range else self.headers.get("If-Range")
-        if not asked or self.path in self.state.ignores_range or only_if not in (None, *headers.values()):
+        fits = not only_if or "If-Range" in ignores or only_if in headers.values()
+        if not (asked and fits) or "Range" in ignores:
             return 200, body
         start = int(asked[1])
         if start >= len(body):
@@ -125,10 +124,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_):  # connections that end early are what this is for
         pass
-
-    def shutdown_request(self, request):
-        if request.fileno() >= 0:
-            super().shutdown_request(request)
 
 
 @contextmanager
