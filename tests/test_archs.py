@@ -11,7 +11,8 @@ from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.compat.command_line import peer_flags
-from deepnet_fairseq.config import DeepTransformerConfig, namespace
+from deepnet_fairseq.config import namespace
+from deepnet_fairseq.config.fields import DeepTransformerConfig
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 

@@ -11,11 +11,10 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
-from deepnet_fairseq.profiling.omega import recording
 
 from .support import helpers, observing, single_stacks
 from .support.helpers import PAD
-from .support.observing import net_input
+from .support.observing import net_input, recording
 
 TRANSLATION = archs.MODEL_NAME
 EVERY_KIND = (TRANSLATION, *single_stacks.KINDS)

@@ -15,11 +15,11 @@ from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from .. import archs
-from ..config import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
+from ..config.fields import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
 from ..errors import UserError
 from ..transformer.modules import Dropout, Linear
 from ..transformer.stack import Decoder, Encoder
-from .base import DeepModel, register_architectures
+from .base import DeepModel
 
 
 @register_model(archs.LM, dataclass=DeepLanguageModelConfig)
@@ -219,6 +219,3 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
 def _shell(match: re.Match) -> str:
     """RoBERTa's encoder is a shell around the encoder and the head."""
     return "encoder." if match.group(1) else ""
-
-
-register_architectures(archs.MASKED_LM)

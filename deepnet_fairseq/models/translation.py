@@ -6,10 +6,10 @@ from fairseq.models import FairseqEncoderDecoderModel, register_model
 from torch import Tensor, nn
 
 from .. import archs
-from ..config import DeepTransformerConfig
+from ..config.fields import DeepTransformerConfig
 from ..errors import UserError
 from ..transformer.stack import Decoder, Encoder
-from .base import DeepModel, register_architectures
+from .base import DeepModel
 
 
 @register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
@@ -77,6 +77,3 @@ def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding,
     if source_dictionary != target_dictionary:
         raise UserError("--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary")
     return source, source
-
-
-register_architectures(archs.MODEL_NAME)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -43,26 +42,6 @@ def watching(model: nn.Module, visit: Callable[[Site, Residual, Tensor, Tensor],
 def variance(tensor: Tensor) -> float:
     """Population variance over all elements, padding included, in float32."""
     return tensor.detach().float().var(unbiased=False).item()
-
-
-@dataclass(frozen=True)
-class BranchVariance:
-    """Variance of what enters one merge: the shortcut x, and the branch f behind its dropout."""
-
-    shortcut: float
-    branch: float
-
-
-@contextmanager
-def recording(model: nn.Module):
-    """Gives a dict Site -> BranchVariance that each forward pass inside the context fills anew, in forward order."""
-    found: dict[Site, BranchVariance] = {}
-
-    def visit(site, residual, x, f):
-        found[site] = BranchVariance(variance(x), variance(f))
-
-    with watching(model, visit):
-        yield found
 
 
 @contextmanager

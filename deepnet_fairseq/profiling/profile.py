@@ -20,7 +20,7 @@ import numpy
 import torch
 from fairseq import utils
 from fairseq.data import data_utils
-from torch import Tensor, nn
+from torch import nn
 
 from ..atomic_output import whole
 from ..errors import UserError
@@ -75,7 +75,8 @@ class Profile:
 
     def write(self, path: Path) -> None:
         """JSON; the file appears whole or not at all."""
-        _write(path, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+        with whole(path) as part:
+            part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
     def write_official(self, path: Path) -> None:
         """One line "index omega" a branch, counted from 1 in each stack, encoder first.
@@ -85,7 +86,8 @@ class Profile:
         if not (self.encoder_layers and self.decoder_layers):
             raise UserError("--official: the authors' columns are of two stacks, this model has one; drop the flag")
         columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
-        _write(path, "".join(f"{index} {omega!r}\n" for index, omega in columns))
+        with whole(path) as part:
+            part.write_text("".join(f"{index} {omega!r}\n" for index, omega in columns), encoding="utf-8")
 
     def of(self, stack: str) -> list[float]:
         """The omegas of one stack, in forward order."""
@@ -160,11 +162,6 @@ def positive(value) -> float:
     return value
 
 
-def _write(path: Path, text: str) -> None:
-    with whole(path) as part:
-        part.write_text(text, encoding="utf-8")
-
-
 HELD_SENTENCES = 32  # of a batch that stays the same
 
 
@@ -183,10 +180,16 @@ def profile_before_training(model: nn.Module, task, source: str | None) -> None:
         task.get_batch_iterator = original
         iterator = original(*args, **kwargs)
         if not loaded:
-            profile = _profile(model, iterator, source)
+            profile = check_source(source)
+            if profile is None:
+                profile = take_profile(model, first_training_batch(iterator), iterator.seed)
+            else:
+                profile.check(model, str(source))
             model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
             apply_omegas(model, list(profile.omega.values()))
-            logger.info(_summary(profile, str(source)))
+            ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
+            ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
+            logger.info(f"admin profile {source}: omega of {ranges}")
         return iterator
 
     task.get_batch_iterator = get_batch_iterator
@@ -200,14 +203,6 @@ def check_source(source: str | None) -> Profile | None:
             "profile.json` with the flags of this run and add --admin-profile profile.json"
         )
     return None if source == "auto" else read_profile(source)
-
-
-def _profile(model: nn.Module, iterator, source: str | None) -> Profile:
-    profile = check_source(source)
-    if profile is None:
-        return take_profile(model, first_training_batch(iterator), iterator.seed)
-    profile.check(model, str(source))
-    return profile
 
 
 def first_training_batch(iterator) -> dict:
@@ -243,6 +238,9 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
+    source, digest = net_input["src_tokens"], hashlib.sha256()
+    for tokens in (net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input):
+        digest.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
     return Profile(
@@ -250,27 +248,8 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
         seed=seed,
         dropout=dropouts(model),
-        data=_fingerprint(net_input),
+        data={"sha256": digest.hexdigest(), "sentences": len(source), "source_length": source.size(1)},
     )
-
-
-def _fingerprint(net_input: dict) -> dict:
-    source = net_input["src_tokens"]
-    tokens = [net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input]
-    return {"sha256": _sha256(*tokens), "sentences": len(source), "source_length": source.size(1)}
-
-
-def _sha256(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _summary(profile: Profile, source: str) -> str:
-    ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
-    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
-    return f"admin profile {source}: omega of {ranges}"
 
 
 FORCED = ("--method", "admin", "--admin-profile", "auto")

@@ -65,18 +65,8 @@ class Recomputation:
         return y
 
 
-class Kept:
-    """A tensor that stays where it is; `get` gives it back."""
-
-    def __init__(self, x: Tensor):
-        self.x = x
-
-    def get(self) -> Tensor:
-        return self.x
-
-
 class Offloaded:
-    """A tensor of a GPU that waits in pinned memory of the CPU; `get` gives a copy on the GPU again.
+    """A tensor of a GPU that waits in pinned memory of the CPU; called, it is a copy on the GPU again.
 
     Copies run beside the computation.
     """
@@ -92,7 +82,7 @@ class Offloaded:
         x.record_stream(stream)
         self.done = stream.record_event()
 
-    def get(self) -> Tensor:
+    def __call__(self) -> Tensor:
         torch.cuda.current_stream(self.device).wait_event(self.done)
         return self.copy.to(self.device, non_blocking=True).requires_grad_(self.requires_grad)
 
@@ -102,9 +92,15 @@ class _Group:
 
     def __init__(self, part: Part, x: Tensor, history: list[Tensor], offload: bool):
         self.part, self.history = part, history
-        self.x = Offloaded(x) if offload else Kept(x)
-        self.random, self.autocast = get_rng_state(), _autocast(x.device.type)
-        self.on_heap = x.is_cpu
+        self.x: Callable[[], Tensor] = Offloaded(x) if offload else lambda: x
+        device = x.device.type
+        self.random, self.on_heap = get_rng_state(), x.is_cpu
+        self.autocast = torch.autocast(
+            device,
+            torch.get_autocast_dtype(device),
+            torch.is_autocast_enabled(device),
+            torch.is_autocast_cache_enabled(),
+        )
         self.count, self.size = 0, 0
         self.tensors: dict[int, Tensor] = {}
 
@@ -125,8 +121,8 @@ class _Group:
         set_rng_state(self.random)
         try:
             keeping = saved_tensors_hooks(lambda tensor: found.append(tensor.detach()), _never)
-            with keeping, torch.enable_grad(), torch.autocast(**self.autocast):
-                self.part(self.x.get(), list(self.history))
+            with keeping, torch.enable_grad(), self.autocast:
+                self.part(self.x(), list(self.history))
         finally:
             set_rng_state(random)
         if len(found) != self.count:
@@ -142,15 +138,6 @@ class _Group:
 
 def _never(_: Any) -> Tensor:
     raise RuntimeError("no backward pass goes through recomputed layers")
-
-
-def _autocast(device: str) -> dict:
-    return {
-        "device_type": device,
-        "enabled": torch.is_autocast_enabled(device),
-        "dtype": torch.get_autocast_dtype(device),
-        "cache_enabled": torch.is_autocast_cache_enabled(),
-    }
 
 
 AT_MOST = 512 * 2**20  # bytes of holes; to return them costs the time to get their pages anew

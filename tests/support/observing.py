@@ -1,15 +1,21 @@
-"""One update of a small model with probes on."""
+"""One update of a small model with probes on; the variances of its branches."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from deepnet_fairseq.probes import get_probes
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
 from deepnet_fairseq.probes.session import Session
+from deepnet_fairseq.profiling.omega import variance, watching
+from deepnet_fairseq.transformer.slots import Site
 
 from .helpers import PAD, VOCAB, batch
 
@@ -45,3 +51,23 @@ def close(found, expected, tolerance=1e-5):
     assert found.keys() == expected.keys()
     for address, value in expected.items():
         assert found[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
+
+
+@dataclass(frozen=True)
+class BranchVariance:
+    """Variance of what enters one merge: the shortcut x, and the branch f behind its dropout."""
+
+    shortcut: float
+    branch: float
+
+
+@contextmanager
+def recording(model: nn.Module):
+    """Gives a dict Site -> BranchVariance that each forward pass inside the context fills anew, in forward order."""
+    found: dict[Site, BranchVariance] = {}
+
+    def visit(site, residual, x, f):
+        found[site] = BranchVariance(variance(x), variance(f))
+
+    with watching(model, visit):
+        yield found
