@@ -1,18 +1,25 @@
-"""Incremental decoding with shared, preallocated caches: what beam search sees is what the plain path computes."""
+"""Incremental decoding with shared, preallocated caches: what generation sees is what the plain path computes."""
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
+from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deepnet_fairseq.archs import LM, MODEL_NAME
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.transformer.decoding import ROOM
 
 from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, logits, small
+from .support.single_stacks import awake, scores
+from .support.single_stacks import batch as text
 
 FP32 = TOLERANCE[torch.float32]
+SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
+SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (1, 5)]
 
 
 def sources(*lengths):
@@ -26,53 +33,81 @@ def sources(*lengths):
     return rows
 
 
-def translate(model, src, beam, longest):
-    sample = {"net_input": {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1)}}
-    search = SequenceGenerator([model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=longest)
-    return [[(h["tokens"].tolist(), float(h["score"])) for h in found] for found in search.generate([model], sample)]
+def prefixes():
+    """Of 3, 5 and 1 tokens, as the task pads them: the generator is free where the prefix is padding."""
+    tokens = text(length=5)
+    tokens[0, 3:] = tokens[2, 1:] = PAD
+    return tokens
+
+
+def generated(model, given, longest=2 * ROOM, **options):
+    """What fairseq's generator makes of sources or prefixes (B, T): tokens, score and scores of every hypothesis."""
+    torch.manual_seed(2)
+    sample = {"net_input": {"src_tokens": given, "src_lengths": given.ne(PAD).sum(1)}}
+    search = SequenceGenerator([model], model.decoder.dictionary, max_len_a=0, max_len_b=longest, **options)
+    more = {"prefix_tokens": given} if model.NAME == LM else {}
+    found = search.generate([model], sample, **more)
+    return [(h["tokens"].tolist(), [float(h["score"]), *h["positional_scores"].tolist()]) for hypotheses in found
+            for h in hypotheses]  # fmt: skip
 
 
 def plainly(model):
-    """The same model without a cache: every step reads the whole prefix again."""
-    forward = model.decoder.forward
-    model.decoder.forward = lambda *args, incremental_state=None, **kwargs: forward(*args, **kwargs)
-    return model
+    """A copy without a cache: every step reads the whole prefix again."""
+    plain = copy.deepcopy(model)
+    forward = plain.decoder.forward
+    plain.decoder.forward = lambda *args, incremental_state=None, **kwargs: forward(*args, **kwargs)
+    return plain
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("beam", [1, 5])
-def test_beam_search_finds_what_the_plain_path_finds(method, beam):
+def assert_plain(model, given, **options):
+    """Generation with caches = generation without: tokens and scores, which it returns."""
+    cached, plain = (generated(each, given, **options) for each in (model, plainly(model)))
+    assert [tokens for tokens, _ in cached] == [tokens for tokens, _ in plain]
+    for (_, ours), (_, theirs) in zip(cached, plain, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    return cached
+
+
+@pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
+def test_beam_search_finds_what_the_plain_path_finds(kind, name, beam):
     """Past the first room of the cache, so that what no beam needs is dropped on the way."""
-    src, longest = sources(3, 9, 6, 4, 8, 7), 3 * ROOM
-    model = small(2, method=method)
-    for parameter in model.parameters():  # away from a start at which all hypotheses look alike
-        parameter.data.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
-    assert_plain(model, src, beam, longest)
+    model, given = awake(kind, method=name), prefixes() if kind == LM else sources(3, 9, 6, 4, 8, 7)
+    found = assert_plain(model, given, beam_size=beam, longest=2 * ROOM if kind == LM else 3 * ROOM)
+    assert len(found) == len(given) * beam
+    for number, (tokens, (_, *positional)) in enumerate(found if kind == LM else ()):
+        row = given[number // beam]
+        assert tokens[: int(row.ne(PAD).sum())] == row[row.ne(PAD)].tolist()
+        assert_likelihoods(model, tokens, positional)
+
+
+def assert_likelihoods(model, tokens, positional):
+    """The generator's scores are the model's log-probabilities of the text behind its first symbol."""
+    whole = torch.tensor([[EOS, *tokens]])
+    log_probs = scores(model, whole[:, :-1]).log_softmax(-1)
+    assert log_probs.gather(-1, whole[:, 1:, None]).flatten().tolist() == pytest.approx(positional, abs=1e-4)
+
+
+def test_sampling_draws_what_the_plain_path_draws():
+    model = awake(LM)
+    options = {"beam_size": 3, "search_strategy": Sampling(model.decoder.dictionary, sampling_topk=8)}
+    found = assert_plain(model, prefixes(), **options)
+    assert len({tuple(tokens) for tokens, _ in found}) > 6  # they are drawn, not all the likeliest
 
 
 def test_sentences_that_end_early_leave_the_batch():
     model = small(2)
-    forward = model.decoder.forward
+    decoder = type(model.decoder)
 
-    def as_long_as_the_source(tokens, encoder_out, **kwargs):
-        scores, extra = forward(tokens, encoder_out, **kwargs)
-        lengths = encoder_out["src_lengths"][0][encoder_out["rows"], 0]
-        scores[lengths == tokens.size(1), -1, EOS] += 50
-        return scores, extra
+    class AsLongAsTheSource(decoder):
+        def forward(self, tokens, encoder_out, **kwargs):
+            found, extra = decoder.forward(self, tokens, encoder_out, **kwargs)
+            lengths = encoder_out["src_lengths"][0][encoder_out["rows"], 0]
+            found[lengths == tokens.size(1), -1, EOS] += 50
+            return found, extra
 
-    model.decoder.forward = as_long_as_the_source
-    lengths = [len(found[0][0]) for found in assert_plain(model, sources(3, 9, 6, 4, 8, 7), 5, 2 * ROOM)]
-    assert lengths == [3, 9, 6, 4, 8, 7]
-
-
-def assert_plain(model, src, beam, longest):
-    """Beam search with caches = beam search without: tokens and scores, which it returns."""
-    cached = translate(model, src, beam, longest)
-    plain = translate(plainly(model), src, beam, longest)
-    for ours, theirs in zip(cached, plain, strict=True):
-        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
-        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
-    return plain
+    model.decoder.__class__ = AsLongAsTheSource
+    found = assert_plain(model, sources(3, 9, 6, 4, 8, 7), beam_size=5)
+    assert [len(tokens) for tokens, _ in found[::5]] == [3, 9, 6, 4, 8, 7]
 
 
 def test_what_no_beam_looks_back_at_is_dropped():
@@ -123,7 +158,7 @@ class Kernels(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 3], [2, 3], [3, 0, 1, 1]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3], [3, 0, 1, 1]])
 def test_reordering_costs_the_same_at_any_depth(order):
     def launched(layers):
         model = small(layers)
@@ -151,3 +186,13 @@ def test_alignments_are_those_of_the_plain_path():
         steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[1]["attn"][0] for t in range(3)]
         whole = model.decoder(prev[:, :3], memory)[1]["attn"][0]
     assert torch.allclose(torch.cat(steps, 1), whole, atol=FP32)
+
+
+def test_no_attention_weights_where_there_is_no_source():
+    """fairseq-generate asks for them after beam search; there are none, whatever it says before."""
+    model = awake(LM)
+    for need_attn in (True, False):
+        model.decoder.make_generation_fast_(need_attn=need_attn)
+        with torch.no_grad():
+            assert model(text())[1]["attn"] == [None]
+            assert model(text(), incremental_state={})[1]["attn"] == [None]

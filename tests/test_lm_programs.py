@@ -106,17 +106,8 @@ def test_interactive(causal, bin_folder, tmp_path):
 
 
 def test_masked_training_and_its_validation(bin_folder, tmp_path):
-    train = (
-        "fairseq-train",
-        bin_folder,
-        *TRAIN,
-        "--task",
-        "masked_lm",
-        "--criterion",
-        "masked_lm",
-        "--save-dir",
-        tmp_path,
-    )
+    task = ("--task", "masked_lm", "--criterion", "masked_lm")
+    train = ("fairseq-train", bin_folder, *TRAIN, *task, "--save-dir", tmp_path)
     found = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
     assert_trained(found, len(lines_of(bin_folder, "train")[0]) + 1)  # <mask>
     model, _cfg = from_checkpoint(str(tmp_path / "checkpoint_last.pt"))

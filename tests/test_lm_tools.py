@@ -52,19 +52,6 @@ def test_a_masked_model_has_no_matrix_to_chunk(text, tmp_path):
         trainer.criterion(trainer.model, next(batches))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_recomputed_layers_give_the_same_gradients(text, tmp_path, kind):
-    """To the last bit, dropout included."""
-    found = []
-    for more in ((), ("--checkpoint-activations",), ("--checkpoint-every", "2")):
-        trainer, batches = trainer_of(text, tmp_path, *KINDS[kind], "--dropout", "0.1", *more)
-        trainer.model.train()
-        torch.manual_seed(1)
-        trainer.criterion(trainer.model, next(batches))[0].backward()
-        found.append([p.grad for p in trainer.model.parameters()])
-    assert all(torch.equal(a, b) for others in found[1:] for a, b in zip(found[0], others, strict=True))
-
-
 WAYS = {
     "flat": ("--optimizer", "deepnet_adam"),
     "half": ("--bf16", "--optimizer", "deepnet_adam", "--store-ema", "--ema-decay", "0.9"),

@@ -1,4 +1,7 @@
-"""Each method's numbers against closed forms worked out by hand, at width 512 and feed-forward width 2048."""
+"""Each method's numbers against closed forms worked out by hand, at width 512 and feed-forward width 2048.
+
+Of an encoder-decoder with N = M layers, and of a stack alone, encoder or decoder.
+"""
 
 import math
 from types import SimpleNamespace
@@ -7,15 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from deepnet_fairseq.archs import LM, MASKED_LM, MODEL_NAME, STACKS
 from deepnet_fairseq.building import build
-from deepnet_fairseq.initialisation import weight_std
-from deepnet_fairseq.methods import get_method
+from deepnet_fairseq.initialisation import branch_weights, init_report, initialize, weight_std
+from deepnet_fairseq.methods import METHODS, get_method
+from deepnet_fairseq.methods.deepnorm import DeepNorm
 from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
 from deepnet_fairseq.transformer.slots import Site, Weight
 
-from .support.helpers import SMALL, VOCAB, batch, logits, small
+from .support.helpers import PAD
+from .support.single_stacks import KINDS, inputs, loss_of, scores, small, stack_of
 
 SHAPES = {"fc1": (512, 2048), "fc2": (2048, 512)}
+XAVIER = {"v": 0.0441942, "out": 0.0441942, "fc1": 0.0279508, "fc2": 0.0279508}
+BOTH = ("encoder", "decoder")
 
 
 def std(method, stack, layer, sublayer, role, profile=None):
@@ -25,44 +33,155 @@ def std(method, stack, layer, sublayer, role, profile=None):
     return weight_std(method, profile or method.init_profiles[0], weight)
 
 
-def method(name, N, M=None, **options):
-    return get_method(name)(N, M or N, **options)
+def method(name, layers, **options):
+    return get_method(name)(layers, layers, **options)
 
 
-def extra_parameters(name, layers, **fields):
+def alone(name, stack, layers, **options):
+    """The method of a model with this stack and no other."""
+    return get_method(name)(*((layers, 0) if stack == "encoder" else (0, layers)), **options)
+
+
+def gain(built, stack, layer, role):
+    return built.gain(Site(stack, layer, "ffn", 512, 8), role)
+
+
+def extra_parameters(name, kind=MODEL_NAME, layers=6, **fields):
     """Parameters beside Post-LN's at width 512."""
+    depths = {f"{stack}_layers": layers for stack in STACKS[kind]}
     with torch.device("meta"):
-        depths = {"vocab": 50, "encoder_layers": layers, "decoder_layers": layers}
-        models = build(method=name, **depths, **fields), build(method="post_ln", **depths)
+        models = build(kind, 50, method=name, **depths, **fields), build(kind, 50, method="post_ln", **depths)
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     return sizes[0] - sizes[1]
 
 
-@pytest.mark.parametrize(("layer", "expected"), [(1, 0.0015528), (6, 0.0021501), (17, 0.0139754), (18, 0.0279508)])
-def test_post_ln_init(layer, expected):
+ALONE = {  # layers: DeepNorm's alpha and beta, sqrt(ln 2N), 0.67 N^(-1/4), (9N)^(-1/4), (2N)^(-1/6), (2N)^(-1/2)
+    6: (1.861210, 0.379918, 1.576359, 0.428092, 0.368894, 0.660901, 0.288675),
+    18: (2.449490, 0.288675, 1.893018, 0.325279, 0.280299, 0.550321, 0.166667),
+    100: (3.760603, 0.188030, 2.301807, 0.211873, 0.182574, 0.413519, 0.070711),
+    500: (5.623413, 0.125743, 2.628260, 0.141688, 0.122095, 0.316228, 0.031623),
+}
+
+
+@pytest.mark.parametrize("stack", BOTH)
+@pytest.mark.parametrize("layers", ALONE)
+def test_a_stack_alone(layers, stack):
+    """T-Fixup has the encoder's factors in either stack; R-Fixup L = 2N branches."""
+    deepnorm, sub_ln, t_fixup, r_fixup = (
+        alone(name, stack, layers) for name in ("deepnorm", "sub_ln", "t_fixup", "r_fixup")
+    )
+    numbers = deepnorm.numbers(stack)
+    found = [numbers.alpha, numbers.beta, sub_ln.gamma(stack), gain(t_fixup, stack, layers, "fc2")]
+    found += [t_fixup.embedding_gain(stack), gain(r_fixup, stack, 1, "q"), gain(r_fixup, stack, 1, "fc1")]
+    assert found == pytest.approx(ALONE[layers], abs=2e-6)
+    assert numbers.alpha * numbers.beta == pytest.approx(math.sqrt(0.5))
+    assert gain(r_fixup, stack, 1, "out") == gain(r_fixup, stack, 1, "fc2") == 0
+    assert std(sub_ln, stack, 1, "self_attn", "v") == pytest.approx(ALONE[layers][2] * XAVIER["v"], rel=1e-4)
+    assert std(sub_ln, stack, 1, "ffn", "fc1") == pytest.approx(ALONE[layers][2] * XAVIER["fc1"], rel=1e-4)
+    assert std(sub_ln, stack, 1, "self_attn", "q") == pytest.approx(XAVIER["v"], rel=1e-4)
+    assert std(t_fixup, stack, 1, "self_attn", "q") == pytest.approx(0.03125)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_deepnorm_builds(kind):
+    """alpha in every branch's merge and in the checkpoint."""
+    model, alpha = small(kind, 100), ALONE[100][0]
+    merges = [layer.residual[name].alpha for layer in model.stacks()[stack_of(kind)].layers for name in layer.sites]
+    assert merges == pytest.approx([alpha] * 200, abs=6e-7)
+    assert model.state_dict()[f"{stack_of(kind)}.alpha"].item() == pytest.approx(alpha, abs=6e-7)
+
+
+@pytest.mark.parametrize("layers", [6, 500])
+def test_what_deepnorm_draws(layers):
+    """Two layers of an N-layer model at base width; 260,000 entries and more: sampling error below 0.3%."""
+    model = build(LM, 50, decoder_layers=2)
+    torch.manual_seed(0)
+    initialize(model, DeepNorm(0, layers), "xavier_normal")
+    for role, plain in XAVIER.items():
+        found = torch.cat([w.linear.weight.flatten() for w in branch_weights(model) if w.role == role]).std().item()
+        assert found == pytest.approx(plain * ALONE[layers][1], rel=0.01)
+    for weight in branch_weights(model):
+        assert not weight.linear.bias.any()
+        if weight.role in ("q", "k"):
+            assert weight.linear.weight.std().item() == pytest.approx(0.0441942, rel=0.01)
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
+def test_what_is_drawn_in_a_stack_is_what_the_method_says(number):
+    """Measured over expected std, pooled over the layers; embeddings, positions, head; norms 1 and 0; padding 0."""
+    name, kind = sorted(METHODS)[number], KINDS[number % 2]
+    torch.manual_seed(0)
+    stack = stack_of(kind)
+    fields = {f"{stack}_layers": 2, f"{stack}_embed_dim": 336, f"{stack}_learned_pos": True}
+    model, built = build(kind, 2000, method=name, **fields), alone(name, stack, 2)
+    for row in init_report(model, built, built.init_profiles[0]):
+        assert row.ratio == pytest.approx(1, abs=0.015), row
+    part, of_embedding = model.stacks()[stack], 18**-0.25 if name == "t_fixup" else 1
+    for embedding, wanted in ((part.embed_tokens, of_embedding), (part.embed_positions, 1)):
+        assert not embedding.weight[PAD].any()
+        assert embedding.weight[PAD + 1 :].std().item() * math.sqrt(336) == pytest.approx(wanted, rel=0.01)
+    projection = model.vocabulary_projection()
+    assert (projection.weight is part.embed_tokens.weight) == (kind == MASKED_LM)
+    if kind == LM:
+        silent = 0 if name == "r_fixup" else 1
+        assert projection.weight.std().item() * math.sqrt(336) == pytest.approx(silent, rel=0.01)
+    else:
+        assert model.lm_head.dense.weight.std().item() * math.sqrt(336) == pytest.approx(1, rel=0.01)
+        assert not model.lm_head.bias.any() and not model.lm_head.dense.bias.any()
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
+
+
+EXTRA = {  # parameters beside Post-LN's of 6 layers in a stack alone
+    "admin": 12 * 512,  # omega, one a branch
+    "dlcl": 49 + 7 * 1024,  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's last one
+    "rezero": 6 - 12 * 1024,  # a factor a layer, no LayerNorm
+    "pre_ln": 1024,
+    "sub_ln": 6 * (1024 + 4096) + 1024,
+    "t_fixup": -12 * 1024,
+    # q, k, v, out and fc2 as wide as the model, fc1 2048; b and m of each branch, b of fc1 and fc2, the end's
+    "r_fixup": -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 1,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", EXTRA)
+def test_parameters_of_a_stack_alone(name, kind):
+    encoders_end = int(name == "r_fixup" and kind == MASKED_LM)  # m (x - b) instead of x - b
+    assert extra_parameters(name, kind) == EXTRA[name] + encoders_end
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "fields", "expected"),
+    [
+        *(("admin", layers, {}, 5 * layers * 512) for layers in (6, 18, 100)),  # (2N + 3M) d
+        # h + 2d + 2f a layer, + d with factors on the shortcut; and Pre-LN's two last LayerNorms
+        ("normformer", 6, {}, 12 * 5_128 + 2 * 1024),
+        ("normformer", 6, {"normformer_scale_residual": True}, 12 * 5_640 + 2 * 1024),
+        # N + M factors, or one a branch; the 2N + 3M LayerNorms fall away
+        ("rezero", 6, {}, 12 - 30 * 1024),
+        ("rezero", 6, {"rezero_per_sublayer": True}, 30 - 30 * 1024),
+    ],
+)
+def test_parameters_of_an_encoder_decoder(name, layers, fields, expected):
+    assert extra_parameters(name, layers=layers, **fields) == expected
+
+
+def test_post_ln_init():
+    """1 / (N - l + 1) in each stack, on Xavier's and on fairseq's own init; of output matrices alone by an option."""
     built = method("post_ln_init", 18)
-    assert std(built, "encoder", layer, "ffn", "fc2", "xavier_legacy") == pytest.approx(expected, rel=1e-4)
-    for stack, sublayer, role in (("decoder", "encoder_attn", "q"), ("encoder", "self_attn", "out")):
-        top = std(built, stack, 18, sublayer, role)
-        assert std(built, stack, layer, sublayer, role) * (19 - layer) == pytest.approx(top)
+    for layer, expected in {1: 0.0015528, 6: 0.0021501, 17: 0.0139754, 18: 0.0279508}.items():
+        assert std(built, "encoder", layer, "ffn", "fc2", "xavier_legacy") == pytest.approx(expected, rel=1e-4)
+        for stack, sublayer, role in (("decoder", "encoder_attn", "q"), ("encoder", "self_attn", "out")):
+            top = std(built, stack, 18, sublayer, role)
+            assert std(built, stack, layer, sublayer, role) * (19 - layer) == pytest.approx(top)
+    assert std(built, "encoder", 1, "ffn", "fc2") == pytest.approx(0.00070877, rel=1e-4)
+    outputs = method("post_ln_init", 18, weights="output")
+    assert [gain(outputs, "decoder", 1, role) for role in ("fc1", "fc2")] == [1, 1 / 18]
+    assert [gain(alone("post_ln_init", stack, 18), stack, 2, "fc2") for stack in BOTH] == [1 / 17] * 2
 
 
-def test_post_ln_init_on_fairseqs_own_init():
-    assert std(method("post_ln_init", 18), "encoder", 1, "ffn", "fc2") == pytest.approx(0.00070877, rel=1e-4)
-
-
-def test_post_ln_init_of_output_matrices_alone():
-    built = method("post_ln_init", 18, weights="output")
-    assert [built.gain(Site("decoder", 1, "ffn", 512, 8), role) for role in ("fc1", "fc2")] == [1, 1 / 18]
-
-
-@pytest.mark.parametrize(("layers", "expected"), [(6, 15_360), (18, 46_080), (100, 256_000)])
-def test_admin_parameters(layers, expected):
-    """(2N + 3M) d."""
-    assert extra_parameters("admin", layers) == expected
-
-
-ADMIN_TORCH = {  # n branches: omega with growth O(log n)
+ADMIN_TORCH = {  # n branches: omega with growth O(log n), sqrt((n + 1) / ln(n + 1) - 1)
     12: 2.017009, 18: 2.335132, 36: 3.040839, 54: 3.567189, 100: 4.569966, 200: 6.074611, 300: 7.193138,
     1000: 11.995359, 1500: 14.290767,
 }  # fmt: skip
@@ -70,20 +189,22 @@ ADMIN_TORCH = {  # n branches: omega with growth O(log n)
 
 @pytest.mark.parametrize("layers", [6, 18, 50, 100, 500])
 def test_admin_torch(layers):
+    both = method("admin_torch", layers)
+    cases = [(both, "encoder", 2 * layers), (both, "decoder", 3 * layers)]
+    cases += [(alone("admin_torch", stack, layers), stack, 2 * layers) for stack in BOTH]
+    for built, stack, n in cases:
+        assert n not in ADMIN_TORCH or built.omega(stack) == pytest.approx(ADMIN_TORCH[n], abs=6e-7)
     for stack, n in (("encoder", 2 * layers), ("decoder", 3 * layers)):
-        if n in ADMIN_TORCH:
-            assert method("admin_torch", layers).omega(stack) == pytest.approx(ADMIN_TORCH[n], abs=6e-7)
         assert method("admin_torch", layers, output_change="constant").omega(stack) == pytest.approx(math.sqrt(n))
         assert method("admin_torch", layers, output_change="linear").omega(stack) == 1
 
 
 @pytest.mark.parametrize(("layers", "size", "used"), [(6, 49, 28), (18, 361, 190), (100, 10_201, 5_151)])
 def test_dlcl_weights(layers, size, used):
-    for stack in ("encoder", "decoder"):
+    for stack in BOTH:
         weight = method("dlcl", layers).mixer(stack, 8).weights.weight
         assert (weight.numel(), weight.count_nonzero().item()) == (size, used)
-        assert torch.allclose(weight.sum(1), torch.ones(layers + 1))
-        assert weight[0, 0] == 1
+        assert torch.allclose(weight.sum(1), torch.ones(layers + 1)) and weight[0, 0] == 1
         assert torch.allclose(weight[-1], torch.full((layers + 1,), 1 / (layers + 1)))
 
 
@@ -93,30 +214,16 @@ def test_dlcl_window_averages_the_last_outputs():
     assert weight[1].tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize(("fields", "per_layer"), [({}, 5_128), ({"normformer_scale_residual": True}, 5_640)])
-def test_normformer_parameters(fields, per_layer):
-    """h + 2d + 2f a layer, + d with factors on the shortcut; and Pre-LN's two last LayerNorms."""
-    assert extra_parameters("normformer", 6, **fields) == 12 * per_layer + 2 * 1024
-
-
-@pytest.mark.parametrize(("options", "extra"), [({}, 12), ({"rezero_per_sublayer": True}, 30)])
-def test_rezero_parameters(options, extra):
-    """N + M factors, or one a branch; the 2N + 3M LayerNorms fall away."""
-    assert extra_parameters("rezero", 6, **options) == extra - 30 * 1024
-
-
-R_FIXUP = {  # N = M: L, std of q, k, v and of fc1
-    6: (30, 0.017728, 0.005103), 18: (90, 0.014762, 0.002946), 50: (250, 0.012451, 0.001768),
-    100: (500, 0.011092, 0.001250),
+R_FIXUP = {  # N = M: std of q, k, v and of fc1, from L = 5N branches
+    6: (0.017728, 0.005103), 18: (0.014762, 0.002946), 50: (0.012451, 0.001768), 100: (0.011092, 0.001250),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("layers", R_FIXUP)
 def test_r_fixup(layers):
-    branches, qkv, fc1 = R_FIXUP[layers]
-    assert branches == 2 * layers + 3 * layers
+    qkv, fc1 = R_FIXUP[layers]
     built = method("r_fixup", layers)
-    for stack in ("encoder", "decoder"):
+    for stack in BOTH:
         for sublayer in built.sublayers(stack)[:-1]:
             for role in ("q", "k", "v"):
                 assert std(built, stack, 1, sublayer, role) == pytest.approx(qkv, rel=5e-4)
@@ -139,8 +246,7 @@ T_FIXUP_STD = {  # encoder v = out, fc; decoder v = out, fc; embedding
 @pytest.mark.parametrize("layers", T_FIXUP)
 def test_t_fixup(layers):
     built = method("t_fixup", layers)
-    ends = [built.gain(Site(stack, 1, "ffn", 512, 8), "fc1") for stack in ("encoder", "decoder")]
-    assert ends == pytest.approx(T_FIXUP[layers], abs=6e-7)
+    assert [gain(built, stack, 1, "fc1") for stack in BOTH] == pytest.approx(T_FIXUP[layers], abs=6e-7)
     assert std(built, "decoder", 1, "encoder_attn", "q") == pytest.approx(0.03125)
     if layers in T_FIXUP_STD:
         places = [("encoder", "self_attn", "v"), ("encoder", "ffn", "fc2")]
@@ -153,9 +259,9 @@ def test_t_fixup(layers):
 def test_t_fixup_schedule():
     """lr sqrt(P / (P + t)) with P = 4000."""
     rates = []
-    optimizer = SimpleNamespace(set_lr=rates.append, get_lr=lambda: rates[-1])
     schedule = object.__new__(TFixupSchedule)
-    schedule.cfg, schedule.optimizer = TFixupScheduleConfig(lr=[5e-4]), optimizer
+    schedule.optimizer = SimpleNamespace(set_lr=rates.append, get_lr=lambda: rates[-1])
+    schedule.cfg = TFixupScheduleConfig(lr=[5e-4])
     assert [schedule.step_update(t) for t in (0, 4000, 12000)] == pytest.approx([5e-4, 3.5355e-4, 2.5e-4], rel=1e-4)
 
 
@@ -176,12 +282,12 @@ DS_INIT_STD = {  # fc; q, k, v; out
 @pytest.mark.parametrize("layer", DS_INIT)
 def test_ds_init(layer):
     built, code = method("ds_init", 100), method("ds_init", 100, exponent=0.25)
-    site = Site("decoder", layer, "ffn", 512, 8)
-    assert (built.gain(site, "fc1"), code.gain(site, "fc1")) == pytest.approx(DS_INIT[layer], abs=6e-7)
+    found = gain(built, "decoder", layer, "fc1"), gain(code, "decoder", layer, "fc1")
+    assert found == pytest.approx(DS_INIT[layer], abs=6e-7)
+    assert gain(alone("ds_init", "encoder", 100), "encoder", layer, "fc2") == pytest.approx(DS_INIT[layer][0], abs=6e-7)
     if layer in DS_INIT_STD:
-        found = [std(built, "encoder", layer, "ffn", "fc1"), std(built, "encoder", layer, "self_attn", "v")]
-        found.append(std(built, "encoder", layer, "self_attn", "out"))
-        assert found == pytest.approx(DS_INIT_STD[layer], rel=2e-4)
+        places = (("ffn", "fc1"), ("self_attn", "v"), ("self_attn", "out"))
+        assert [std(built, "encoder", layer, *place) for place in places] == pytest.approx(DS_INIT_STD[layer], rel=2e-4)
 
 
 SUB_LN = {1: (0.503819, 1.048147), 2: (0.909928, 1.338566), 6: (1.547288, 1.700109), 18: (2.182857, 1.997244),
@@ -192,7 +298,7 @@ SUB_LN_STD = {6: (0.043248, 0.047520), 18: (0.061013, 0.055825)}
 @pytest.mark.parametrize("layers", SUB_LN)
 def test_sub_ln(layers):
     built = method("sub_ln", layers)
-    assert (built.gamma("encoder"), built.gamma("decoder")) == pytest.approx(SUB_LN[layers], abs=6e-7)
+    assert [built.gamma(stack) for stack in BOTH] == pytest.approx(SUB_LN[layers], abs=6e-7)
     assert std(built, "decoder", 1, "encoder_attn", "v") == pytest.approx(512**-0.5)
     assert std(built, "decoder", 1, "self_attn", "q") == pytest.approx(512**-0.5)
     if layers in SUB_LN_STD:
@@ -201,7 +307,7 @@ def test_sub_ln(layers):
 
 
 def test_branchnorm_rises_from_one_over_t():
-    model = small(1, method="branchnorm", branchnorm_updates=10)
+    model = small(MODEL_NAME, 1, method="branchnorm", branchnorm_updates=10)
     residual = model.decoder.layers[0].residual["encoder_attn"]
     assert residual.a.item() == pytest.approx(0.1)
     for updates, expected in ((0, 0.1), (4, 0.5), (9, 1), (500, 1)):
@@ -209,33 +315,31 @@ def test_branchnorm_rises_from_one_over_t():
         assert residual.a.item() == pytest.approx(expected)
 
 
-def test_r_fixup_knows_nothing_at_first():
-    """Without tied embeddings all scores are 0, and the loss is ln V."""
-    assert not logits(small(3, method="r_fixup"), *batch()).any()
-
-
+@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("name", ["r_fixup", "rezero"])
-def test_branches_are_silent_at_first(name):
-    """The encoder gives back what it reads, the decoder scores each word by its embedding."""
-    model = small(3, method=name, share_all_embeddings=True)
-    src, prev = batch()
+def test_branches_are_silent_at_first(name, kind):
+    """The encoder gives back what it reads, the decoder scores each word by its embedding.
+
+    Without tied embeddings all of R-Fixup's scores are 0, and the loss is ln V.
+    """
+    model = small(kind, 3, method=name, share_decoder_input_output_embed=True)
+    given = inputs(kind)
     with torch.no_grad():
-        x, _ = model.encoder.embed(src, model.encoder.positions(src))
-        memory = model.encoder(src)["encoder_out"][0].transpose(0, 1)
-        assert torch.allclose(memory[0], x[0], atol=1e-6)
-        y, _ = model.decoder.embed(prev, model.decoder.positions(prev))
+        if kind == MODEL_NAME:
+            x, _ = model.encoder.embed(given[0], model.encoder.positions(given[0]))
+            memory = model.encoder(given[0])["encoder_out"][0].transpose(0, 1)
+            assert torch.allclose(memory[0], x[0], atol=1e-6)
+        y, _ = model.decoder.embed(given[-1], model.decoder.positions(given[-1]))
         expected = y @ model.decoder.embed_tokens.weight.T
-    assert torch.allclose(logits(model, src, prev), expected, atol=1e-5)
+    assert torch.allclose(scores(model, *given), expected, atol=1e-5)
+    assert name != "r_fixup" or not scores(small(kind, 3, method=name), *given).any()
 
 
 def test_first_step_of_rezero():
     """Only the factors, the embeddings and the output projection have a gradient."""
-    model = build(vocab=VOCAB, method="rezero", encoder_layers=2, decoder_layers=2, **SMALL)
-    src, prev = batch()
-    scores = model(src, None, prev)[0]
-    nn.functional.cross_entropy(scores.flatten(0, 1), prev.flatten()).backward()
+    model = small(MODEL_NAME, method="rezero")
+    loss_of(model).backward()
     moved = {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}
-    factors = {f"{stack}.layers.{l}.residual.self_attn.a" for stack in ("encoder", "decoder") for l in (0, 1)}
     # nothing reaches the encoder while the factor on cross-attention is 0
-    factors = {name for name in factors if name.startswith("decoder")}
+    factors = {f"decoder.layers.{l}.residual.self_attn.a" for l in (0, 1)}
     assert moved == factors | {"decoder.embed_tokens.weight", "decoder.output_projection.weight"}

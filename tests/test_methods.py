@@ -1,20 +1,30 @@
-"""What every registered method must keep; a new method file is tested here without a new test."""
+"""What every registered method must keep in every kind of model; a new method file is tested here without a new test.
+
+One check is made of each option of each method in each kind, the others of a covering choice: each method in one kind
+of model, and in all of them a method that fills every slot.
+"""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
 
+from deepnet_fairseq import archs
 from deepnet_fairseq.methods import METHODS, Method, register
 
 from .support.every_slot import EverySlot
-from .support.helpers import PAD, TOLERANCE, batch, logits, small
+from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
+from .support.single_stacks import EVERY, KINDS, awake, inputs, loss_of, scores, small, stack_of
+from .support.single_stacks import batch as text
 
 FP32 = TOLERANCE[torch.float32]
+TRANSLATION, LM, MASKED = EVERY
+CHOICE = [(EVERY[number % len(EVERY)], name) for number, name in enumerate(sorted(METHODS))]
+CHOICE += [(kind, "every_slot") for kind in EVERY]
+GENERATORS = [(kind if kind != MASKED else TRANSLATION, name) for kind, name in CHOICE[:-1]]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def every_slot():
     """Registered on the fly."""
     register("every_slot")(EverySlot)
@@ -39,141 +49,127 @@ def spelled(variant):
     return "-".join([name, *(f"{key.removeprefix(name + '_')}={value}" for key, value in options.items())])
 
 
-@pytest.fixture(params=variants(), ids=spelled)
-def fields(request, every_slot):
-    """Config fields of one variant."""
-    name, options = request.param
-    return {"method": name} | options
+def left(tokens, places=2):
+    """The same behind so many places of padding."""
+    return torch.cat([torch.full((len(tokens), places), PAD), tokens], 1)
 
 
-@pytest.fixture(params=[*sorted(METHODS), "every_slot"])
-def method(request, every_slot):
-    return request.param
+def close(found, expected):
+    return torch.allclose(found, expected, atol=FP32)
 
 
-def awake(layers=2, **fields):
-    """A model past its start: methods begin with branches at 0 or factors at 1, which would hide mistakes."""
-    model = small(layers, **fields)
-    generator = torch.Generator().manual_seed(1)
+def step_by_step(model, tokens, *memory, state=None, first=0):
+    """Scores (B, T - first, V) of one-token-at-a-time decoding, from the token `first` on."""
+    state = {} if state is None else state
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-        for embedding in (model.encoder.embed_tokens, model.decoder.embed_tokens):
-            embedding.weight[PAD] = 0
-    return model
-
-
-def loss_of(model):
-    src, prev = batch()
-    scores = model(src, None, prev)[0]
-    return nn.functional.cross_entropy(scores.flatten(0, 1), prev.flatten(), ignore_index=PAD)
-
-
-def incremental(model, src, prev):
-    """Scores of one-token-at-a-time decoding, (B, T, V)."""
-    with torch.no_grad():
-        memory = model.encoder(src)
-        state = {}
-        steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(prev.size(1))]
+        steps = [model.decoder(tokens[:, : t + 1], *memory, incremental_state=state)[0]
+                 for t in range(first, tokens.size(1))]  # fmt: skip
     return torch.cat(steps, 1)
 
 
-def test_incremental_equals_full(fields):
-    model = awake(3, **fields)
-    src, prev = batch()
-    prev = prev[1:]  # incremental decoding starts from rows without padding
-    assert torch.allclose(incremental(model, src[1:], prev), logits(model, src[1:], prev), atol=FP32)
-
-
-def test_incremental_with_reordered_rows(fields):
-    """Steps, a reorder that drops and repeats rows, more steps = full decoding of the reordered rows."""
-    model = awake(2, **fields)
-    src, prev = batch()
-    src, prev, order = src[1:], prev[1:], torch.tensor([1, 1, 0])
+@pytest.mark.parametrize("variant", variants(), ids=spelled)
+def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
+    """A translation alone, in a batch, its source padded on either side, its target on the left, token by token."""
+    name, options = variant
+    model, (src, prev) = awake(TRANSLATION, 3, method=name, **options), batch()
+    found, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
+    assert close(found[1:2], alone)
+    assert close(logits(model, torch.cat([src[1:2, 4:], torch.full((1, 4), PAD)], 1), prev[1:2]), alone)
+    assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], found[1:])
     with torch.no_grad():
-        memory, state = model.encoder(src), {}
-        for t in range(3):
-            model.decoder(prev[:, : t + 1], memory, incremental_state=state)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        memory = model.encoder.reorder_encoder_out(memory, order)
-        last = model.decoder(prev[order][:, :4], memory, incremental_state=state)[0]
-    assert torch.allclose(last[:, -1], logits(model, src[order], prev[order][:, :4])[:, -1], atol=FP32)
+        memory = model.encoder(src[1:])
+    assert close(step_by_step(model, prev[1:], memory), found[1:])  # it starts from rows without padding
 
 
-def test_loaded_equals_saved(fields, tmp_path):
-    model = awake(2, **fields)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", variants(), ids=spelled)
+def test_the_same_of_a_text(variant, kind):
+    """A row alone is that row in a batch, padded on either side, and token by token; who sees what follows."""
+    name, options = variant
+    model, tokens = awake(kind, 3, method=name, **options), text()
+    found, row = scores(model, tokens), tokens[:1, :-2]
+    alone, mates = scores(model, row), torch.cat([left(row), tokens[1:]])
+    assert close(found[:1, :-2], alone)
+    assert close(scores(model, left(row))[:, 2:], alone)
+    assert close(scores(model, mates)[:1, 2:], alone) and torch.isfinite(scores(model, mates)).all()
+    if kind == LM:
+        assert close(step_by_step(model, tokens)[tokens.ne(PAD)], found[tokens.ne(PAD)])
+    other = tokens.clone()
+    other[1, 5] = (tokens[1, 5] + 1) % (VOCAB - 10) + 5
+    change = (scores(model, other) - found).abs().amax(-1)
+    assert not change[[0, 2]].any() and (change[1, 5:] > FP32).all()
+    assert (change[1, :5] > FP32).all() if kind == MASKED else not change[1, :5].any()
+
+
+@pytest.mark.parametrize(("kind", "name"), GENERATORS)
+def test_incremental_with_reordered_rows(kind, name):
+    """Steps, a reorder that drops and repeats rows, more steps = the reordered rows as a whole."""
+    model, state, order = awake(kind, method=name), {}, torch.tensor([1, 1, 0])
+    tokens, given, rows = text()[1:], (), ()
+    if kind == TRANSLATION:
+        src, tokens = (each[1:] for each in batch())
+        with torch.no_grad():
+            given = (model.encoder(src),)
+        rows = (src[order], None)
+    step_by_step(model, tokens[:, :3], *given, state=state)
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    given = tuple(model.encoder.reorder_encoder_out(memory, order) for memory in given)
+    found = step_by_step(model, tokens[order][:, :6], *given, state=state, first=3)
+    assert close(found, scores(model, *rows, tokens[order][:, :6])[:, 3:])
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_saved_loaded_and_copied(kind, name, tmp_path):
+    """EMA and sharded trainers deep-copy the model."""
+    model, other, given = awake(kind, method=name), small(kind, method=name), inputs(kind)
+    assert not torch.equal(scores(other, *given), scores(model, *given))
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    torch.manual_seed(7)
-    other = awake(2, **fields)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1.0)
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
-    assert torch.equal(logits(other.eval(), *batch()), logits(model, *batch()))
+    assert torch.equal(scores(other, *given), scores(model, *given))
+    assert torch.equal(scores(copy.deepcopy(model), *given), scores(model, *given))
 
 
-@pytest.mark.parametrize("layers", [6, 18, 100])
-def test_every_parameter_learns(method, layers):
-    """No unused parameter (DDP needs that), no NaN, at depth."""
-    model = small(layers, method=method).train()
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_every_parameter_learns_at_100_layers(kind, name):
+    """No unused parameter (DDP needs that), no NaN, the masked model's head too; nor any in bf16."""
+    model = small(kind, 100, method=name).train()
     loss_of(model).backward()
-    for name, parameter in model.named_parameters():
+    for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            assert parameter.grad is not None, name
-            assert torch.isfinite(parameter.grad).all(), name
+            assert parameter.grad is not None, parameter_name
+            assert torch.isfinite(parameter.grad).all(), parameter_name
+    assert torch.isfinite(scores(model.to(torch.bfloat16), *inputs(kind))).all()
 
 
-def test_checkpointed_activations_give_the_same_gradients(fields):
-    plain = awake(2, **fields, dropout=0.2).train()
-    recomputed = awake(2, **fields, dropout=0.2, checkpoint_activations=True).train()
-    calls = {plain: 0, recomputed: 0}
-    for model in calls:
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_checkpointed_activations_give_the_same_gradients(kind, name):
+    """By twos of three layers, so that the last group is smaller; each layer runs once more in the backward pass."""
+    models = [awake(kind, 3, method=name, dropout=0.2, attention_dropout=0.1, **more).train() for more in
+              ({}, {"checkpoint_every": 2})]  # fmt: skip
+    calls = [0, 0]
+    for number, model in enumerate(models):
 
-        def count(*_, model=model):
-            calls[model] += 1
+        def count(*_, number=number):
+            calls[number] += 1
 
-        for layer in [*model.encoder.layers, *model.decoder.layers]:
-            layer.fc1.register_forward_hook(count)
+        for stack in model.stacks().values():
+            for layer in stack.layers:
+                layer.fc1.register_forward_hook(count)
         torch.manual_seed(3)
         loss_of(model).backward()
-    assert list(calls.values()) == [4, 8]  # recomputed once in the backward pass
-    for (name, p), q in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
-        assert not p.requires_grad or torch.equal(p.grad, q.grad), name
+    layers = 3 * len(archs.STACKS[kind])
+    assert calls == [layers, 2 * layers]
+    for (parameter_name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert not p.requires_grad or torch.equal(p.grad, q.grad), parameter_name
 
 
-def test_batch_mates_and_padding_do_not_matter(fields):
-    model = awake(3, **fields)
-    src, prev = batch()
-    alone_src, alone_prev = src[1:2, 4:], prev[1:2]
-    right = torch.cat([alone_src, torch.full((1, 4), PAD)], 1)
-    expected = logits(model, alone_src, alone_prev)
-    assert torch.allclose(logits(model, src, prev)[1:2], expected, atol=FP32)
-    assert torch.allclose(logits(model, right, alone_prev), expected, atol=FP32)
-
-
-def test_left_padded_target(fields):
-    """--left-pad-target: the scores of a target do not depend on padding before it."""
-    model = awake(2, **fields)
-    src, prev = batch()
-    padded = torch.cat([torch.full((3, 2), PAD), prev], 1)
-    difference = logits(model, src[1:], padded[1:])[:, 2:] - logits(model, src[1:], prev[1:])
-    assert difference.abs().max() <= FP32
-
-
-@pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
-def test_dropout_acts_in_training_only(fields, flag):
-    model = awake(2, **fields, **{flag: 0.3}).train()
-    assert not torch.equal(logits(model, *batch()), logits(model, *batch()))
-    model.eval()
-    assert torch.equal(logits(model, *batch()), logits(model, *batch()))
-
-
-def test_training_lowers_the_loss(fields):
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_training_lowers_the_loss(kind, name):
     """A few optimiser steps on one batch lower its loss."""
-    model = small(2, **fields, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    model = small(kind, method=name, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(20):
+    for _ in range(15):
         optimizer.zero_grad()
         loss = loss_of(model)
         loss.backward()
@@ -182,39 +178,47 @@ def test_training_lowers_the_loss(fields):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_half_precision_stays_finite(method):
-    model = small(100, method=method).to(torch.bfloat16)
-    assert torch.isfinite(logits(model, *batch())).all()
+@pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_dropout_acts_in_training_only(kind, flag):
+    model, given = awake(kind, method="every_slot", **{flag: 0.3}).train(), inputs(kind)
+    assert not torch.equal(scores(model, *given), scores(model, *given))
+    model.eval()
+    assert torch.equal(scores(model, *given), scores(model, *given))
 
 
-def test_norms_stand_where_the_method_says(method):
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_norms_stand_where_the_method_says(name):
     """One LayerNorm a branch, one more a stack for pre-norm (those in slots belong to the method)."""
-    model = small(2, method=method)
-    place = METHODS[method].norm
-    norms = [name for name, _ in model.named_modules() if name.endswith("layer_norm") and "inner" not in name]
-    assert len(norms) == {"post": 10, "pre": 12, "none": 0}[place]
+    for kind in EVERY:
+        for which, stack in small(kind, 2, method=name).stacks().items():
+            norms = [key for key, _ in stack.named_modules() if key.endswith("layer_norm") and "inner" not in key]
+            branches = 2 * (3 if kind == TRANSLATION and which == "decoder" else 2)
+            assert len(norms) == {"post": branches, "pre": branches + 1, "none": 0}[METHODS[name].norm]
 
 
-def test_registering_twice_is_refused(every_slot):
+@pytest.mark.parametrize("kind", EVERY)
+def test_hidden_states_on_request_only(kind):
+    model, given = awake(kind), inputs(kind)
+    with torch.no_grad():
+        assert not model(*given)[1]["inner_states"]
+        states = model(*given, return_all_hiddens=True)[1]["inner_states"]
+    assert [tuple(state.shape) for state in states] == [(given[-1].size(1), 3, 16)] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_layer_of_a_stack_alone_attends_elsewhere(kind):
+    model = small(kind, 2)
+    assert set(model.stacks()) == {stack_of(kind)}
+    assert all(list(layer.sites) == ["self_attn", "ffn"] for layer in model.stacks()[stack_of(kind)].layers)
+    assert not [name for name in model.state_dict() if "encoder_attn" in name]
+
+
+def test_registering_twice_is_refused():
     with pytest.raises(ValueError, match="twice"):
         register("every_slot")(type("Other", (Method,), {}))
 
 
-def test_hidden_states_on_request_only(fields):
-    model = awake(2, **fields)
-    src, prev = batch()
-    with torch.no_grad():
-        assert model(src, None, prev)[1]["inner_states"] == []
-        states = model(src, None, prev, return_all_hiddens=True)[1]["inner_states"]
-    assert [tuple(s.shape) for s in states] == [(prev.size(1), 3, 16)] * 3
-
-
-def test_model_can_be_copied(fields):
-    """EMA and sharded trainers deep-copy the model."""
-    model = awake(2, **fields)
-    assert torch.equal(logits(copy.deepcopy(model), *batch()), logits(model, *batch()))
-
-
 def test_tied_embeddings_are_one_parameter():
-    model = small(1, share_all_embeddings=True)
+    model = small(TRANSLATION, 1, share_all_embeddings=True)
     assert model.encoder.embed_tokens.weight is model.decoder.output_projection.weight

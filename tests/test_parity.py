@@ -1,104 +1,157 @@
-"""post_ln and pre_ln are fairseq's `transformer`: same keys, same logits, same translations from the same weights."""
+"""post_ln and pre_ln are fairseq's `transformer`, `transformer_lm` and `roberta`: same keys, scores and output."""
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from deepnet_fairseq.archs import LM, MASKED_LM, MODEL_NAME, ROBERTA
 from deepnet_fairseq.building import blank_task
 
-from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits, small, stock
+from .support.helpers import PAD, TOLERANCE, VOCAB
+from .support.single_stacks import EVERY, batch, disturb, inputs, loss_of, scores, small, stock
 
-METHODS = {"post_ln": {}, "pre_ln": {"encoder_normalize_before": True, "decoder_normalize_before": True}}
-VARIANTS = [
-    {"share_all_embeddings": True},
-    {"share_decoder_input_output_embed": True},
-    {"encoder_learned_pos": True, "decoder_learned_pos": True},
+FP32 = TOLERANCE[torch.float32]
+METHODS = {"post_ln": False, "pre_ln": True}  # is the LayerNorm before the branch?
+COMMON = [
+    {},
     {"layernorm_embedding": True, "no_scale_embedding": True},
     {"no_token_positional_embeddings": True},
     {"activation_fn": "gelu"},
-    {"decoder_embed_dim": 24, "decoder_ffn_embed_dim": 40},
 ]
+VARIANTS = {
+    MODEL_NAME: [
+        *COMMON,
+        {"share_all_embeddings": True},
+        {"share_decoder_input_output_embed": True},
+        {"encoder_learned_pos": True, "decoder_learned_pos": True},
+        {"decoder_embed_dim": 24, "decoder_ffn_embed_dim": 40},
+    ],
+    LM: [*COMMON, {"decoder_learned_pos": True}, {"share_decoder_input_output_embed": True}],
+    MASKED_LM: [*COMMON[:-1], {"activation_fn": "relu"}, {"encoder_learned_pos": True},
+                {"untie_weights_roberta": True}, ROBERTA],
+}  # fmt: skip
+OURS = {  # what roberta takes where a flag leaves it open, and our architecture leaves out
+    "encoder_learned_pos": False, "layernorm_embedding": False, "no_scale_embedding": False, "activation_fn": "gelu",
+}  # fmt: skip
+CASES = [(kind, fields) for kind in EVERY for fields in VARIANTS[kind]]
+NAMES = ["-".join([kind, *fields]) for kind, fields in CASES]
+EXTRA = {"version", "embed_positions._float_tensor"}  # entries that nothing reads
 
 
-def pair(method, layers, **fields):
-    theirs = stock(layers, **(METHODS[method] | fields))
-    ours = small(layers, method=method, **fields)
+def pair(kind, method, layers=2, **fields):
+    """Ours with the state dict of theirs."""
+    own = OURS if kind == MASKED_LM else {}
+    theirs = stock(kind, layers, METHODS[method], **(own | fields))
+    ours = disturb(small(kind, layers, method=method, **fields), 1.0)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
 
-def assert_same_logits(ours, theirs):
-    src, prev = batch()
-    real = prev.ne(PAD)
-    difference = (logits(ours, src, prev) - logits(theirs, src, prev))[real].abs().max()
-    assert difference <= TOLERANCE[torch.float32]
+def assert_same_scores(kind, models):
+    given = inputs(kind)
+    real = given[-1].ne(PAD)
+    ours, theirs = (scores(model, *given)[real] for model in models)
+    assert ours.std() > 0.1 and (ours - theirs).abs().max() <= FP32
 
 
-@pytest.mark.parametrize("layers", [6, 18])
+@pytest.mark.parametrize(("kind", "fields"), CASES, ids=NAMES)
 @pytest.mark.parametrize("method", METHODS)
-def test_same_logits(method, layers):
-    assert_same_logits(*pair(method, layers))
+def test_same_scores(method, kind, fields):
+    assert_same_scores(kind, pair(kind, method, **fields))
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=lambda fields: "+".join(fields))
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
-def test_same_logits_with_flags(method, fields):
-    assert_same_logits(*pair(method, 2, **fields))
+def test_same_scores_at_depth(method, kind):
+    assert_same_scores(kind, pair(kind, method, 18))
 
 
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
-def test_same_keys_but_version(method):
-    theirs = stock(2, **METHODS[method]).state_dict().keys()
-    assert theirs ^ small(2, method=method).state_dict().keys() == {"encoder.version", "decoder.version"}
+def test_same_gradients_in_the_same_order(method, kind):
+    """Optimisers number parameters by it, so the state of Adam carries over too."""
+    ours, theirs = pair(kind, method)
+    theirs.NAME = kind
+    for model in (ours, theirs):
+        loss_of(model.train()).backward()
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("method", METHODS)
+def test_same_keys(method, kind):
+    """In roberta the encoder stands in a shell, which has the head too."""
+    ours, theirs = (model.state_dict() for model in pair(kind, method))
+    shells = {f"encoder.{key}" if key.startswith("lm_head.") else key for key in ours}
+    plain = {key.replace("sentence_encoder.", "") for key in theirs}
+    assert {key.split(".", 1)[1] for key in shells ^ plain} <= EXTRA
 
 
 def test_deepnorm_adds_its_constants_alone():
     """So that a trained model folds back into a stock one."""
-    added = small(2, method="deepnorm").state_dict().keys() - small(2, method="post_ln").state_dict().keys()
-    assert added == {"encoder.alpha", "decoder.alpha"}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_order_of_parameters(method):
-    """Optimisers number parameters by it, so the state of Adam carries over too."""
-    theirs, ours = stock(2, **METHODS[method]), small(2, method=method)
-    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    models = (small(MODEL_NAME, method=method).state_dict().keys() for method in ("deepnorm", "post_ln"))
+    assert set.symmetric_difference(*map(set, models)) == {"encoder.alpha", "decoder.alpha"}
 
 
 @pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("method", METHODS)
-def test_same_translations(method, beam):
-    src, _prev = batch(rows=4)
-    sample = {"net_input": {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": src}}
+def test_same_translations_and_continuations(method, kind, beam):
+    tokens = inputs(kind)[0] if kind == MODEL_NAME else batch()[1:]
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}}
+    more = {} if kind == MODEL_NAME else {"prefix_tokens": tokens[:, :4]}
     found = []
-    for model in pair(method, 3):
-        generator = SequenceGenerator([model], blank_task(VOCAB).target_dictionary, beam_size=beam, max_len_b=12)
-        found.append([hypothesis["tokens"].tolist() for hypotheses in generator(sample) for hypothesis in hypotheses])
-    assert found[0] == found[1]
+    for model in pair(kind, method, 3):
+        search = SequenceGenerator([model], blank_task(VOCAB).target_dictionary, beam_size=beam, max_len_b=14)
+        found.append([h["tokens"].tolist() for row in search.generate([model], sample, **more) for h in row])
+    assert found[0] == found[1] and len(found[0]) == len(tokens) * beam
+    assert not more or all(row[:4] == tokens[i // beam, :4].tolist() for i, row in enumerate(found[0]))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_attention_weights(method):
-    src, prev = batch()
+    given = inputs(MODEL_NAME)
     with torch.no_grad():
-        ours, theirs = (model(src, None, prev)[1]["attn"][0] for model in pair(method, 2))
-    assert torch.allclose(ours[prev.ne(PAD)], theirs[prev.ne(PAD)], atol=TOLERANCE[torch.float32])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_gradients(method):
-    src, prev = batch()
-    grads = []
-    for model in pair(method, 3, share_all_embeddings=True):
-        model(src, None, prev)[0][prev.ne(PAD)].logsumexp(-1).sum().backward()
-        grads.append({name: p.grad for name, p in model.named_parameters()})
-    for name, grad in grads[1].items():
-        assert torch.allclose(grads[0][name], grad, rtol=1e-3, atol=1e-5), name
+        ours, theirs = (model(*given)[1]["attn"][0][given[2].ne(PAD)] for model in pair(MODEL_NAME, method))
+    assert torch.allclose(ours, theirs, atol=FP32)
 
 
 def test_reads_a_checkpoint_of_the_release_with_doubled_encoder_weights():
-    theirs = stock(2).state_dict()
+    theirs = stock(MODEL_NAME).state_dict()
     doubled = {f"encoder.layers.{i}.{name}": torch.zeros(3) for i in (0, 1) for name in ("in_proj_weight", "fc1_bias")}
-    model = small(2, method="post_ln")
+    model = small(MODEL_NAME, method="post_ln")
     model.load_state_dict(theirs | doubled)
     assert torch.equal(model.encoder.layers[1].fc2.weight, theirs["encoder.layers.1.fc2.weight"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_masked_tokens_and_features(method):
+    """The head at chosen places is the head at those places; what the head reads is roberta's too."""
+    tokens = batch()
+    chosen = torch.zeros_like(tokens, dtype=torch.bool)
+    chosen[1, 2] = chosen[2, 5] = chosen[0, 0] = True
+    ours, theirs = pair(MASKED_LM, method)
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens, masked_tokens=chosen)[0], ours(tokens)[0][chosen], atol=FP32)
+        found = [model(tokens, masked_tokens=chosen)[0] for model in (ours, theirs)]
+        features = [model(tokens, features_only=True)[0][tokens.ne(PAD)] for model in (ours, theirs)]
+    assert found[0].shape == (3, VOCAB)
+    assert torch.allclose(*found, atol=FP32) and torch.allclose(*features, atol=FP32)
+
+
+@pytest.mark.parametrize("head_scale", ["fairseq", "none"])
+@pytest.mark.parametrize("scale_residual", [True, False])
+def test_normformer_is_fairseqs(head_scale, scale_residual):
+    """`transformer_lm` has NormFormer's operations as flags, with the heads scaled behind W_out."""
+    scales = {"scale_fc": True, "scale_attn": True, "scale_heads": head_scale == "fairseq"}
+    theirs = stock(LM, 2, True, **scales, scale_resids=scale_residual, activation_fn="gelu")
+    options = {"normformer_head_scale": head_scale, "normformer_scale_residual": scale_residual}
+    ours = disturb(small(LM, 2, method="normformer", activation_fn="gelu", **options), 1.0)
+    places = {
+        "c_attn": "outer.self_attn.0.c", "attn_ln": f"outer.self_attn.{int(head_scale == 'fairseq')}",
+        "ffn_layernorm": "inner", "w_resid": "residual.ffn.omega",
+    }  # fmt: skip
+    state = {".".join(places.get(word, word) for word in key.split(".")): v for key, v in theirs.state_dict().items()}
+    ours.load_state_dict(state)
+    assert_same_scores(LM, (ours, theirs))

@@ -9,14 +9,18 @@ import torch
 
 from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas, recording, residuals
+from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas, residuals
 from deepnet_fairseq.profiling.profile import read_profile, take_profile
 from deepnet_fairseq.transformer.slots import LearnedShortcut, Site
 
-from .support import ranks
-from .support.helpers import batch, logits, small
+from .support import ranks, single_stacks
+from .support.helpers import batch, small
+from .support.observing import recording
+from .support.single_stacks import EVERY, KINDS, inputs, scores, stack_of
 
+DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
+INPUTS = {kind: {"src_tokens": single_stacks.batch(), "src_lengths": None} for kind in KINDS} | {EVERY[0]: INPUT}
 # the authors' profile of WMT-14 En-De at 100L-100L, by position
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 5: 1.642817, 6: 1.695853, 7: 1.809997, 8: 1.866789,
@@ -40,6 +44,14 @@ def test_branches_of_known_variance():
     assert list(sequential.omegas.values()) == pytest.approx(expected, abs=1e-6)
 
 
+def admin(kind, layers=2, **fields):
+    return single_stacks.small(kind, layers, method="admin", **fields)
+
+
+def profile_of(kind):
+    return take_profile(admin(kind), INPUTS[kind], 1)
+
+
 def omega_by_hand(model, seed):
     """The sequence by definition: a full pass for each next omega, with the omegas before it already set."""
     omegas, sites = {}, [site for site, _ in residuals(model)]
@@ -49,17 +61,18 @@ def omega_by_hand(model, seed):
         apply_omegas(model, [omegas.get(s, 1.0) for s in sites])
         with torch.random.fork_rng([]), torch.no_grad(), recording(model) as found:
             torch.manual_seed(seed)
-            model(**INPUT)
+            model(**INPUTS[model.NAME])
         running[site.stack] = math.sqrt(omegas[site] ** 2 * found[site].shortcut + found[site].branch)
     return list(omegas.values())
 
 
-def test_one_pass_gives_what_a_pass_for_each_branch_gives():
-    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    model = small(3, method="admin", **dropouts).train()
-    found = profile_omegas(model, INPUT, seed=5)
+@pytest.mark.parametrize("kind", EVERY)
+def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
+    model = admin(kind, 3, **DROPOUTS).train()
+    found = profile_omegas(model, INPUTS[kind], seed=5)
     assert list(found.values()) == pytest.approx(omega_by_hand(model, seed=5), rel=1e-5)
-    assert len(found) == 2 * 3 + 3 * 3
+    assert [str(site) for site in found] == [str(site) for site, _ in residuals(model)]
+    assert len(found) == (2 * 3 if kind in KINDS else 2 * 3 + 3 * 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -78,9 +91,10 @@ def test_profiling_leaves_no_trace(training):
     assert not any(residual._forward_pre_hooks for _, residual in residuals(model))
 
 
-def test_omegas_rise():
-    found = profile_omegas(small(18, method="admin"), INPUT, seed=1)
-    for stack in ("encoder", "decoder"):
+@pytest.mark.parametrize("kind", EVERY)
+def test_omegas_rise_from_one(kind):
+    found = profile_omegas(admin(kind, 18), INPUTS[kind], seed=1)
+    for stack in {site.stack for site in found}:
         values = [omega for site, omega in found.items() if site.stack == stack]
         assert values[0] == 1.0
         assert all(a < b for a, b in zip(values[1:], values[2:], strict=False))
@@ -95,7 +109,7 @@ def test_profile_of_a_half_precision_model_is_that_of_its_weights_in_float32():
 
 @pytest.fixture
 def profile():
-    return take_profile(small(2, method="admin"), INPUT, 1)
+    return profile_of(EVERY[0])
 
 
 @pytest.mark.parametrize("form", ["json", "official"])
@@ -126,6 +140,27 @@ def test_official_file_of_unequal_depth(tmp_path):
     assert read.omega["encoder.3.ffn"] == 1.6 and read.omega["decoder.1.encoder_attn"] == 1.2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_profile_of_a_stack_alone(kind, tmp_path):
+    """Written and read it fits its model; the authors' columns tell the stacks by their order alone and need both."""
+    profile, path = profile_of(kind), tmp_path / "profile.json"
+    profile.write(path)
+    assert read_profile(str(path)) == profile
+    profile.check(admin(kind), str(path))
+    held, stack = json.loads(path.read_text()), stack_of(kind)
+    other = ({"encoder", "decoder"} - {stack}).pop()
+    assert (held[f"{stack}_layers"], held[f"{other}_layers"]) == (2, 0)
+    assert (held[f"{stack}_width"], held[f"{stack}_ffn_width"], held[f"{other}_width"]) == (16, 32, None)
+    with pytest.raises(UserError, match="--official: .* this model has one; drop the flag"):
+        profile.write_official(tmp_path / "columns")
+    path.write_text("".join(f"{i} {omega}\n" for i, omega in enumerate(profile.omega.values(), 1)))
+    with pytest.raises(UserError, match="not a whole profile .*twice at 1"):
+        read_profile(str(path))
+    path.write_text("".join(f"{i} 1.5\n" for i in [*range(1, 5), *range(1, 7)]))
+    with pytest.raises(UserError, match="its branches are not those of this model"):
+        read_profile(str(path)).check(admin(kind), "p")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -135,9 +170,17 @@ def test_official_file_of_unequal_depth(tmp_path):
         ({"encoder_ffn_embed_dim": 64}, "encoder ffn width 32, this model has 64"),
     ],
 )
-def test_profile_of_another_model_is_refused(profile, fields, words):
+def test_profile_of_another_size_is_refused(profile, fields, words):
     with pytest.raises(UserError, match=words):
         profile.check(small(2, method="admin", **fields), "p.json")
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_profile_of_another_kind_of_model_is_refused(kind):
+    for other in set(EVERY) - {kind}:
+        with pytest.raises(UserError, match="--admin-profile p.json: .*profile") as refused:
+            profile_of(kind).check(admin(other), "p.json")
+        assert "\n" not in str(refused.value)
 
 
 def test_other_dropouts_are_a_warning(profile, caplog):
@@ -174,14 +217,15 @@ def test_cut_short(profile, tmp_path):
         read_profile(str(tmp_path / "missing"))
 
 
-def test_read_profile_keeps_the_model_function(profile, tmp_path):
-    """Applied, a profile changes the scores of the model it was taken of; all ones change nothing."""
-    model = small(2, method="admin")
-    before = logits(model, *batch())
-    apply_omegas(model, [1.0] * len(profile.omega))
-    assert torch.equal(logits(model, *batch()), before)
-    apply_omegas(model, list(profile.omega.values()))
-    assert not torch.allclose(logits(model, *batch()), before, atol=1e-3)
+@pytest.mark.parametrize("kind", EVERY)
+def test_applied_it_changes_the_scores(kind):
+    """All ones change nothing."""
+    model, given = admin(kind), inputs(kind)
+    before, omegas = scores(model, *given), list(profile_of(kind).omega.values())
+    apply_omegas(model, [1.0] * len(omegas))
+    assert torch.equal(scores(model, *given), before)
+    apply_omegas(model, omegas)
+    assert not torch.allclose(scores(model, *given), before, atol=1e-3)
 
 
 def zipf_batch(rows, length, vocab):
@@ -195,9 +239,8 @@ def zipf_batch(rows, length, vocab):
 def test_published_profile():
     """100L-100L at base width, dropouts 0.1, on random Zipf tokens: the authors' values on WMT-14 En-De within 3%."""
     torch.manual_seed(1)
-    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
     depth = {"encoder_layers": 100, "decoder_layers": 100}
-    model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **dropouts)
+    model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **DROPOUTS)
     found = profile_omegas(model, zipf_batch(16, 32, 10_000), seed=1)
     for stack, published in PUBLISHED.items():
         values = [omega for site, omega in found.items() if site.stack == stack]

@@ -1,4 +1,7 @@
-"""Activation checkpointing by groups of layers: the same gradients to the last bit, in less memory, by every route."""
+"""Activation checkpointing by groups of layers: the same gradients to the last bit, in less memory, by every route.
+
+And the one history that layers share, dlcl's.
+"""
 
 import json
 from collections import Counter
@@ -9,14 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.methods.dlcl import WeightedSum
 from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.transformer import recomputation
 from deepnet_fairseq.transformer.recomputation import Recomputation
 
 from .conftest import TRAIN_FLAGS
-from .support.every_slot import EverySlot
-from .support.helpers import batch, run, small
+from .support.helpers import batch, logits, run, small
 from .support.observing import close, loss_of, net_input, observe
 from .support.tensors import Storages
 
@@ -52,29 +54,16 @@ def pair(how, layers=7, **fields):
     return [model.train() for model in models]
 
 
-@pytest.mark.parametrize("how", ["each", "five"])
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_same_gradients(method, how):
-    plain, recomputed = pair(how, method=method)
-    assert_equal(gradients(recomputed), gradients(plain))
-
-
 @pytest.mark.parametrize("how", HOW)
-def test_same_gradients_however(how):
+def test_same_gradients(how):
+    """Of every method, by twos, in test_methods.py."""
     plain, recomputed = pair(how)
     assert_equal(gradients(recomputed), gradients(plain))
 
 
 @pytest.mark.parametrize("fields", [{"dlcl_norm": "post"}, {"dlcl_window": 2}, {"dlcl_normalize_embedding": True}])
 def test_same_gradients_through_a_history(fields):
-    plain, recomputed = pair("two", method="dlcl", **fields)
-    assert_equal(gradients(recomputed), gradients(plain))
-
-
-def test_same_gradients_in_every_slot(monkeypatch):
-    monkeypatch.setitem(METHODS, "every_slot", EverySlot)
-    monkeypatch.setattr(EverySlot, "name", "every_slot", raising=False)
-    plain, recomputed = pair("two", method="every_slot")
+    plain, recomputed = pair("five", method="dlcl", **fields)
     assert_equal(gradients(recomputed), gradients(plain))
 
 
@@ -131,9 +120,9 @@ def test_probes_see_the_same(how):
         close(found[1][probe], found[0][probe], 1e-6)
 
 
-@pytest.mark.parametrize("how", ["each", "two", "all"])
-def test_each_layer_runs_twice(how):
-    _, model = pair(how)
+def test_each_layer_runs_twice():
+    """In a training step; once without gradients."""
+    _, model = pair("two")
     calls = Counter()
     layers = [*model.encoder.layers, *model.decoder.layers]
     for layer in layers:
@@ -190,10 +179,9 @@ def test_what_differs_the_second_time_is_told():
         y.sum().backward()
 
 
-@pytest.mark.parametrize("every", [0, -2])
-def test_refusals(every):
-    with pytest.raises(UserError, match=f"--checkpoint-every {every}: must be at least 1"):
-        small(1, checkpoint_every=every)
+def test_refusals():
+    with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
+        small(1, checkpoint_every=0)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -213,6 +201,53 @@ def test_training(data, tmp_path):
         found.append([(row["loss"], row["gnorm"]) for row in rows])
     assert len(found[0]) == 3
     assert found[0] == found[1]
+
+
+def test_gradient_of_dlcls_sum_by_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in ((3,), *[(2, 4, 5)] * 3)]
+    assert torch.autograd.gradcheck(WeightedSum.apply, [tensor.requires_grad_() for tensor in tensors])
+
+
+def kept_for_backward(layers):
+    """Bytes of distinct activations that the graph of one forward pass holds on to."""
+    model = small(layers, method="dlcl").train()
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    src, prev = batch()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        scores = model(src, None, prev)[0]
+    assert scores.requires_grad
+    return sum(held.values())
+
+
+def test_dlcls_memory_grows_linearly_with_depth():
+    ten, twenty, forty = (kept_for_backward(layers) for layers in (10, 20, 40))
+    assert forty - twenty == pytest.approx(2 * (twenty - ten), rel=0.02)
+
+
+def test_a_failed_pass_leaves_nothing_in_dlcls_history():
+    model = small(3, method="dlcl")
+    expected = logits(model, *batch())
+    handle = model.decoder.layers[1].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        logits(model, *batch())
+    handle.remove()
+    assert torch.equal(logits(model, *batch()), expected)
+
+
+def test_dlcl_adds_up_in_float32():
+    """1,000 outputs of weight 1/1,000 each; added up in float16 they give 0.98."""
+    states = [torch.ones(1, 1, 4, dtype=torch.float16) for _ in range(1000)]
+    total = WeightedSum.apply(torch.full((1000,), 1e-3), *states)
+    assert total.dtype == torch.float16 and torch.allclose(total.float(), torch.ones(4), atol=1e-3)
 
 
 @pytest.mark.gpu

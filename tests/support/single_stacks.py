@@ -1,4 +1,4 @@
-"""Language models made for tests: one stack, decoder or encoder, under either of the two names that fairseq knows."""
+"""Models of every kind made for tests; most of all of one stack, decoder or encoder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import argparse
 import torch
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.model import base_architecture
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import base_architecture as base_transformer
 from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 from torch import nn
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.building import blank_task, build
 
+from . import helpers
 from .helpers import FIRST, PAD, VOCAB
 
-KINDS = (archs.LM, archs.MASKED_LM)
+KINDS = (archs.LM, archs.MASKED_LM)  # of one stack
+EVERY = (archs.MODEL_NAME, *KINDS)
 MASK = VOCAB - 1  # what stands for a hidden word
 
 
@@ -28,10 +32,8 @@ def stack_of(kind: str) -> str:
 def sizes(kind: str, layers: int) -> dict:
     """Width 16; positions and scale of embeddings as the architecture has them."""
     widths = {"layers": layers, "embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2}
-    return {f"{stack_of(kind)}_{name}": value for name, value in widths.items()} | {
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    }
+    found = {f"{stack}_{name}": value for stack in archs.STACKS[kind] for name, value in widths.items()}
+    return found | {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def small(kind: str, layers: int = 2, **fields):
@@ -64,16 +66,27 @@ def batch(rows: int = 3, length: int = 9, seed: int = 0):
     return tokens
 
 
-def scores(model, tokens):
-    """(B, T, V), without gradients."""
+def inputs(kind: str) -> tuple:
+    """What a model of that kind is called with."""
+    if kind in KINDS:
+        return (batch(),)
+    src, prev = helpers.batch()
+    return src, None, prev
+
+
+def scores(model, *given):
+    """(B, T, V) of tokens, or of source, its lengths and target; without gradients."""
     with torch.no_grad():
-        return model(tokens)[0]
+        return model(*given)[0]
 
 
 def loss_of(model, tokens=None):
     """Cross-entropy of what each kind of model is asked: the token that follows, or the token that was hidden."""
     tokens = batch() if tokens is None else tokens
-    if model.NAME == archs.LM:
+    if model.NAME == archs.MODEL_NAME:
+        given = inputs(model.NAME)
+        found, target = model(*given)[0], given[2]
+    elif model.NAME == archs.LM:
         found, target = model(tokens[:, :-1])[0], tokens[:, 1:]
     else:
         hidden = torch.zeros_like(tokens, dtype=torch.bool)
@@ -83,14 +96,19 @@ def loss_of(model, tokens=None):
     return nn.functional.cross_entropy(found.flatten(0, -2), target.flatten(), ignore_index=PAD)
 
 
-STOCK = {archs.LM: (TransformerLanguageModel, base_lm_architecture), archs.MASKED_LM: (RobertaModel, base_architecture)}
+STOCK = {
+    archs.MODEL_NAME: (TransformerModel, base_transformer),
+    archs.LM: (TransformerLanguageModel, base_lm_architecture),
+    archs.MASKED_LM: (RobertaModel, base_architecture),
+}
 
 
 def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
-    """fairseq's own `transformer_lm` or `roberta` of the same size, away from its start."""
+    """fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size, away from its start."""
     torch.manual_seed(0)
     model, complete = STOCK[kind]
-    positions = {"tokens_per_sample": 1024, "max_target_positions": 1024, "max_positions": 1024}
+    lengths = ("tokens_per_sample", "max_source_positions", "max_target_positions", "max_positions")
+    positions = dict.fromkeys(lengths, 1024)
     cfg = argparse.Namespace(encoder_normalize_before=pre_norm, **positions, **(sizes(kind, layers) | fields))
     complete(cfg)
     cfg.decoder_normalize_before = pre_norm  # base_lm_architecture says True whatever is asked
