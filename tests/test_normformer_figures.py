@@ -9,13 +9,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from deepnet_fairseq import archs
 from deepnet_fairseq.analysis.figures import chosen, redraw
 from deepnet_fairseq.analysis.figures.sheet import Sheet
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .support.probed_updates import train
 from .support.recorded import record
 
 FIGURES = ("normformer3", "normformer4")
@@ -198,21 +196,3 @@ def test_figures_by_name(drawn):
     for wrong in ("normformer5", "sheet", "figure4", "9"):
         with pytest.raises(UserError, match=f"--only {wrong}: no such figure; choose some of 3,4,.*,normformer4$"):
             chosen(drawn, wrong)
-
-
-def test_a_training(tmp_path, text_only):
-    """From the probes of a real model to the table: its parameters' numbers."""
-    folder = run(tmp_path, "a", "normformer", None, layers=2)
-    seen = train(folder, archs.LM, "learned_scale,gradient_l1", 3, method="normformer")
-    gain, attention, heads = tables(redraw(tmp_path, "normformer4", tmp_path))
-    names = {"inner.weight": gain, "outer.self_attn.0.weight": attention, "self_attn.inner.c": heads}
-    for name, table in names.items():
-        values = seen[-1][f"decoder.layers.1.{name}"][0].double()
-        (cells,) = rows(table, "NormFormer", "2L", "2", "2")
-        expected = [values.quantile(0.5), values.min(), values.max()]
-        assert [float(cell) for cell in cells[:3]] == pytest.approx([x.item() for x in expected], rel=6e-3)
-    means = [update[f"decoder.layers.{l}.fc2.weight"][1].abs().mean().item() for l in (0, 1) for update in seen]
-    by_layer, *_ = tables(redraw(tmp_path, "normformer3", tmp_path))
-    for layer in (1, 2):
-        (cells,) = rows(by_layer, "NormFormer", "2L", str(layer))
-        assert float(cells[0]) == pytest.approx(np.mean(means[3 * (layer - 1) : 3 * layer]), rel=6e-3)

@@ -7,11 +7,15 @@ import re
 import pytest
 import torch
 
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.probes.model_update import reference
 from deepnet_fairseq.probes.record import read_record
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
-from .support.helpers import run
+from .support.helpers import run, small
+from .support.observing import net_input
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 PROBES = ("--deepnet-probe", "all", "--probe-interval", "2")
@@ -90,55 +94,77 @@ def test_resumed_run_goes_on(data, probed, tmp_path):
     resumed, whole = read_record(tmp_path / "probes.jsonl"), read_record(probed / "probes.jsonl")
     assert resumed.updates() == whole.updates() and "counts from update" not in out
     close(resumed.rows[18], whole.rows[18], 1e-4)
-    (tmp_path / "probes.reference.pt").write_bytes(b"broken")
-    out = train(data, tmp_path, "--max-update", "22", *PROBES)
-    assert "probes.reference.pt: does not hold the outputs of update 0; model_update counts from update 20" in out
 
 
-def first_row(data, folder, *flags):
-    train(data, folder, "--max-update", "1", "--no-save", *PROBES, *flags)
-    return read_record(folder / "probes.jsonl").rows[0]
+def test_a_reference_that_is_lost(tmp_path, caplog):
+    """Or broken, or another batch's: the run counts from where it is, and says so."""
+    model, kept = small(2), tmp_path / "probes.reference.pt"
+    first = reference(model, net_input(), kept, 0, write=True)
+    assert all(torch.equal(reference(model, net_input(), kept, 5, write=False)[name], first[name]) for name in first)
+    assert not caplog.records
+    for inputs, broken in ((net_input(seed=3), None), (net_input(), b"broken")):
+        if broken:
+            kept.write_bytes(broken)
+        reference(model, inputs, kept, 20, write=False)
+        message = caplog.records.pop().getMessage()
+        assert message.endswith("does not hold the outputs of update 0; model_update counts from update 20")
 
 
-def test_accumulation_checkpointing_clipping(data, tmp_path):
+@pytest.fixture(scope="module")
+def row(data, tmp_path_factory):
+    """The first row of a run of two batches an update, with flags."""
+
+    def made(*flags):
+        folder = tmp_path_factory.mktemp("row")
+        train(data, folder, "--max-update", "1", "--no-save", "--dropout", "0", "--update-freq", "2", *PROBES, *flags)
+        return read_record(folder / "probes.jsonl").rows[0]
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def accumulated(row):
+    return row()
+
+
+def test_checkpointing_and_clipping(row, accumulated):
     """Gradients are whole, before clipping; recomputed passes count once."""
-    expected = first_row(data, tmp_path / "a", "--dropout", "0", "--update-freq", "2")
-    for flags in (("--checkpoint-activations",), ("--clip-norm", "0.001")):
-        found = first_row(data, tmp_path / flags[0], "--dropout", "0", "--update-freq", "2", *flags)
-        close(found, expected, 1e-4)
+    close(row("--checkpoint-activations", "--clip-norm", "0.001"), accumulated, 1e-4)
 
 
-@pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
-def test_half_precision_gradients_are_unscaled(data, tmp_path, flag):
+@pytest.mark.parametrize("flags", [("--bf16",), ("--bf16", "--memory-efficient-bf16")])
+def test_half_precision_gradients_are_unscaled(row, accumulated, flags):
     """fairseq's half-precision optimisers divide by the number of tokens after clipping; the probe does not wait."""
-    full = first_row(data, tmp_path / "full", "--dropout", "0")["gradient_norm"]
-    flags = ("--bf16",) if flag == "--bf16" else ("--bf16", flag)
-    half = first_row(data, tmp_path / "half", "--dropout", "0", *flags)["gradient_norm"]
+    full, half = accumulated["gradient_norm"], row(*flags)["gradient_norm"]
     for address in ("decoder.2", "encoder.1", "decoder.1.ffn.fc1", "encoder.embed_tokens"):
         assert half[address] == pytest.approx(full[address], rel=0.05)
 
 
-def test_two_ranks_are_one_larger_batch(data, tmp_path):
+def test_two_ranks_are_one_larger_batch(data, tmp_path, accumulated):
     """Two processes see what one sees that accumulates two batches."""
-    one = first_row(data, tmp_path / "one", "--dropout", "0", "--update-freq", "2")
     words = [data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--no-save", *PROBES, "--dropout", "0"]
     ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
     record = read_record(tmp_path / "two" / "probes.jsonl")
     assert record.updates() == [0]
-    close(record.rows[0], one, 1e-3)
+    close(record.rows[0], accumulated, 1e-3)
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    "fields, message",
     [
-        (("--deepnet-probe", "gradients"), "--deepnet-probe gradients: choose some of"),
-        (("--probe-interval", "0"), "--probe-interval 0: must be at least 1"),
-        ((*PROBES, "--ddp-backend", "fully_sharded"), "--deepnet-probe: not with --ddp-backend fully_sharded"),
+        ({"deepnet_probe": "gradients"}, "--deepnet-probe gradients: choose some of"),
+        ({"deepnet_probe": "all", "probe_interval": 0}, "--probe-interval 0: must be at least 1"),
     ],
 )
-def test_mistakes(data, tmp_path, flags, message):
-    out = train(data, tmp_path / "run", "--max-update", "1", *flags, check=False)
-    assert message in out.splitlines()[-1] and "Traceback" not in out
+def test_mistakes(fields, message):
+    with pytest.raises(UserError, match=message):
+        small(2, **fields)
+
+
+def test_sharded_gradients_are_refused(data, tmp_path):
+    flags = (*PROBES, "--max-update", "1", "--ddp-backend", "fully_sharded")
+    out = train(data, tmp_path / "run", *flags, check=False)
+    assert "--deepnet-probe: not with --ddp-backend fully_sharded" in out.splitlines()[-1] and "Traceback" not in out
     assert not (tmp_path / "run").exists()
 
 
@@ -146,8 +172,8 @@ def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp
     """Other programs do not look at the probes of the run that made a checkpoint."""
     out = run("fairseq-generate", data, "--user-dir", TRAIN_FLAGS[1], "--path", probed / "checkpoint_last.pt", "--cpu")
     assert "Generate test" in out.stdout
-    both = [probed / "checkpoint_last.pt", plain / "checkpoint_last.pt"]
-    run("deepnet", "average", *both, "--out", tmp_path / "mean.pt")
+    both = [str(folder / "checkpoint_last.pt") for folder in (probed, plain)]
+    main(["average", *both, "--out", str(tmp_path / "mean.pt")])
 
 
 def test_divergence_is_named_and_recorded(data, tmp_path):
