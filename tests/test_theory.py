@@ -223,22 +223,17 @@ def test_deepnorm_is_flat():
 
 
 def test_post_ln_grows():
-    """The bound about as N^2 at these depths (N M in the theorem), the step about as N: see the next test."""
+    """The bound about as N^2 at these depths (N M in the theorem), the step about as N: a LayerNorm behind each merge
+    keeps only the last few of the memory's changes, so that the decoder moves as far as the encoder at any depth."""
     assert growth("post_ln", "bound") > 1.3
     assert growth("post_ln", "encoder_bound") > 0.5
     assert growth("post_ln", "encoder_update") > 0.5
     assert growth("post_ln", "update") > 0.4
     for depth in DEPTHS:
-        assert all(row("post_ln", depth, s).update > 30 * row("deepnorm", depth, s).update for s in SEEDS)
-
-
-def test_post_ln_does_not_multiply_the_encoder_by_the_depth():
-    """Theorem 4.3 adds the memory's change once a decoder layer. A LayerNorm behind each merge keeps only the last few
-    of these: the decoder moves as far as the encoder at any depth, which is why the step grows a power less."""
-    for depth in (18, 50):
         for seed in SEEDS:
             found = row("post_ln", depth, seed)
-            assert 0.7 < found.update / found.encoder_update < 2
+            assert found.update > 30 * row("deepnorm", depth, seed).update
+            assert depth == 6 or 0.7 < found.update / found.encoder_update < 2
 
 
 def test_layer_norms_are_outside_the_theorem():

@@ -29,19 +29,15 @@ class BranchDependency(TokenSums):
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, merged: Tensor) -> None:
         f = inputs[1].detach()[mask]
         branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it
-        self.add(address, f.numel(), *_moments(branch), *_moments(merged.detach()[mask]))
+        sums = [part.double().pow(power).sum() for part in (branch, merged.detach()[mask]) for power in (1, 2)]
+        self.add(address, f.numel(), *sums)
 
     def values(self) -> Values:
         found = {}
-        for address, (count, *moments) in self.totals().items():
-            branch, merged = _variance(count, *moments[:2]), _variance(count, *moments[2:])
+        for address, (count, *sums) in self.totals().items():
+            branch, merged = _variance(count, *sums[:2]), _variance(count, *sums[2:])
             found[address] = branch / merged if merged > 0 else float("nan")
         return found
-
-
-def _moments(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    wide = tensor.double()
-    return wide.sum(), wide.square().sum()
 
 
 def _variance(count: float, total: float, squares: float) -> float:

@@ -32,10 +32,10 @@ class HalfPrecision(Probe):
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, part in self.model.named_children():
             for module in part.modules():
-                if not any(True for _ in module.children()):
+                if not list(module.children()):
                     yield module.register_forward_hook(partial(self._visit, name))
         for site, residual in residuals(self.model):
-            if any(True for _ in residual.children()):
+            if list(residual.children()):
                 yield residual.register_forward_hook(partial(self._visit, site.stack))
 
     @torch.no_grad()
@@ -44,8 +44,7 @@ class HalfPrecision(Probe):
             self._keep(address, output.detach().abs().amax().float())
 
     def _keep(self, address: str, value: torch.Tensor) -> None:
-        known = self.largest.get(address)
-        self.largest[address] = value if known is None else torch.maximum(known, value)
+        self.largest[address] = torch.maximum(self.largest.get(address, value), value)
 
     def gradients(self, scale: float | Tensor) -> None:
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
