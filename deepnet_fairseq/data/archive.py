@@ -40,7 +40,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             tar.extract(member, part, filter="data")
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(BLOCK):  # type: ignore[union-attr]  # on to the checksum of the compression
+        while tar.fileobj.read(BLOCK):  # on to the checksum of the compression
             pass
 
 
@@ -72,7 +72,7 @@ def _tar(archive: Path) -> tarfile.TarFile:
     kind = archive.suffix.replace(".tgz", ".gz").removeprefix(".")
     if kind not in ("gz", "bz2", "xz"):
         raise UserError(f"{archive}: is no archive by its name; known are .tar.gz, .tgz, .tar.bz2, .tar.xz and .zip")
-    return tarfile.open(archive, f"r:{kind}")  # type: ignore[call-overload]  # a mode that is put together
+    return tarfile.open(archive, f"r:{kind}")
 
 
 @contextmanager

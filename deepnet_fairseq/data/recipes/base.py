@@ -202,7 +202,7 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
             raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
         mark.parent.mkdir(parents=True, exist_ok=True)
     with locked(dest / "steps" / "lock"):
-        held = mark.read_text().strip() if mark.exists() else what
+        held = (mark.read_text().strip() if mark.exists() else "") or what  # a kill may leave it empty
         if held != what:
             raise UserError(f"{dest}: holds {held}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
