@@ -1,4 +1,4 @@
-"""Learned factors as the probe has them, against the parameters themselves; and both probes of NormFormer's figures."""
+"""Learned factors as the probe has them, against the parameters themselves."""
 
 import math
 
@@ -8,17 +8,14 @@ import torch
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.probes import PROBES, get_probes
-from deepnet_fairseq.probes.attach import TrainingProbes
-from deepnet_fairseq.probes.record import read_record
+from deepnet_fairseq.probes import PROBES
 
 from .support import helpers
-from .support.single_stacks import KINDS, awake, batch, loss_of, small, stack_of
+from .support.single_stacks import KINDS, awake, stack_of
 from .test_methods import every_slot  # noqa: F401
 
 PROBE = PROBES["learned_scale"]
 LM = archs.LM
-SCALE = 64.0  # of the loss, as in half precision
 
 
 def three(values) -> dict[str, float]:
@@ -133,55 +130,3 @@ def test_the_log_has_medians():
     values |= {"decoder.1.self_attn.inner.c.median": 5.0, "decoder.mixer.weights.2.median": 0.5}
     means = {"decoder.ffn.inner": 3.0, "decoder.self_attn.inner.c": 5.0, "decoder.mixer.weights": 0.5}
     assert PROBE.summary(values) == means
-
-
-class Adam:
-    """What the probes see of fairseq's optimisers."""
-
-    _multiply_factor = 1 / SCALE
-
-    def __init__(self, model):
-        self.adam = torch.optim.Adam(model.parameters(), lr=0.02)
-
-    def clip_grad_norm(self, _max_norm):
-        return 1.0
-
-    def step(self):
-        self.clip_grad_norm(0.0)
-        self.adam.step()
-        self.adam.zero_grad()
-
-
-def train(folder, kind: str, probes: str, updates: int, layers: int = 2, **fields):
-    """Leaves probes.jsonl in folder; gives for each update the parameters before it and the mean loss's gradients."""
-    model = small(kind, layers, **fields).train()
-    optimizer, seen = Adam(model), []
-    watch = TrainingProbes(model, get_probes(probes), 1, folder, {"method": fields["method"]})
-    for update in range(updates):
-        watch.before_step(optimizer, update)
-        (loss_of(model, batch(seed=update)) * SCALE).backward()
-        seen.append({
-            name: (p.detach().clone(), p.grad / SCALE) for name, p in model.named_parameters() if p.grad is not None
-        })  # fmt: skip
-        optimizer.step()
-    return seen
-
-
-def test_a_training(tmp_path, kind=LM):
-    """Row u has the scales before update u, and the gradients of the mean loss whatever its scale is."""
-    seen = train(tmp_path, kind, "learned_scale,gradient_l1", 4, method="normformer")
-    record, stack = read_record(tmp_path / "probes.jsonl"), stack_of(kind)
-    assert record.updates() == [0, 1, 2, 3]
-    medians = []
-    for update, parameters in enumerate(seen):
-        row = record.rows[update]
-        gain, _ = parameters[f"{stack}.layers.1.inner.weight"]
-        found = by_place(row["learned_scale"])
-        assert found[f"{stack}.2.ffn.inner"] == pytest.approx(three(gain), rel=1e-4)
-        medians.append(found[f"{stack}.2.ffn.inner"]["max"])
-        for layer in (1, 2):
-            _, gradient = parameters[f"{stack}.layers.{layer - 1}.fc2.weight"]
-            mean = gradient.abs().mean().item()
-            assert row["gradient_l1"][f"{stack}.{layer}.ffn.fc2"] == pytest.approx(mean, rel=1e-4)
-        assert len(row["gradient_l1"]) == 2 * 6
-    assert medians[0] == 1 and len(set(medians)) == 4  # it learns

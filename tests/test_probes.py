@@ -91,7 +91,7 @@ def test_gradient_norms(kind):
 
 def test_l1_beside_l2():
     """L1 / n is at most L2 / sqrt(n), and near it for what is no outlier."""
-    found = observe(small(), "gradient_l1,gradient_norm")
+    found = observe(small(), "gradient_l1,gradient_norm", scale=1 / 8)
     l1, l2 = found["gradient_l1"], found["gradient_norm"]
     assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
     for address, mean in l1.items():
