@@ -1,10 +1,21 @@
-"""One, two and four processes train the same model on the same batches, by DDP, ZeRO and FSDP."""
+"""Several processes train the same model on the same batches as one: by DDP, ZeRO and FSDP, of every kind of model."""
+
+from __future__ import annotations
+
+import signal
 
 import pytest
+import torch
 from fairseq import checkpoint_utils
 
+from deepnet_fairseq.distributed import agreement
+from deepnet_fairseq.errors import UserError
+
 from .conftest import TRAIN_FLAGS
+from .faults import states
 from .support import ranks
+from .support.lives import live, rows
+from .support.lm_trainings import FLAGS, KINDS, make_text
 
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",
@@ -18,19 +29,19 @@ MODES = {
     "fsdp": ("--ddp-backend", "fully_sharded"),
     "fsdp in files": ("--ddp-backend", "fully_sharded", "--use-sharded-state"),
 }
-# 2 processes with every method, 4 with one; the rest are slow
-SOME = [(2, method, mode, index % 2) for index, method in enumerate(METHODS) for mode in MODES]
-SOME += [(4, "deepnorm", mode, 1) for mode in MODES]
+# each mode once, with scalars (rezero) where they are sharded; the rest are slow
+SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "fsdp", 1), (2, "dlcl", "fsdp in files", 0)]
 ALL = [(world, method, mode, again) for world in (2, 4) for method in METHODS for mode in MODES for again in (0, 1)]
 CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]
+CPU = torch.device("cpu")
 
 
 def train(folder, data, world, method, *flags):
     """Losses of 12 updates of the batches of 4, and the checkpoint."""
     words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method], "--update-freq", 4 // world, *flags)
-    rows = ranks.train(world, folder / "log", data, *words, "--save-dir", folder)
+    found = ranks.train(world, folder / "log", data, *words, "--save-dir", folder)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
-    return [float(row["loss"]) for row in rows], state
+    return [float(row["loss"]) for row in found], state
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +93,12 @@ RESUMED = {  # world and mode before, world and mode after
     "zero on 4 by fsdp": (2, "zero", 4, "fsdp"),
     "1 on 2 by fsdp": (1, "ddp", 2, "fsdp"),
     "zero on 1": (4, "zero", 1, "ddp"),
+    "files of 2 by zero": (2, "fsdp in files", 2, "zero"),
 }
+QUICK = ("files of 2 by zero", "1 on 2 by fsdp")
 
 
-@pytest.mark.parametrize("change", RESUMED)
+@pytest.mark.parametrize("change", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in RESUMED])
 def test_resumes_on_another_number_in_another_mode(alone, change, data, tmp_path):
     """5 updates and 7 more are 12, whoever makes them."""
     world, mode, later, other = RESUMED[change]
@@ -94,3 +107,91 @@ def test_resumes_on_another_number_in_another_mode(alone, change, data, tmp_path
     expected, one = alone("rezero")
     assert len(first) == 5 and both == pytest.approx(expected, abs=2.1e-3)
     assert_same(state, one)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Of language models."""
+    return make_text(tmp_path_factory.mktemp("text"))
+
+
+OF_ONE_STACK = [(kind, mode) for kind in KINDS for mode in ("ddp", "zero", "fsdp")]
+DEFAULT = [("causal", "ddp"), ("masked", "fsdp")]
+
+
+@pytest.mark.parametrize(
+    "kind, mode", [pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow) for case in OF_ONE_STACK]
+)
+def test_language_models_on_two_processes(kind, mode, text, tmp_path):
+    """Losses, weights and moments; which tokens are masked does not depend on the process."""
+    found = []
+    for world, flags in ((1, ()), (2, MODES[mode])):
+        if kind == "causal" and mode == "ddp":
+            flags = (*flags, "--criterion", "chunked_cross_entropy")
+        (folder := tmp_path / str(world)).mkdir()
+        words = (*FLAGS, *KINDS[kind], "--disable-validation", "--max-update", 12, "--update-freq", 2 // world, *flags)
+        losses = [float(row["loss"]) for row in ranks.train(world, folder / "log", text, *words, "--save-dir", folder)]
+        found.append((losses, checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))))
+    (expected, one), (losses, state) = found
+    assert len(losses) == 12 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < expected[0]
+    assert_same(state, one)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("causal", marks=pytest.mark.slow), "masked"])
+def test_a_killed_language_model_ends_as_one_left_alone(kind, text, tmp_path):
+    """In the first epoch and in the second; the tokens that are masked are the same again."""
+    command = (text, *FLAGS, *KINDS[kind], "--dropout", "0.1", "--max-tokens", "800", "--save-interval-updates", "4")
+    command += ("--keep-interval-updates", "1", "--max-update", "10", "--write-checkpoints-asynchronously")
+    found = []
+    for name, moments in (("alone", []), ("killed", [("update", 6), ("update", 5)])):
+        log, save = tmp_path / f"{name}.log", tmp_path / name
+        for moment in moments:
+            assert live(log, *command, "--save-dir", save, at=moment) == -signal.SIGKILL
+        assert live(log, *command, "--save-dir", save) == 0, log.read_text()[-2000:]
+        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
+    (one, expected, names), (other, logged, files) = found
+    assert logged == expected and files == names
+    assert list(states.differences(other, one)) == []
+
+
+def _refuse():
+    raise UserError(f"--flag: refused by rank {torch.distributed.get_rank() if agreement.several() else 0}")
+
+
+def _answers(rank: int) -> dict:
+    found = {
+        "first": agreement.is_first(),
+        "several": agreement.several(),
+        "gathered": agreement.gathered({"rank": rank}),
+        "largest": agreement.largest(10 - rank, CPU),
+        "answer": agreement.from_first(lambda: ["asked", rank]),
+    }
+    try:
+        agreement.from_first(_refuse)
+    except UserError as error:
+        found["mistake"] = str(error)
+    agreement.meet()
+    return found
+
+
+def _rank(rank: int, folder) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(_answers(rank), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+EXPECTED = {"largest": 10, "answer": ["asked", 0], "mistake": "--flag: refused by rank 0"}
+
+
+def test_two_ranks_have_one_answer(tmp_path):
+    ranks.call(_rank, 2, tmp_path)
+    everyone = EXPECTED | {"several": True, "gathered": [{"rank": 0}, {"rank": 1}]}
+    for rank in range(2):
+        assert torch.load(tmp_path / f"{rank}.pt") == everyone | {"first": rank == 0}
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_a_process_alone_answers_itself(initialised, request):
+    if initialised:
+        request.getfixturevalue("group")
+    assert _answers(0) == EXPECTED | {"several": False, "first": True, "gathered": [{"rank": 0}]}

@@ -13,6 +13,9 @@ from deepnet_fairseq.profiling.profile import take_profile
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
+from .test_deepnet_adam import KINDS, NAMES, difference, masters, optimiser
+from .test_deepnet_adam import gradients as made_up
+from .test_deepnet_adam import model as parameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}
@@ -85,3 +88,23 @@ def test_probed_gradients_are_unscaled(data, tmp_path, precision):
         found[name] = read_record(tmp_path / name / "probes.jsonl").rows[0]["gradient_norm"]
     for address in ("encoder.1", "decoder.6", "decoder.3.ffn.fc1", "encoder.embed_tokens"):
         assert found["half"][address] == pytest.approx(found["full"][address], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "fp32"])
+def test_deepnet_adam_is_fairseqs(kind):
+    """In half precision, and the state is handed over by way of the CPU."""
+    built = []
+    for name in NAMES:
+        params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
+        built.append((optimiser(name, params, kind), params))
+        for update in range(20):
+            built[-1][0].zero_grad()
+            given = zip(params, made_up(params, update), strict=True)
+            built[-1][0].backward(sum((p * gradient.to(p)).sum().float() for p, gradient in given))
+            built[-1][0].multiply_grads(torch.tensor(0.25, device="cuda"))
+            built[-1][0].clip_grad_norm(0.7)
+            built[-1][0].step()
+    (reference, _), (found, _) = built
+    assert difference(*(masters(*one) for one in built)) < 1e-5
+    found.load_state_dict(reference.state_dict())
+    reference.load_state_dict(found.state_dict())

@@ -6,7 +6,6 @@ fairseq's own way stands on fairscale; this one on torch's FSDP2, behind the sam
 
 def install() -> None:
     """Patches fairseq's Trainer and checkpoints for sharded models; may be called again."""
-    from . import checkpointing, training
+    from . import training
 
-    training.train_sharded()
-    checkpointing.save_and_load_sharded()
+    training.install()

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from . import rows
-from .scalars import Scalars
+from . import shards
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -100,7 +99,7 @@ class FullySharded(nn.Module):
         return whole.cpu() if self.rank == 0 else whole.new_empty(0)
 
     def _as_sharded(self, value: Tensor) -> DTensor:
-        return self._from_part(rows.cut(value, self.rank, self.world).to(self._sharded[0].device), value.shape)
+        return self._from_part(shards.cut_rows(value, self.rank, self.world).to(self._sharded[0].device), value.shape)
 
     def _from_part(self, part: Tensor, shape: torch.Size) -> DTensor:
         stride = torch.empty(shape, device="meta").stride()
@@ -120,6 +119,49 @@ class FullySharded(nn.Module):
             elif self.rank == 0:
                 state[name] = value.detach()
         return state if self.rank == 0 or everywhere else {}
+
+
+class Scalars:
+    """Parameters of one number, which no rank can have rows of: every rank has them, the first one updates them.
+
+    Rezero has one for each layer, R-Fixup seven; FSDP2 refuses them. `parameters` (), whose memory becomes one vector
+    on `device`, over `group`.
+
+    shards: what this rank's optimiser updates: views of the parameters on the first rank, empty on the others.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group, device: torch.device):
+        self.parameters, self.group = parameters, group
+        self._stale = False  # has the first rank updated them since they were sent?
+        first = group.rank() == 0
+        self.shards: list[nn.Parameter] = []
+        if parameters:
+            self._values = torch.stack([parameter.data for parameter in parameters]).to(device)
+            for parameter, value in zip(parameters, self._values, strict=True):
+                parameter.data = value
+        for parameter in parameters:
+            shard = parameter.data if first else parameter.data.new_empty(0)
+            self.shards.append(nn.Parameter(shard, requires_grad=parameter.requires_grad))
+
+    def reduce(self) -> None:
+        """The mean of the ranks' gradients becomes the shards'."""
+        trained = [p for p in self.parameters if p.requires_grad]
+        if not trained:
+            return
+        zero = trained[0].new_zeros(())
+        mean = torch.stack([zero if p.grad is None else p.grad for p in trained]).float()
+        distributed.all_reduce(mean, group=self.group)
+        mean = (mean / self.group.size()).to(zero.dtype)
+        shards = [shard for shard in self.shards if shard.requires_grad]
+        for parameter, shard, value in zip(trained, shards, mean, strict=True):
+            parameter.grad, shard.grad = None, value if shard.numel() else torch.zeros_like(shard)
+        self._stale = True
+
+    def update(self) -> None:
+        """All ranks have what the first one made of them; a call of all ranks."""
+        if self._stale:
+            distributed.broadcast(self._values, distributed.get_global_rank(self.group, 0), group=self.group)
+            self._stale = False
 
 
 def _part(value: DTensor) -> Tensor:

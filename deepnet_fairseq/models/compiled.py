@@ -59,7 +59,7 @@ class Compiled:
         modules = [m for child in (stack.layers, stack.mixer) if child is not None for m in child.modules()]
         self.hooks = [getattr(module, name) for module in modules for name in HOOKS]
         self.on = False  # until the next forward pass, so that layers are recomputed as they were computed
-        stack.states = _Plain(self, stack.states)
+        stack.states = _Plain(self, stack.states)  # type: ignore[assignment]  # a method
         kinds = {type(layer) for layer in stack.layers}
         compiled = {kind: torch.compile(kind.forward, dynamic=True, **options) for kind in kinds}
         for layer in stack.layers:

@@ -7,14 +7,46 @@ from itertools import compress
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from .share import Share
+from torch import Tensor, distributed, nn
 
 HALF = (torch.float16, torch.bfloat16)
 ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
 # elements of gradient that are copied into one piece at a time: as many as stay in a core's cache, or 1 GiB
 CHUNK = {"cpu": 2**18, "cuda": 2**28}
+PIECE = 2**24  # elements that are gathered at a time, in each process's share
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # before torch 2.13
+
+
+class Share:
+    """This process's share of vectors whose length is a multiple of the group's size."""
+
+    def __init__(self, group):
+        self.group, self.rank, self.world = group, group.rank(), group.size()
+
+    def padded(self, length: int) -> int:
+        """The next length that all can have equal shares of."""
+        return -(-length // self.world) * self.world
+
+    def span(self, length: int) -> tuple[int, int]:
+        """Where the share of a vector begins and ends."""
+        each = length // self.world
+        return self.rank * each, (self.rank + 1) * each
+
+    def spread(self, whole: Tensor) -> None:
+        """All shares of `whole` (length,), of which each process has computed its own, everywhere."""
+        start, stop = self.span(len(whole))
+        _all_gather(whole, whole[start:stop].clone(), group=self.group)
+
+    def collected(self, mine: Tensor) -> Tensor | None:
+        """The whole of which `mine` is the share, on the first process's CPU, None elsewhere; a call of all."""
+        whole = torch.empty(self.world, len(mine), dtype=mine.dtype) if self.rank == 0 else None
+        for start in range(0, len(mine), PIECE):
+            piece = mine[start : start + PIECE]
+            found = piece.new_empty(self.world * len(piece))
+            _all_gather(found, piece, group=self.group)
+            if whole is not None:
+                whole[:, start : start + PIECE] = found.view(self.world, -1).cpu()
+        return None if whole is None else whole.view(-1)
 
 
 class Chunk(NamedTuple):
@@ -66,15 +98,18 @@ class Flat:
         own = buffer[self.start : stop]
         self.weights = own.float() if own.dtype in HALF else own
 
-    @property
-    def length(self) -> int:
-        """Elements of the buffer."""
-        return len(self._buffer)
-
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parts of `flat` (total,) that belong to each parameter, in its shape."""
         spans = zip(self._spans, self.parameters, strict=True)
         return [flat[start:stop].view(parameter.shape) for (start, stop), parameter in spans]
+
+    def fill(self, mine: Tensor, given: dict[int, Tensor]) -> None:
+        """Writes what belongs to parameters, by their number, to `mine`, which is as long as `weights`."""
+        flat = mine if self._share is None else torch.zeros(len(self._buffer), dtype=mine.dtype)
+        views = self.views(flat)
+        torch._foreach_copy_([views[number] for number in given], [value.to(flat.device) for value in given.values()])
+        if flat is not mine:
+            mine.copy_(flat[self.start :][: len(mine)])
 
     def stretch(self, first: int, last: int) -> tuple[int, int]:
         """Where the parameters number `first` to `last` begin and end."""

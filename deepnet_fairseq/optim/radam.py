@@ -7,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
-from .adam_flags import settings
+from .deepnet_adam import settings
 
 
 @dataclass

@@ -5,7 +5,7 @@ One layer of each kind is built, without storage; layers differ in their paramet
 
 from __future__ import annotations
 
-from ..criterions.projected import BUDGET, FEWEST
+from ..criterions.chunked import BUDGET, FEWEST
 from ..transformer.layer import Layer
 from ..transformer.slots import NORM_NAMES
 from .blueprint import Blueprint, blueprint
@@ -145,7 +145,7 @@ def _loss(tape: Tape, setting: Setting, last: Blueprint, features: Value) -> Non
 
 
 def _chunked_loss(tape: Tape, setting: Setting, features: Value) -> None:
-    """The loss of criterions/projected.py.
+    """The loss of criterions/chunked.py.
 
     The gradients of features and matrix are there at the end of the forward pass, in float32; the logits of a chunk
     exist as they are, widened and as log-probabilities.

@@ -1,23 +1,8 @@
-"""What tensors torch makes, and which of them live on."""
+"""Which of the tensors that torch makes live on."""
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Largest(TorchDispatchMode):
-    """The most rows that any tensor `width` numbers wide had."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.width, self.rows = width, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.size(-1) == self.width:
-                self.rows = max(self.rows, tensor.numel() // self.width)
-        return result
 
 
 class Storages(TorchDispatchMode):

@@ -1,7 +1,12 @@
-"""A checkpoint in a file for each rank (--use-sharded-state), and a small one by the usual name that names them.
+"""What a rank has of a tensor and of an optimiser's state, and checkpoints in a file for each rank.
 
-The named files are complete before the checkpoint that names them takes its name: killed at any moment, a run has the
-new checkpoint or the old one. They are torch's, of tensors and plain data.
+An optimiser's state is that of fairseq's checkpoints: an entry a parameter, or one flat entry for all, as fairseq's
+optimisers for half precision write it. The optimiser treats each number by itself: tensors of an entry have their
+parameter's shape. In half precision the float32 weights are beside the entries.
+
+With --use-sharded-state a small checkpoint by the usual name names the ranks' files. They are complete before the
+checkpoint that names them takes its name: killed at any moment, a run has the new checkpoint or the old one. They are
+torch's, of tensors and plain data.
 """
 
 from __future__ import annotations
@@ -11,17 +16,71 @@ import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..checkpoints import atomic, integrity
+from ..checkpoints.exact_resume import WEIGHTS
 from ..errors import UserError
-from . import agreement, optimiser_state, rows
+from ..optim.flat_adam import Entry, entries, is_flat, is_part, with_entries
+from . import agreement
 
 UNREADABLE = (*integrity.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
 KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
 FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
+
+
+def cut_rows(tensor: Tensor, rank: int, world: int) -> Tensor:
+    """A rank's part of `tensor`, a view, as torch.chunk deals rows out: the last ranks get fewer, or none.
+
+    A scalar is one row: () on the first rank, (0,) on the others.
+    """
+    parts = tensor.reshape(tensor.shape or (1,)).chunk(world)
+    part = parts[rank] if rank < len(parts) else parts[0][:0]
+    return part if tensor.dim() or rank else part.view(())
+
+
+def local_shape(shape: Sequence[int], rank: int, world: int) -> torch.Size:
+    """Shape of a rank's part."""
+    return cut_rows(torch.empty(shape, device="meta"), rank, world).shape
+
+
+def join_rows(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """The whole, of that shape, of what every rank has a part of; parts: by rank."""
+    return torch.cat([part.reshape(-1) for part in parts]).view(tuple(shape))
+
+
+def each(found: list[Entry], change: Callable[[int, str, Tensor], Tensor]) -> list[Entry]:
+    """The entries with change(number of the parameter, key, tensor) in place of each tensor that has its shape."""
+    return [
+        {key: change(number, key, value) if is_part(key, value) else value for key, value in entry.items()}
+        for number, entry in enumerate(found)
+    ]
+
+
+def join_state(states: list[dict], shapes: list[torch.Size]) -> dict:
+    """The whole state from those of all ranks; shapes: of the whole parameters."""
+    world = len(states)
+    local = [[local_shape(shape, rank, world) for shape in shapes] for rank in range(world)]
+    found = [entries(state, of_rank) for state, of_rank in zip(states, local, strict=True)]
+    whole = each(found[0], lambda number, key, _: join_rows([one[number][key] for one in found], shapes[number]))
+    state = with_entries(states[0], whole, is_flat(states[0], shapes))
+    if WEIGHTS in state:
+        parts = zip(*(state[WEIGHTS] for state in states), strict=True)
+        state[WEIGHTS] = [join_rows(of_ranks, shape) for of_ranks, shape in zip(parts, shapes, strict=True)]
+    return state
+
+
+def cut_state(state: dict, shapes: list[torch.Size], rank: int, world: int) -> dict:
+    """A rank's part of a whole state."""
+    found = each(entries(state, shapes), lambda number, key, value: cut_rows(value, rank, world))
+    state = with_entries(state, found, is_flat(state, shapes))
+    if WEIGHTS in state:
+        state[WEIGHTS] = [cut_rows(value, rank, world) for value in state[WEIGHTS]]
+    return state
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
@@ -61,11 +120,11 @@ def read(path: str, state: dict) -> dict:
     for name, shape in shapes.items():
         memory = parts[0]["model"][name].data_ptr()  # of tied parameters the same
         if memory not in joined:
-            joined[memory] = rows.join([part["model"][name] for part in parts], shape)
+            joined[memory] = join_rows([part["model"][name] for part in parts], shape)
         state["model"][name] = joined[memory]
     if "optimiser" in parts[0]:
         states = [part["optimiser"] for part in parts]
-        state["last_optimizer_state"] = optimiser_state.join(states, parts[0]["trained"])
+        state["last_optimizer_state"] = join_state(states, parts[0]["trained"])
     return state
 
 
