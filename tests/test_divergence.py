@@ -1,16 +1,26 @@
-"""Where the numbers of a training end, and that it is told: every case is made so that the place is known."""
+"""Where the numbers of a training end, and what is told of it: every case is made so that the place is known."""
 
+import copy
 import math
 
 import pytest
 import torch
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY, LR_SCHEDULER_REGISTRY, build_lr_scheduler
+from omegaconf import OmegaConf
 
-from deepnet_fairseq.divergence import Diverged, report, text
-from deepnet_fairseq.divergence.event import FLOOR, GRADIENTS, LOSS
+from deepnet_fairseq.divergence import FLOOR, GRADIENTS, LOSS, Diverged, report
+from deepnet_fairseq.divergence.advice import advice
+from deepnet_fairseq.divergence.report import describe
+from deepnet_fairseq.divergence.rollback import UNSCALED, scale
+from deepnet_fairseq.divergence.search import addresses
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
 from .support.diverging import TINY, Poison, Training, flags_of
+from .support.helpers import PAD, small
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -42,35 +52,23 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(flags, data,
     assert event["kind"] == GRADIENTS and event["parameters"]["count"] == 0
     assert event["loss"] == pytest.approx(loss, abs=6e-4), "the same dropout; fairseq's log has three digits"
     assert event["first"]["where"] == "decoder.1.ffn" and event["first"]["direction"] == "backward"
-    assert "in the backward pass" in text.place(event)
-
-
-def test_with_recomputation_the_place_is_the_same(data, tmp_path):
-    found = []
-    for flags in ((), ("--checkpoint-activations",)):
-        training = Training(data, tmp_path, *TINY, *flags)
-        training.model.encoder.layers[1].residual["ffn"].register_forward_hook(lambda module, inputs, y: y * math.inf)
-        found.append(training.event()["first"])
-    assert found[0] == found[1] and found[0]["where"] == "encoder.2.ffn"
+    assert "in the backward pass" in report.long(event)
 
 
 def test_a_model_that_is_not_ours_is_addressed_by_its_modules(data, tmp_path):
-    flags = ("--arch", "transformer", *TINY[2:], "--encoder-layers", "1", "--decoder-layers", "1")
-    training = Training(data, tmp_path, *flags)
+    """Under --amp, which scales no loss on a CPU."""
+    training = Training(data, tmp_path, "--arch", "transformer", *TINY[2:], "--amp")
     with torch.no_grad():
         training.model.decoder.layers[0].fc1.bias[0] = math.inf
     event = training.event()
     assert event["first"]["where"] == event["first"]["module"] == "decoder.layers.0.fc1"
     assert event["parameters"]["first"] == ["decoder.layers.0.fc1.bias"]
-    assert text.long(event)
 
 
 def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monkeypatch):
     training = Training(data, tmp_path, *TINY)
-    compute = training.trainer.criterion.compute_loss
-    monkeypatch.setattr(
-        training.trainer.criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k))
-    )
+    criterion, compute = training.trainer.criterion, training.trainer.criterion.compute_loss
+    monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k)))
     event = training.event()
     assert event["kind"] == LOSS and event["reason"] == "the loss is inf" and event["update"] == 1
     assert event["first"] is None
@@ -82,7 +80,7 @@ def test_finite_gradients_whose_norm_overflows(data, tmp_path, monkeypatch):
     monkeypatch.setattr(training.trainer.optimizer, "backward", lambda loss: backward(loss * 1e25))
     event = training.event()
     assert event["kind"] == GRADIENTS and event["first"]["direction"] == "norm"
-    assert text.place(event).startswith("nowhere: every gradient is finite, their norm is not")
+    assert "first           nowhere: every gradient is finite, their norm is not" in report.long(event)
 
 
 def test_overflows_are_counted_and_only_the_floor_is_a_divergence(data, tmp_path, monkeypatch):
@@ -110,14 +108,6 @@ def test_overflows_are_counted_and_only_the_floor_is_a_divergence(data, tmp_path
     assert event["kind"] == FLOOR and "Minimum loss scale reached" in event["reason"] and event["update"] == 2
     assert event["skipped"] == {"in_a_row": 2, "in_all": 4, "from_scale": 8.0}
     assert any("--bf16" in words for words in event["advice"])
-
-
-def test_amp_on_a_cpu_diverges_too(data, tmp_path):
-    training = Training(data, tmp_path, *TINY, "--amp")
-    training.step()
-    with torch.no_grad():
-        training.model.encoder.layers[0].fc1.weight[0, 0] = math.inf
-    assert training.event()["first"]["where"] == "encoder.1.ffn"
 
 
 def test_the_last_updates_are_those_of_the_log(data, tmp_path):
@@ -153,3 +143,152 @@ def test_the_search_leaves_the_model_as_it_was(data, tmp_path):
         losses.append(training.trainer.train_step(samples)["loss"])
         assert not any(module._forward_hooks for module in training.model.modules())
     assert losses[0] == losses[1]
+
+
+SCHEDULES = {
+    "cosine": {"warmup_updates": 5, "warmup_init_lr": 1e-4, "min_lr": 1e-5, "lr_period_updates": 8},
+    "fixed": {"warmup_updates": 5},
+    "inverse_sqrt": {"warmup_updates": 5, "warmup_init_lr": 1e-4},
+    "polynomial_decay": {"warmup_updates": 5, "end_learning_rate": 1e-4},
+    "reduce_lr_on_plateau": {"warmup_updates": 5},
+    "step": {"warmup_updates": 5, "min_lr": 1e-4, "lr_deacy_period": 7},
+    "t_fixup": {"decay_period": 7},
+    "tri_stage": {"warmup_steps": 5, "hold_steps": 5, "decay_steps": 5},
+    "triangular": {"max_lr": 8e-3, "lr_period_updates": 8},
+}
+
+
+@pytest.mark.parametrize("name", sorted(LR_SCHEDULER_REGISTRY.keys() - UNSCALED.keys()))
+def test_every_schedule_is_scaled_as_a_whole(name):
+    """Of fairseq's and ours, with every learning rate that can be given to it."""
+    given = {"optimization": {"lr": [2e-3], "max_update": 20}, "common": {"tpu": False}}
+    cfg = OmegaConf.create(given | {"checkpoint": CheckpointConfig()})
+    cfg.optimizer = OmegaConf.structured(FairseqAdamConfig)
+    cfg.lr_scheduler = OmegaConf.structured(LR_SCHEDULER_DATACLASS_REGISTRY[name])
+    cfg.lr_scheduler.update({"_name": name} | SCHEDULES[name])
+    rates = []
+    for _ in range(2):
+        optimizer = FairseqAdam(cfg.optimizer, [torch.nn.Parameter(torch.ones(1))])
+        built = build_lr_scheduler(cfg.lr_scheduler, optimizer)
+        built.step_begin_epoch(1)
+        rates.append([built.step_update(update) or optimizer.get_lr() for update in range(20)])
+        scale(cfg, 0.25)
+    assert rates[1] == pytest.approx([rate / 4 for rate in rates[0]], rel=1e-12) and max(rates[0]) >= 2e-3 * 0.99
+    assert len({*rates[0]}) > 3
+
+
+BROKEN = ("", "[]", '{"format": 1}', '{"format": 2, "events": []}', '{"format": 1, "events": [3]}')
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_report_is_named(content, tmp_path):
+    (tmp_path / report.JSON).write_text(content)
+    with pytest.raises(UserError, match=f"{report.JSON}: no report of a divergence, or broken"):
+        report.read(tmp_path)
+
+
+def test_every_part_of_a_model_has_an_address():
+    """Of every weight its branch's; of a layer's parts that no branch owns the layer's."""
+    model = small(layers=3, method="admin")
+    found = addresses(model)
+    paths = {module: path for path, module in model.named_modules()}
+    for stack in (model.encoder, model.decoder):
+        for layer in stack.layers:
+            for weight in layer.weights():
+                assert found[paths[weight.linear]] == str(weight.site)
+            for sublayer, site in layer.sites.items():
+                for module in filter(None, layer.around(sublayer)):
+                    assert found[paths[module]] == str(site)
+            assert found[paths[layer.dropout]] == f"{site.stack}.{site.layer}"
+    assert found["encoder.embed_tokens"] == "encoder.embed_tokens"
+
+
+def test_a_batch_in_numbers():
+    target = torch.tensor([[7, 7, 7], [7, 7, PAD]])
+    sample = {"id": torch.tensor([40, 41]), "net_input": {"src_lengths": torch.tensor([3, 4])}, "target": target}
+    found = describe([sample, None, {}], PAD)
+    assert found == {"sentences": 2, "ids": [40, 41], "source_lengths": [3, 4], "target_lengths": [3, 2]}
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    """A 18L-18L Post-LN's trainer and the report of its first update, in which nothing is wrong but a weight."""
+    depth = ("--method", "post_ln", "--encoder-layers", "18", "--decoder-layers", "18", "--lr", "1e-3")
+    training = Training(data, tmp_path_factory.mktemp("plain"), *TINY, *depth, "--warmup-updates", "100")
+    with torch.no_grad():
+        training.model.decoder.layers[0].fc1.weight[0] = math.nan
+    event = training.event()
+    event["parameters"] = {"count": 0, "first": []}
+    return training.trainer, event
+
+
+def row(update, loss=7.0, gnorm=1.0):
+    return {"update": update, "loss": loss, "gnorm": gnorm, "lr": 1e-4, "loss_scale": None}
+
+
+BROKEN_WEIGHT = {"count": 1, "first": ["a.weight"]}
+ODD = {"sentences": 1, "ids": [5], "source_lengths": [3], "target_lengths": [900]}
+SEEN = {  # what is seen -> what is advised, and nowhere else
+    "a broken checkpoint": ({"parameters": BROKEN_WEIGHT, "updates": []}, "an older checkpoint"),
+    "weights that broke": ({"parameters": BROKEN_WEIGHT, "updates": [row(4)]}, "before this update (a.weight)"),
+    "a sentence": ({"batch": ODD}, "sentence 5 of the training set has 3 source and 900 target tokens"),
+    "warm-up": ({"update": 60, "setting": {"warmup_updates": 100}}, "update 60 is within the warm-up of 100"),
+    "no warm-up": ({"setting": {"warmup_updates": 0}}, "there is no warm-up"),
+    "a rate": ({"setting": {"lr": [0.5]}}, "--lr 0.5 is above all that is usual"),
+    "gradients": ({"updates": [row(u, gnorm=1.0 if u < 9 else 80.0) for u in range(10)]}, "--clip-norm 1"),
+    "a loss": ({"updates": [row(3, 6.5), row(4, 5.5), row(5, 9.5)]}, "rose from 5.5 at update 4 to 9.5"),
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_advice_is_of_what_was_seen(seen, plain):
+    trainer, event = plain
+    quiet = copy.deepcopy(event) | {"update": 500, "updates": [row(499)]}
+    before = advice(quiet, trainer)
+    changes, words = SEEN[seen]
+    for key, value in changes.items():
+        quiet[key] = quiet[key] | value if key == "setting" else value
+    after = advice(quiet, trainer)
+    assert any(words in line for line in after) and not any(words in line for line in before), after
+
+
+def test_advice_by_method_and_precision(plain, monkeypatch):
+    trainer, event = plain
+    assert any("post_ln is not made for 18 layers: --method deepnorm" in line for line in event["advice"])
+    assert not any("--bf16" in line or "omega" in line for line in event["advice"])
+    monkeypatch.setitem(trainer.cfg.common, "fp16", True)
+    half = event | {"first": event["first"] | {"largest": 60000.0}}
+    assert any("values reached 6e+04 of fp16's 65504: --bf16" in line for line in advice(half, trainer))
+    for method in ("deepnorm", "admin", "ds_init", "t_fixup", "pre_ln"):
+        monkeypatch.setitem(trainer.cfg.model, "method", method)
+        assert not any("is not made for" in line for line in advice(event, trainer)), method
+
+
+def test_the_short_form_is_short(plain):
+    _, event = plain
+    event = event | {"skipped": {"in_a_row": 3, "in_all": 9}, "parameters": {"count": 4, "first": "a"}}
+    lines = report.short(event)
+    assert len(lines) <= 8 and lines[0] == "diverged at update 1: loss not finite, first at decoder.1.ffn (forward)"
+    assert "3 overflows in a row before this, 9 in all" in " ".join(lines)
+    assert event["batch"]["sentences"] == len(event["batch"]["ids"]) == len(event["batch"]["target_lengths"]) > 0
+
+
+def test_what_is_written_is_read_again(plain, tmp_path):
+    """Also what is not finite, as words."""
+    _, event = plain
+    report.write(tmp_path, [event, event])
+    (again, _) = report.read(tmp_path)
+    assert again["loss"] == "nan" and again["update"] == 1 and again["first"] == event["first"]
+    assert report.long(again) in (tmp_path / report.TEXT).read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [report.JSON, report.TEXT]
+
+
+def test_the_last_probes_are_in_the_report(data, tmp_path):
+    training = Training(data, tmp_path, *TINY, "--deepnet-probe", "gradient_norm", "--probe-interval", "1")
+    for _ in range(4):
+        training.step()
+    with torch.no_grad():
+        training.model.decoder.layers[0].fc1.weight[0] = math.nan
+    event = training.event()
+    assert [row["update"] for row in event["probes"]] == [2, 3, 4]
+    assert "gradient_norm: " in report.long(event) and event["probes"][0]["gradient_norm"]

@@ -23,7 +23,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..compat.wrapping import wrap
 from ..distributed import agreement
-from ..divergence.event import Diverged
+from ..divergence import Diverged
 from ..errors import UserError
 from . import atomic, exact_resume, holding, integrity, saving
 

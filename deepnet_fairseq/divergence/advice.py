@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
 
 from .. import archs
-from ..methods import METHODS, Method
-from ..transformer.slots import LearnedShortcut, Site
-from .batch import odd_one
-from .event import FLOOR
+from ..transformer.slots import LearnedShortcut
+from . import FLOOR
 
 LARGEST_HALF = 65504.0
 USUAL = (1e-4, 5e-3)  # peaks of the papers' learning rates, and twice the largest
-BOTH = archs.STACKS[archs.MODEL_NAME]
-Rule = Callable[[dict, object], str | None]  # (event, trainer) -> a sentence, nothing where it does not apply
-RULES: list[Rule] = []
+PLAIN = ("post_ln", "post_ln_init")  # LN(x + f(x)), started from weights of one size at any depth
+ODD_RATIO, ODD_LENGTH = 8, 32  # of the two sides of a sentence pair that stands out, and tokens of the longer
 
 
 def advice(event: dict, trainer) -> list[str]:
@@ -23,15 +19,8 @@ def advice(event: dict, trainer) -> list[str]:
     return [words for rule in RULES if (words := rule(event, trainer))]
 
 
-def rule(function: Rule) -> Rule:
-    """Decorator: adds a rule behind those there are."""
-    RULES.append(function)
-    return function
-
-
-@rule
-def broken_weights(event, trainer):
-    """Weights that are not finite: no update can be made of them."""
+def _broken_weights(event, trainer):
+    """No update can be made of them."""
     broken = event["parameters"]
     if not broken["count"]:
         return None
@@ -40,41 +29,41 @@ def broken_weights(event, trainer):
     return f"weights were not finite before this update ({broken['first'][0]}): a lower --lr, and --clip-norm 1"
 
 
-@rule
-def odd_sentence(event, trainer):
-    """A sentence pair of very different lengths in the batch."""
-    stacks = archs.STACKS.get(archs.model_of(trainer.cfg.model), BOTH)
-    pairs = len(stacks) > 1  # a language model's target is its source's
-    odd = pairs and odd_one(event["batch"])
-    return odd and (
-        f"sentence {odd[0]} of the training set has {odd[1]} source and {odd[2]} target tokens: clean the text, or a "
+def _odd_sentence(event, trainer):
+    """The sentence pair whose lengths differ most; eos counts."""
+    if len(archs.STACKS.get(archs.model_of(trainer.cfg.model), ())) == 1:
+        return None  # a language model's target is its source's
+    pairs = zip(*(event["batch"][key] for key in ("ids", "source_lengths", "target_lengths")))
+    odd = [pair for pair in pairs if max(pair[1:]) >= max(ODD_LENGTH, ODD_RATIO * min(pair[1:]))]
+    if not odd:
+        return None
+    number, source, target = max(odd, key=lambda pair: max(pair[1:]) / max(min(pair[1:]), 1))
+    return (
+        f"sentence {number} of the training set has {source} source and {target} target tokens: clean the text, or a "
         "lower --max-source-positions and --max-target-positions"
     )
 
 
-@rule
-def unscaled_depth(event, trainer):
+def _unscaled_depth(event, trainer):
     """Post-LN of more than 12 layers with nothing that follows the depth."""
-    method = _method(trainer)
-    if method is None or not _plain_post_norm(method):
+    cfg = trainer.cfg.model
+    layers = max(getattr(cfg, f"{stack}_layers", None) or 0 for stack in ("encoder", "decoder"))
+    if getattr(cfg, "method", None) not in PLAIN or layers <= 12:
         return None
-    layers = max(method.num_encoder_layers, method.num_decoder_layers)
-    return layers > 12 and f"{method.name} is not made for {layers} layers: --method deepnorm, its own default --lr"
+    return f"{cfg.method} is not made for {layers} layers: --method deepnorm, its own default --lr"
 
 
-@rule
-def wild_shortcuts(event, trainer):
-    """A trained omega ten times as large as the root of the number of branches that have one."""
+def _wild_shortcuts(event, trainer):
+    """A trained omega ten times as large as the root of the number of branches that have one, with which it grows."""
     found = {n: m for n, m in trainer.get_model().named_modules() if isinstance(m, LearnedShortcut)}
     sizes = {name: float(module.omega.detach().abs().amax()) for name, module in found.items()}
     name = max(sizes, key=lambda name: sizes[name], default=None)
     if name is None or sizes[name] <= 10 * (len(sizes) + 1) ** 0.5:
-        return None  # omega grows with the root of the branches below it
+        return None
     return f"omega of {name} is {sizes[name]:.3g}: a profile of this text (--admin-profile auto), a lower --lr"
 
 
-@rule
-def half_precision(event, trainer):
+def _half_precision(event, trainer):
     """fp16, whose numbers end at 65504 where bf16's do not."""
     common, largest = trainer.cfg.common, (event["first"] or {}).get("largest", 0.0)
     if not (common.fp16 or common.amp):
@@ -84,15 +73,12 @@ def half_precision(event, trainer):
     return f"{near}--bf16 instead of --{'fp16' if common.fp16 else 'amp'} where the GPU has it{floor}"
 
 
-@rule
-def absurd_rate(event, trainer):
-    """A peak of the learning rate of more than 5e-3, twice the largest of the papers."""
+def _absurd_rate(event, trainer):
     given = max(event["setting"]["lr"])
     return given > USUAL[1] and f"--lr {given:g} is above all that is usual: {USUAL[0]:g} to {USUAL[1]:g} with Adam"
 
 
-@rule
-def warm_up(event, trainer):
+def _warm_up(event, trainer):
     """No warm-up, or a divergence within it."""
     warmup = event["setting"]["warmup_updates"]
     if not warmup:
@@ -103,8 +89,7 @@ def warm_up(event, trainer):
     )
 
 
-@rule
-def growing_gradients(event, trainer):
+def _growing_gradients(event, trainer):
     """A last gradient norm of four times the median, and no clipping."""
     norms = [row["gnorm"] for row in event["updates"] if row["gnorm"] is not None]
     if len(norms) < 4 or trainer.cfg.optimization.clip_norm > 0:
@@ -114,8 +99,7 @@ def growing_gradients(event, trainer):
     return last > 4 * usual and f"gradient norm {last:.3g} after {usual:.3g} in the median: --clip-norm {clip:.2g}"
 
 
-@rule
-def risen_loss(event, trainer):
+def _risen_loss(event, trainer):
     """A loss that had risen by half before it was not finite."""
     losses = {row["loss"]: row["update"] for row in event["updates"] if row["loss"] is not None}
     if not losses:
@@ -126,32 +110,14 @@ def risen_loss(event, trainer):
     )
 
 
-@rule
-def lower_rate(event, trainer):
+def _lower_rate(event, trainer):
     """Half of the learning rate, unless it is absurd."""
-    if max(event["setting"]["lr"]) > USUAL[1]:
-        return None
+    given = max(event["setting"]["lr"])
     again = "" if event["rollbacks"]["limit"] else ", or --rollbacks 3, which does so from a checkpoint by itself"
-    return f"--lr {max(event['setting']['lr']) / 2:.3g}, half of what it was{again}"
+    return given <= USUAL[1] and f"--lr {given / 2:.3g}, half of what it was{again}"
 
 
-def _method(trainer) -> Method | None:
-    """None for a model that is not ours."""
-    name = getattr(trainer.cfg.model, "method", None)
-    return METHODS[name].from_config(trainer.cfg.model) if name in METHODS else None
-
-
-def _sites(method: Method) -> Iterator[Site]:
-    for stack in ("encoder", "decoder"):
-        if method.depth(stack):
-            yield from (Site(stack, method.depth(stack), sublayer, 64, 2) for sublayer in method.sublayers(stack))
-
-
-def _plain_post_norm(method: Method) -> bool:
-    """LN(x + f(x)), started from weights of one size at any depth."""
-    slots = (method.residual, method.outer, method.before)
-    return method.norm == "post" and all(
-        method.gain(site, role) == 1.0 and not any(slot(site) for slot in slots)
-        for site in _sites(method)
-        for role in ("v", "fc1")
-    )
+RULES = (
+    _broken_weights, _odd_sentence, _unscaled_depth, _wild_shortcuts, _half_precision, _absurd_rate, _warm_up,
+    _growing_gradients, _risen_loss, _lower_rate,
+)  # fmt: skip

@@ -10,16 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
 
 from ..checkpoints import atomic, integrity, saving
 from ..distributed import agreement
 from ..errors import UserError
-from . import report, schedule
-from .event import Stop
+from . import Stop, report
 from .search import broken_parameters
 
 logger = logging.getLogger(__name__)
 NUMBERED = re.compile(r"checkpoint_\d+_(\d+)")
+# the learning rates of a run's config, of fairseq's schedules and ours
+SECTIONS = ("optimization", "lr_scheduler", "optimizer")
+RATES = ("lr", "max_lr", "min_lr", "warmup_init_lr", "end_learning_rate")
+UNSCALED = {
+    "reduce_lr_on_plateau": "which goes on with the rate that a checkpoint holds",
+    "manual": "whose rates are given update by update",
+    "pass_through": "whose parts have rates of their own",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,11 @@ class Rollbacks:
         """UserError for flags that do not go together with --rollbacks."""
         if not self.limit:
             return
-        schedule.check(self.cfg)
+        name = getattr(self.cfg.lr_scheduler, "_name", None)
+        if name in UNSCALED:
+            raise UserError(
+                f"--rollbacks: not with --lr-scheduler {name}, {UNSCALED[name]}; take another or drop the flag"
+            )
         for flag in ("no_save", "no_last_checkpoints", "no_save_optimizer_state"):
             if getattr(self.cfg.checkpoint, flag):
                 raise UserError(f"--rollbacks: not with --{flag.replace('_', '-')}, which leaves nothing to go back to")
@@ -63,7 +75,7 @@ class Rollbacks:
             return
         self.home, taken = agreement.from_first(lambda: self._before(path))
         for rollback in taken:
-            schedule.scale(self.cfg, rollback.factor)
+            scale(self.cfg, rollback.factor)
         self.taken = list(taken)
         if taken:
             rates = ", ".join(f"{rate:.4g}" for rate in self.cfg.optimization.lr)
@@ -76,7 +88,8 @@ class Rollbacks:
         self.begun = True
         self.check()
         if not self.home and agreement.is_first():
-            report.remove(self.folder)
+            for name in (report.JSON, report.TEXT):
+                Path(self.folder, name).unlink(missing_ok=True)
 
     def back(self, trainer, epoch_itr, stop: Stop) -> dict | None:
         """Weights, optimiser, data order, all as a checkpoint has them; what was done, None if nothing could be.
@@ -89,7 +102,7 @@ class Rollbacks:
         name = agreement.from_first(lambda: self._good(trainer, stop))
         if name is None or not all(agreement.gathered(self._make_last(trainer, name))):
             return None
-        schedule.scale(self.cfg, self.factor)
+        scale(self.cfg, self.factor)
         trainer._optimizer = trainer._lr_scheduler = None  # the next ones need the memory
         extra_state, fresh = checkpoint_utils.load_checkpoint(
             self._plain_resume(), trainer, disable_iterator_cache=trainer.task.has_sharded_data("train")
@@ -163,6 +176,21 @@ class Rollbacks:
         for what in ("optimizer", "lr_scheduler", "meters", "dataloader"):
             cfg[f"reset_{what}"] = False
         return cfg
+
+
+def scale(cfg, factor: float) -> None:
+    """Every learning rate of `cfg` times `factor`; what is built from it then is the old schedule times `factor`.
+
+    A negative rate is fairseq's word for "none given" and stays negative.
+    """
+    for section in SECTIONS:
+        node = cfg.get(section)
+        for key in RATES:
+            if not OmegaConf.is_config(node) or key not in node or OmegaConf.is_interpolation(node, key):
+                continue
+            value = node[key]
+            if value is not None:
+                node[key] = [rate * factor for rate in value] if OmegaConf.is_list(value) else value * factor
 
 
 def _updates(path: Path) -> int:

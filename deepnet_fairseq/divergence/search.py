@@ -5,42 +5,51 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 from fairseq import utils
 from torch import Tensor, nn
 
-from .address import addresses
+from ..transformer.slots import SUBLAYERS
 
 FORWARD, BACKWARD, NORM = "forward", "backward", "norm"
+SLOTS = ("before", "outer", "residual")  # of a layer, by sublayer
+FFN = ("fc1", "fc2", "hidden", "inner", "activation_dropout")
 
 
-@dataclass
-class Found:
-    """Where a pass first gave a number that is not finite.
+def addresses(model: nn.Module) -> dict[str, str]:
+    """Module path -> address: "encoder.layers.2.fc1" -> "encoder.3.ffn", a branch's Site as it is written.
 
-    where: address; module: path of what gave it (forward), or what had given the tensor whose gradient it is
-    (backward), or the parameter; value: "nan" or "inf"; share: of the tensor's elements; largest: absolute value of any
-    number before it in that pass, which was at `at`.
+    What belongs to no single branch is addressed by its layer ("decoder.7"), and by its path outside of layers and in
+    models that are not ours.
     """
+    sites = {path: module.sites for path, module in model.named_modules() if hasattr(module, "sites")}
+    return {path: _address(path.split("."), sites) for path, _ in model.named_modules()}
 
-    direction: str
-    where: str
-    module: str
-    value: str
-    share: float
-    largest: float
-    at: str
+
+def _address(words: list[str], sites: dict[str, dict]) -> str:
+    branches = sites.get(".".join(words[:3]))
+    if branches is None:
+        return ".".join(words)
+    first, second = [*words[3:5], "", ""][:2]
+    sublayer = second if first in SLOTS else "ffn" if first in FFN else SUBLAYERS.get(first, first)
+    any_site = next(iter(branches.values()))
+    return str(branches.get(sublayer) or f"{any_site.stack}.{any_site.layer}")
 
 
 class Search:
-    """Hooks on every module of `model` for as long as the context lasts; `found` by direction."""
+    """Hooks on every module of `model` for as long as the context lasts.
+
+    found: by direction, where the pass first gave a number that is not finite, None while there is none. Its where is
+    an address; module: path of what gave it (forward), or what had given the tensor whose gradient it is (backward), or
+    the parameter; value: "nan" or "inf"; share: of the tensor's elements; largest: absolute value of any number before
+    it in that pass, which was at `at`.
+    """
 
     def __init__(self, model: nn.Module):
         self.model, self.addresses = model, addresses(model)
-        self.found: dict[str, Found | None] = {FORWARD: None, BACKWARD: None}
+        self.found: dict[str, dict | None] = {FORWARD: None, BACKWARD: None}
         self.largest = {FORWARD: (0.0, ""), BACKWARD: (0.0, "")}
         self._handles = []
 
@@ -68,15 +77,16 @@ class Search:
         if self.found[direction] is not None or not tensor.is_floating_point() or not tensor.numel():
             return
         largest = tensor.abs().amax().item()  # of NaN and others NaN
-        where = self._where(path)
         if math.isfinite(largest):
-            self.largest[direction] = max(self.largest[direction], (largest, where))
+            self.largest[direction] = max(self.largest[direction], (largest, self._where(path)))
             return
-        bad = ~torch.isfinite(tensor)
-        value = "nan" if math.isnan(largest) else "inf"
-        self.found[direction] = Found(
-            direction, where, path, value, bad.float().mean().item(), *self.largest[direction]
-        )
+        share = (~torch.isfinite(tensor)).float().mean().item()
+        self.found[direction] = self.place(direction, path, "nan" if math.isnan(largest) else "inf", share)
+
+    def place(self, direction: str, path: str, value: str, share: float) -> dict:
+        """An entry of `found`; what NORM names is among the gradients."""
+        found = {"direction": direction, "where": self._where(path), "module": path, "value": value, "share": share}
+        return found | dict(zip(("largest", "at"), self.largest[FORWARD if direction == FORWARD else BACKWARD]))
 
     def _where(self, path: str) -> str:
         return self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0]) or path or "model"
@@ -91,7 +101,7 @@ def tensors(output) -> Iterator[Tensor]:
 
 
 def repeat(trainer, samples: list, update: int) -> dict:
-    """The passes of an update (from 0) again, with its random numbers: {"first": Found as a dict or None, "loss": ...}.
+    """The passes of an update (from 0) again, with its random numbers: {"first": of Search.found or None, "loss": ...}.
 
     "loss": in bits per token over this rank's batches. Each rank by itself, and all of them at the same time: the
     passes of a sharded model speak to the others, so none of them ends early. Gradients are dropped.
@@ -113,7 +123,7 @@ def repeat(trainer, samples: list, update: int) -> dict:
             losses, sizes = losses + float(loss.detach()), sizes + (0.0 if dummy else float(size))
     first = search.found[FORWARD] or search.found[BACKWARD] or _overflowing_norm(trainer.get_model(), search)
     drop_gradients(trainer)
-    return {"first": first and asdict(first), "loss": losses / max(sizes, 1.0) / math.log(2)}
+    return {"first": first, "loss": losses / max(sizes, 1.0) / math.log(2)}
 
 
 def drop_gradients(trainer) -> None:
@@ -123,13 +133,13 @@ def drop_gradients(trainer) -> None:
         parameter.grad = None
 
 
-def _overflowing_norm(model: nn.Module, search: Search) -> Found | None:
+def _overflowing_norm(model: nn.Module, search: Search) -> dict | None:
     """Every gradient is finite, and the root of the sum of their squares is not."""
     norms = {name: local(p.grad).float().norm() for name, p in model.named_parameters() if p.grad is not None}
     if not norms or math.isfinite(torch.stack([norm.to("cpu") for norm in norms.values()]).norm().item()):
         return None
     name = max(norms, key=lambda name: float(norms[name]))
-    return Found(NORM, search._where(name), name, "inf", 0.0, *search.largest[BACKWARD])
+    return search.place(NORM, name, "inf", 0.0)
 
 
 def local(tensor: Tensor) -> Tensor:
