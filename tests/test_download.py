@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -58,9 +59,10 @@ def seen(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_whole_and_only_once(server, file, tmp_path):
-    """A second call costs no request; a changed file is noticed and left alone."""
+def test_whole_and_only_once(server, file, tmp_path, capsys):
+    """With a bar; a second call costs no request; a changed file is noticed and left alone."""
     path = fetch(file, tmp_path / "new" / "folder")
+    assert re.search(r"a\.gz: 100%.* 1\.02M/1\.02M", capsys.readouterr().err)
     assert path.read_bytes() == BODY and path.name == "a.gz" and seen(path.parent) == ["a.gz"]
     assert [headers["Accept-Encoding"] for _, headers in server.asked] == ["identity"]
     path.parent.chmod(0o500)  # a folder that several share, say
