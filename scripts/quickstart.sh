@@ -100,5 +100,27 @@ while read -r -u 3 _ method more; do  # "--method NAME" and what else its traini
 done 3<<<"$method_flags"
 
 step "result ($depth-$depth, seed $seed)"
-deepnet compare "${runs[@]}" --reference "$out/text/test.qab" --plot "$out/loss.png" | tee "$out/result.txt"
+for run in "${runs[@]}"; do  # one that diverged before its first checkpoint has nothing to score
+    [ -f "$run/score.json" ] || [ ! -f "$run/generated.txt" ] ||
+        deepnet score "$run/generated.txt" --out "$run/score.json" >/dev/null
+done
+python - "$out/loss.png" "${runs[@]}" <<'END' | tee "$out/result.txt"
+import sys
+from pathlib import Path
+
+from deepnet_fairseq.analysis.figures import depth
+from deepnet_fairseq.analysis.recorded_run import RecordedRun
+from deepnet_fairseq.text_table import render
+
+runs = [RecordedRun.read(Path(folder)) for folder in sys.argv[2:]]
+depth.draw(runs, Path(sys.argv[1]))
+rows = [["method", "updates", "final loss", "BLEU", "train time"]]
+for run in runs:
+    loss = f"{run.log.final_loss():.2f}" + (" (diverged)" if run.log.diverged else "")
+    bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
+    rows.append([run.folder.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
+signatures = {run.score["signature"] for run in runs if run.score}
+print(render(rows), "", sep="\n")
+print("loss: bits per token, label-smoothed, mean of the last intervals;", *signatures)
+END
 echo "loss curves: $out/loss.png"

@@ -1,13 +1,22 @@
-"""deepnet score: BLEU of one test set, against known numbers, sacreBLEU's command and fairseq's own scorer."""
+"""deepnet score: BLEU against known numbers, sacreBLEU's command and fairseq's scorer; tokenizers; many directions."""
 
 import json
+import urllib.error
+from statistics import fmean
 
 import pytest
+import sentencepiece
 import torch
 from fairseq.data import Dictionary
 from fairseq.scoring.bleu import BleuConfig, Scorer
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers import tokenizer_spm
 
-from deepnet_fairseq.analysis.scoring import hypotheses, prepare, score
+from deepnet_fairseq.analysis.scoring import metrics, score
+from deepnet_fairseq.analysis.scoring.generated import Output
+from deepnet_fairseq.analysis.scoring.metrics import kinds_of_bleu, tokenizer_for
+from deepnet_fairseq.analysis.scoring.prepared import prepare, read_corpus
+from deepnet_fairseq.analysis.scoring.scores import group
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
@@ -82,19 +91,19 @@ def test_moses_tokens_are_undone(tmp_path):
     (bin / "shard00").mkdir()
     (bin / "shard01").mkdir()
     for data in (bin, bin / "shard00", f"{bin / 'shard00'}:{bin / 'shard01'}"):
-        prepared = prepare(path, data)
-        assert (prepared.direction, prepared.reference) == ("de-en", "raw")
+        prepared = prepare(Output(path), read_corpus(data))
+        assert (prepared.direction, prepared.raw) == ("de-en", True)
         assert prepared.hypotheses == prepared.references == RAW
-        assert prepared.tokenised_hypotheses == TOKENISED
+        assert prepared.generated.translations == TOKENISED
     (tmp_path / "o.log").unlink()
     with pytest.raises(UserError, match="which languages"):
-        prepare(path, bin)
+        prepare(Output(path), read_corpus(bin))
     (bin / "test.de-en.en.idx").touch()
-    assert prepare(path, bin).references == RAW
+    assert prepare(Output(path), read_corpus(bin)).references == RAW
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
-    prepared = prepare(path, bin)
-    assert (prepared.references, prepared.reference) == (RAW, "generated")
+    prepared = prepare(Output(path), read_corpus(bin))
+    assert (prepared.references, prepared.raw) == (RAW, False)
 
 
 def test_an_unknown_word_spoils_generated_references(tmp_path):
@@ -110,7 +119,8 @@ def test_separators_within_a_sentence_end_no_line(tmp_path):
     text = ["eins\u2028zwei drei vier fuenf", "eins\x85zwei\x0cdrei vier", "eins zwei drei\rvier", ""]
     bin = write_corpus(tmp_path / "c", {"test.de-en": text})
     path = write_generated(tmp_path / "o.txt", text)
-    assert hypotheses(path) == prepare(path, bin).references == text
+    prepared = prepare(Output(path), read_corpus(bin))
+    assert prepared.hypotheses == prepared.references == text
 
 
 DAMAGE = {
@@ -164,3 +174,152 @@ def test_command(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"deepnet: error: .*absent\.txt: no such file"):
         main(["score", str(tmp_path / "absent.txt"), "--out", str(tmp_path / "none.json")])
     assert not (tmp_path / "none.json").exists()
+
+
+@pytest.fixture
+def spbleu_home(tmp_path, monkeypatch):
+    """Where sacreBLEU looks for its models, and one that is not there."""
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path / "home"))
+    metrics._check_model.cache_clear()
+    yield tmp_path / "home" / "models"
+    metrics._check_model.cache_clear()
+
+
+def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_home):
+    text = sentences(100)
+    spbleu_home.mkdir(parents=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_prefix=str(tmp_path / "m"), vocab_size=40, minloglevel=2
+    )
+    (tmp_path / "m.model").rename(spbleu_home / "sacrebleu_tokenizer_spm.model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(spbleu_home / "sacrebleu_tokenizer_spm.model"))
+    wrong = noisy(text, 0.2)
+    segmented = [[" ".join(pieces.encode(s, out_type=str)) for s in side] for side in (wrong, text)]
+    peer = BLEU(tokenize="none", force=True).corpus_score(segmented[0], segmented[1:])
+    path = write_generated(tmp_path / "o.txt", wrong, text)
+    for flags in ({"paper": "spbleu"}, {"tokenize": "flores101"}):
+        result = score(path, **flags)
+        assert result["kind"] == "spbleu" and result["bleu"] == result["spbleu"]["score"] == round(peer.score, 2)
+        assert "tok:flores101" in result["signature"] and "tok:13a" in result["sacrebleu"]["signature"]
+        assert result["bleu"] != result["sacrebleu"]["score"]
+
+
+def test_spbleu_without_its_model(tmp_path, spbleu_home, monkeypatch):
+    def breaks_off(url, path):
+        spbleu_home.mkdir(parents=True)
+        open(path, "w").close()
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(tokenizer_spm, "download_file", breaks_off)
+    path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
+    with pytest.raises(UserError, match="flores200: no SentencePiece model .*no route.* download http") as e:
+        score(path, tokenize="flores200")
+    wanted = spbleu_home / "flores200sacrebleuspm"
+    assert str(e.value).endswith(str(wanted)) and not wanted.exists()
+
+
+def test_tokenizer_goes_by_recipe_and_language(tmp_path, monkeypatch):
+    path = write_generated(tmp_path / "en-zh.txt", ["\u6211 \u7231\u4f60"], ["\u6211\u7231 \u4f60"])
+    used = {"13a": {}, "zh": {"tokenize": {"*": "13a", "zh": "zh"}}, "char": {"tokenize": "char"}}
+    for expected, recipe in used.items():
+        result = score(path, write_corpus(tmp_path / expected, **recipe))
+        assert f"tok:{expected}|" in result["signature"]
+    assert "tok:zh|" in score(path, write_corpus(tmp_path / "auto", tokenize="language"))["signature"]
+    assert "tok:intl|" in score(path, tmp_path / "char" / "bin", "intl")["signature"]
+    monkeypatch.setattr(metrics, "PACKAGES", {"ja-mecab": "not_installed", "ko-mecab": "json"})
+    codes = ("de", "zh_cn", "cmn", "jpn_Jpan", "ko", "th", "khm")
+    assert [tokenizer_for("language", c) for c in codes] == ["13a", "zh", "zh", "char", "ko-mecab", "char", "char"]
+    with pytest.raises(UserError, match=r"sacrebleu\[ja\]"):
+        score(path, tokenize="ja-mecab")
+
+
+NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}
+TEXT = {direction: sentences(40, seed) for seed, direction in enumerate(NOISE)}
+
+
+def translate(folder, directions=NOISE, seconds=1.5):
+    for direction in directions:
+        wrong = noisy(TEXT[direction], NOISE[direction])
+        write_generated(folder / f"{direction}.txt", wrong, TEXT[direction], seconds=seconds)
+    return folder
+
+
+def test_means_are_those_of_directions_scored_alone(tmp_path):
+    result = score(translate(tmp_path / "run" / "generated").parent)
+    alone = {d: score(tmp_path / "run" / "generated" / f"{d}.txt") for d in NOISE}
+    assert result["directions"] == alone == result["sets"]["test"]["directions"]
+    bleu = {direction: scores["bleu"] for direction, scores in alone.items()}
+    assert len(set(bleu.values())) == 5
+    assert result["bleu"] == pytest.approx(fmean(bleu.values()), abs=0.011)
+    assert result["to_english"] == pytest.approx((bleu["de-en"] + bleu["fr-en"]) / 2, abs=0.011)
+    assert result["from_english"] == pytest.approx((bleu["en-de"] + bleu["en-fr"]) / 2, abs=0.011)
+    assert result["between_others"] == bleu["de-fr"]
+    assert (result["kind"], result["generation"], result["missing"]) == ("sacrebleu", {"seconds": 7.5}, {})
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected"),
+    [("de-eng", "to_english"), ("eng_Latn-ces_Latn", "from_english"), ("es-de", "between_others")],
+)
+def test_english_by_its_codes(direction, expected):
+    assert group(direction) == expected
+
+
+def test_a_direction_is_scored_in_its_own_language(tmp_path):
+    write_generated(tmp_path / "g" / "en-zh.txt", ["\u6211\u7231\u4f60\u4eec"], ["\u6211\u7231\u4f60\u4eec\u5417"])
+    write_generated(tmp_path / "g" / "zh-en.txt", ["I love you all"], ["I love you all"])
+    result = score(tmp_path / "g", write_corpus(tmp_path / "c", tokenize="language"))
+    assert "tok:zh|" in result["directions"]["en-zh"]["signature"]
+    assert "tok:13a|" in result["directions"]["zh-en"]["signature"]
+    assert "tok:13a|" in result["signature"] and "tok:zh|" in result["signature"]
+    assert result["between_others"] is None and result["generation"] is None
+
+
+def test_sets(tmp_path):
+    """The subset "test" is what the top level repeats; without it, the mean of the sets."""
+    translate(tmp_path / "flores", ["de-en", "en-de"])
+    translate(tmp_path / "ted", ["de-fr"])
+    result = score(tmp_path)
+    flores, ted = result["sets"]["flores"], result["sets"]["ted"]
+    assert list(flores["directions"]) == ["de-en", "en-de"] and list(ted["directions"]) == ["de-fr"]
+    assert flores["to_english"] > flores["bleu"] > flores["from_english"] > ted["bleu"]
+    assert result["bleu"] == pytest.approx((flores["bleu"] + ted["bleu"]) / 2, abs=0.011)
+    assert result["to_english"] == flores["to_english"] and result["between_others"] == ted["between_others"]
+    assert result["directions"] == {}
+    translate(tmp_path / "test", ["fr-en"])
+    result = score(tmp_path)
+    assert result["bleu"] == result["sets"]["test"]["bleu"] == result["directions"]["fr-en"]["bleu"]
+    assert set(result["sets"]) == {"flores", "ted", "test"} and result["generation"] == {"seconds": 6}
+
+
+def test_missing_directions(tmp_path, capsys):
+    """xx-en was trained on, but has no test set; the other five are to be translated."""
+    references = {f"test.{direction}": text for direction, text in TEXT.items()}
+    bin = write_corpus(tmp_path / "c", references, pairs=[*NOISE, "xx-en"])
+    folder = translate(tmp_path / "generated", ["de-en", "en-fr", "fr-en"])
+    with pytest.raises(UserError, match=r"2 directions .* missing in test \(de-fr, en-de\).*--partial"):
+        score(folder, bin)
+    main(["score", str(folder), "--data", str(bin), "--partial"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["missing"] == {"test": ["de-fr", "en-de"]} and len(result["directions"]) == 3
+    assert {scores["reference"] for scores in result["directions"].values()} == {"raw"}
+    translate(tmp_path / "generated")
+    assert score(folder, bin)["missing"] == {}
+    (bin / "shard00").mkdir()
+    (folder / "fr-en.txt").unlink()
+    with pytest.raises(UserError, match=r"1 directions .*\(fr-en\)"):
+        score(folder, f"{bin}/shard00:{bin}/shard01")
+
+
+def test_no_directions(tmp_path):
+    (tmp_path / "generate-test.txt").write_text("what --results-path writes")
+    with pytest.raises(UserError, match=r"neither generated\.txt nor"):
+        score(tmp_path)
+
+
+def test_the_papers_kind_may_differ_by_test_set():
+    assert kinds_of_bleu("sacrebleu,flores=spbleu") == {None: "sacrebleu", "flores": "spbleu"}
+    assert (kinds_of_bleu(None, "flores200"), kinds_of_bleu("tokenised")) == ({None: "spbleu"}, {None: "tokenised"})
+    for words, wrong in (("bleu", "bleu"), ("tokenised,flores=perplexity", "perplexity")):
+        with pytest.raises(UserError, match=f"--paper {words}: {wrong} is none of tokenised, sacrebleu, spbleu"):
+            kinds_of_bleu(words)

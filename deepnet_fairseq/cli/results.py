@@ -9,13 +9,6 @@ from pathlib import Path
 TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "language")
 
 
-def compare(args) -> None:
-    """a table and a plot of several runs: loss, BLEU, time"""
-    from ..analysis.comparison import compare
-
-    print(compare([Path(run) for run in args.runs], Path(args.reference), Path(args.plot)))
-
-
 def score(args) -> None:
     """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities, as JSON
 
@@ -42,8 +35,7 @@ def significance(args) -> None:
     p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
     many directions, each that all of them have is tested by itself.
     """
-    from ..analysis.scoring import significance
-    from ..analysis.scoring.paired_table import as_json, table
+    from ..analysis.scoring.paired import as_json, significance, table
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     comparisons = significance(
@@ -53,12 +45,7 @@ def significance(args) -> None:
 
 
 def add(command) -> None:
-    """Registers `deepnet compare`, `score` and `significance` and their flags; command: as parser() gives it."""
-    sub = command("compare", compare)
-    sub.add_argument("runs", nargs="+", metavar="RUN", help="folder with train.log and generated.txt")
-    sub.add_argument("--reference", required=True, help="reference translations, one a line")
-    sub.add_argument("--plot", required=True, help="PNG to write")
-
+    """Registers `deepnet score` and `significance` and their flags; command: as parser() gives it."""
     sub = command("score", score)
     sub.add_argument(
         "generated",

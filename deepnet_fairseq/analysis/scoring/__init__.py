@@ -4,22 +4,7 @@ score() makes the content of score.json, significance() compares systems; all BL
 here, by sacreBLEU or from fairseq's logs.
 """
 
-from .generated import hypotheses
-from .metrics import bleu
-from .outputs import find_outputs
-from .paired_mean import compare_to_baseline
-from .paired_test import significance
-from .prepared import Prepared, prepare
-from .score_json import score, score_output
+from .paired import compare_to_baseline, significance
+from .scores import score
 
-__all__ = [
-    "Prepared",
-    "bleu",
-    "compare_to_baseline",
-    "find_outputs",
-    "hypotheses",
-    "prepare",
-    "score",
-    "score_output",
-    "significance",
-]
+__all__ = ["compare_to_baseline", "score", "significance"]

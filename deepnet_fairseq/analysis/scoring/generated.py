@@ -1,4 +1,7 @@
-"""What fairseq-generate printed: S- source, T- reference, H- and D- translation, P- scores; sentences in any order."""
+"""What fairseq-generate printed: S- source, T- reference, H- and D- translation, P- scores; sentences in any order.
+
+A bilingual run has one file of it, a multilingual one a file a direction.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,40 @@ SENTENCE = {
 SPEED = re.compile(r"Translated .* in ([\d.]+)s \(([\d.]+) sentences/s, ([\d.]+) tokens/s\)$")
 TEST_SET = re.compile(r" (\S+) ([^\s-]+-[^\s-]+) \d+ examples$")
 OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
+NAME = re.compile(r"[A-Za-z]{2,3}(_[A-Za-z]+)*-[A-Za-z]{2,3}(_[A-Za-z]+)*\.txt")
+
+
+@dataclass(frozen=True)
+class Output:
+    """subset and direction ("test", "de-en") where the file's place tells; direction None: a bilingual run's."""
+
+    file: Path
+    subset: str | None = None
+    direction: str | None = None
+
+
+def find_outputs(path: Path) -> list[Output]:
+    """path: a file, a run's folder, or a folder of SRC-TGT.txt (subset "test") or SUBSET/SRC-TGT.txt.
+
+    UserError for a folder that holds neither; a file is not looked for yet.
+    """
+    if not path.is_dir():
+        return [Output(path, None, path.stem if NAME.fullmatch(path.name) else None)]
+    if (path / "generated.txt").is_file():
+        return [Output(path / "generated.txt")]
+    if (path / "generated").is_dir():
+        return find_outputs(path / "generated")
+    files = sorted(file for file in [*path.glob("*.txt"), *path.glob("*/*.txt")] if NAME.fullmatch(file.name))
+    if not files:
+        raise UserError(
+            f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
+        )
+    return [Output(file, "test" if file.parent == path else file.parent.name, file.stem) for file in files]
+
+
+def is_multilingual(outputs: list[Output]) -> bool:
+    """Are they of directions, each with scores of its own? A bilingual run has one output."""
+    return len(outputs) > 1 or outputs[0].subset is not None
 
 
 @dataclass(frozen=True)
@@ -40,11 +77,6 @@ def read_generated(path: Path) -> Generated:
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
     return Generated(path, translations, references or None)
-
-
-def hypotheses(generated: Path) -> list[str]:
-    """The translations (lines D-n) in the order of the test set."""
-    return read_generated(generated).translations
 
 
 def generation_speed(generated: Path) -> dict[str, float] | None:

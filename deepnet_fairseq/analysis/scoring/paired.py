@@ -1,0 +1,209 @@
+"""Whether systems differ from a baseline by more than the choice of test sentences explains: paired tests, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest, Result
+
+from ...errors import UserError
+from ...text_table import render
+from .generated import Output, find_outputs
+from .metrics import RESAMPLES, bleu_metric, tokenizer_for
+from .prepared import Prepared, prepare, read_corpus
+
+TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
+SEED = 12345  # sacreBLEU's
+LEVEL = 0.05
+INTERVAL_SAMPLES = {"bs": -1, "ar": 0}  # sacreBLEU's: the test's own samples give the interval; 1000 beside the test's
+
+
+@dataclass(frozen=True)
+class Value:
+    """A score in 0..100; mean and half width of the 95% bootstrap interval; p against the baseline, None for it."""
+
+    score: float
+    mean: float
+    ci: float
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system; the baseline's is the first of its list."""
+
+    system: str
+    bleu: Value
+    chrf: Value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One test set: rows, the baseline first; name of the metric -> sacreBLEU's signature of metric and test."""
+
+    rows: list[Row]
+    signatures: dict[str, str]
+
+
+def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[Prepared]]]:
+    """Each test set that all have, with what each made of it, in the order of `paths`.
+
+    paths: see find_outputs; data: see read_corpus. UserError if a path is there twice, if there is no such test set, or
+    if the systems do not translate the same sentences.
+    """
+    corpus = read_corpus(data)
+    if twice := {path for path in paths if [other.resolve() for other in paths].count(path.resolve()) > 1}:
+        raise UserError(f"{min(twice)}: is given twice; compare different systems")
+    outputs = [{_test_set(output): output for output in find_outputs(path)} for path in paths]
+    shared = [key for key in outputs[0] if all(key in output for output in outputs)]
+    if not shared:
+        raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
+    for key in shared:
+        systems = [prepare(output[key], corpus) for output in outputs]
+        _check_same_sentences(systems)
+        yield key, systems
+
+
+def names(paths: list[Path]) -> list[str]:
+    """What tells the systems apart: the names of their folders or files, else their paths."""
+    runs = [path.parent if path.name == "generated.txt" else path for path in paths]
+    short = [run.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _test_set(output: Output) -> TestSet:
+    return (output.subset, output.direction) if output.subset else None
+
+
+def _check_same_sentences(systems: list[Prepared]) -> None:
+    first = systems[0]
+    for other in systems[1:]:
+        if len(other.hypotheses) != len(first.hypotheses):
+            raise UserError(
+                f"{other.generated.path}: {len(other.hypotheses)} sentences, {len(first.hypotheses)} in "
+                f"{first.generated.path}; "
+                "translate the same test set"
+            )
+        if other.references != first.references:
+            raise UserError(
+                f"{other.generated.path}: has other references than {first.generated.path}; translate the same test set"
+            )
+
+
+def significance(
+    baseline: Path, systems: list[Path], data: str | Path | None = None, test: str = "bs", samples: int = 0
+) -> dict[TestSet, Comparison]:
+    """Test set -> its comparison: None for a bilingual run, else (subset, direction), those that all systems have.
+
+    baseline, systems: see find_outputs; test: "bs", paired bootstrap resampling (Koehn 2004), or "ar", approximate
+    randomisation (Riezler and Maxwell 2005), both two-sided and by sacreBLEU; samples 0: sacreBLEU's number of them.
+    UserError if the systems do not translate the same sentences.
+    """
+    paths = [baseline, *systems]
+    return {key: _compare(prepared, names(paths), test, samples) for key, prepared in paired(paths, data)}
+
+
+def _compare(prepared: list[Prepared], systems: list[str], test: str, samples: int) -> Comparison:
+    first = prepared[0]
+    lowercase = first.corpus.lowercase
+    metrics = {
+        "BLEU": bleu_metric(tokenizer_for(first.tokenizer, first.target), lowercase),
+        "chrF2": CHRF(lowercase=lowercase),
+    }
+    named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
+    signatures, results = PairedTest(named, metrics, [first.references], test, samples, INTERVAL_SAMPLES[test])()
+    columns = {metric: _values(results[metric]) for metric in metrics}
+    rows = [Row(*cells) for cells in zip(systems, columns["BLEU"], columns["chrF2"], strict=True)]
+    return Comparison(rows, {metric: str(signature) for metric, signature in signatures.items()})
+
+
+def _values(results: list[Result]) -> list[Value]:
+    """sacreBLEU counts the samples with a larger difference: for no difference at all that gives the smallest p."""
+    baseline = results[0]
+    chance = [None] + [1.0 if result.score == baseline.score else result.p_value for result in results[1:]]
+    return [Value(float(r.score), float(r.mean), float(r.ci), p) for r, p in zip(results, chance, strict=True)]
+
+
+def compare_to_baseline(baseline: Path, run: Path, data: str | Path | None = None) -> float:
+    """p of the difference in BLEU between two runs: the chance of one as large if they were equally good.
+
+    Of many directions it is the mean over those that both have; a sample draws the sentences of each direction anew. Of
+    a single one it is sacreBLEU's p of a paired bootstrap, seed and all. UserError if the runs cannot be compared.
+    """
+    rng = np.random.default_rng(SEED)
+    scores = np.mean([_resample(systems, rng) for _, systems in paired([baseline, run], data)], axis=0)
+    differences = np.abs(scores[1] - scores[0])
+    difference, drawn = differences[0], differences[1:]
+    if difference == 0:
+        return 1.0
+    return float((np.sum(drawn - drawn.mean() > difference) + 1) / (len(drawn) + 1))
+
+
+def _resample(systems: list[Prepared], rng: np.random.Generator) -> np.ndarray:
+    """BLEU of [system, sample]; the first sample is the test set itself, the others are drawn from it."""
+    size = len(systems[0].hypotheses)
+    drawn = np.vstack([np.arange(size), rng.choice(size, size=(RESAMPLES, size), replace=True)])
+    counts = [_sentence_counts(system) for system in systems]
+    return np.array([[_bleu(count[sample].sum(0)) for sample in drawn] for count in counts])
+
+
+def _sentence_counts(system: Prepared) -> np.ndarray:
+    """[sentence, 2 + 4 + 4]: length of translation and reference, matching n-grams, n-grams, n = 1..4."""
+    metric = bleu_metric(tokenizer_for(system.tokenizer, system.target), system.corpus.lowercase)
+    metric.effective_order = True  # does not change the counts; sacreBLEU warns without
+    pairs = zip(system.hypotheses, system.references, strict=True)
+    scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
+
+
+def _bleu(counts: np.ndarray) -> float:
+    sys_len, ref_len, *ngrams = counts.tolist()
+    return BLEU.compute_bleu(ngrams[:4], ngrams[4:], sys_len, ref_len, smooth_method="exp").score
+
+
+def as_json(comparisons: Mapping[TestSet, Comparison]) -> dict:
+    """{"rows", "signatures"} of a bilingual run, else {"sets": subset -> direction -> the same}."""
+    if None in comparisons:
+        return asdict(comparisons[None])
+    sets: dict[str, dict] = {}
+    for (subset, direction), comparison in comparisons.items():
+        sets.setdefault(subset, {})[direction] = asdict(comparison)
+    return {"sets": sets}
+
+
+def table(comparisons: Mapping[TestSet, Comparison]) -> str:
+    """One table, of systems or of directions; below it how many directions differ, and the signatures."""
+    header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
+    rows = [
+        [*(key or ()), row.system, *_cells(row.bleu), *_cells(row.chrf)]
+        for key, comparison in comparisons.items()
+        for row in comparison.rows
+    ]
+    if None not in comparisons:
+        header = ["set", "direction", *header]
+    signatures = (f"{m}: {signature}" for c in comparisons.values() for m, signature in c.signatures.items())
+    counts = [] if None in comparisons else _counts(comparisons)
+    return "\n".join([render([header, *rows]), "", *counts, *dict.fromkeys(signatures)])
+
+
+def _cells(value: Value) -> list[str]:
+    p = "" if value.p is None else f"{value.p:.4f}" + ("*" if value.p < LEVEL else " ")
+    return [f"{value.score:.2f}", f"{value.mean:.2f} ± {value.ci:.2f}", p]
+
+
+def _counts(comparisons: Mapping[TestSet, Comparison]) -> list[str]:
+    """One line a system: in how many directions its BLEU is better or worse than the baseline's."""
+    lines = []
+    baselines, *systems = zip(*(comparison.rows for comparison in comparisons.values()), strict=True)
+    for rows in systems:
+        differences = [row.bleu.score - base.bleu.score for base, row in zip(baselines, rows, strict=True)]
+        sure = [difference for difference, row in zip(differences, rows, strict=True) if row.bleu.p < LEVEL]
+        lines.append(
+            f"{rows[0].system}: BLEU better in {sum(d > 0 for d in sure)} and worse in {sum(d < 0 for d in sure)} of "
+            f"{len(rows)} directions at p < {LEVEL}, mean difference {sum(differences) / len(rows):+.2f}"
+        )
+    return lines

@@ -1,0 +1,190 @@
+"""score.json of a run: of one direction, of many and their means, or perplexities from logs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import fmean
+
+from sacrebleu.metrics import CHRF
+
+from ...errors import UserError
+from ...json_text import WRONG_VALUES, parse
+from .generated import find_outputs, generation_speed, is_multilingual, read_text
+from .metrics import SPBLEU, bleu_metric, kinds_of_bleu, measure, tokenizer_for
+from .prepared import Corpus, Prepared, prepare, read_corpus
+
+ENGLISH = {"en", "eng"}
+GROUPS = ("to_english", "from_english", "between_others")
+NAMED = 5  # directions that a message lists
+PERPLEXITY = "perplexity"
+CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
+SPEED = re.compile(r"Evaluated (\d[\d,]{0,20}) tokens in (\d+\.?\d*)s")
+MASKED = re.compile(r"\| INFO \| (\S+) \| (\{.*_loss.*\})$", re.MULTILINE)
+HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
+
+
+def score(
+    path: Path,
+    data: str | Path | None = None,
+    tokenize: str | None = None,
+    paper: str | None = None,
+    partial: bool = False,
+) -> dict:
+    """The content of score.json: scores in 0..100, seconds, tokens a second; or perplexities, if `paper` asks for them.
+
+    path: see find_outputs and perplexity; data: see read_corpus; tokenize: sacreBLEU's tokenizer, for flores101 and
+    flores200 that of spBLEU, instead of the corpus's; paper: what "bleu" is, see kinds_of_bleu. UserError if directions
+    are missing, unless `partial`.
+    """
+    if paper == PERPLEXITY:
+        if data is not None or tokenize is not None or partial:
+            raise UserError("--paper perplexity: is of logs; drop --data, --tokenize and --partial")
+        return perplexity(path)
+    outputs, corpus = find_outputs(path), read_corpus(data)
+    kinds = kinds_of_bleu(paper, tokenize)
+    if not is_multilingual(outputs):
+        return _rounded(score_output(prepare(outputs[0], corpus), tokenize, kinds[None]))
+    sets: dict[str, dict] = {}
+    for output in outputs:
+        sets.setdefault(output.subset, {})[output.direction] = output
+    missing = check_complete(path, sets, corpus, partial)
+    scores = {
+        subset: {
+            direction: score_output(prepare(output, corpus), tokenize, kinds.get(subset, kinds[None]))
+            for direction, output in directions.items()
+        }
+        for subset, directions in sets.items()
+    }
+    return _rounded(summarise(scores) | {"missing": missing})
+
+
+def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "sacrebleu") -> dict:
+    """score.json of one direction, not rounded; UserError if the paper's kind of BLEU cannot be had."""
+    pieces = tokenize if tokenize in SPBLEU else SPBLEU[0] if paper == "spbleu" else None
+    words = tokenizer_for(tokenize if tokenize and tokenize != pieces else prepared.tokenizer, prepared.target)
+    text, lowercase = (prepared.hypotheses, prepared.references), prepared.corpus.lowercase
+    bleu = bleu_metric(words, lowercase)
+    kinds = {
+        "sacrebleu": measure(bleu, *text),
+        "tokenised": _tokenised(prepared) if prepared.corpus.in_words or paper == "tokenised" else None,
+        "spbleu": measure(bleu_metric(pieces, lowercase), *text) if pieces else None,
+    }
+    if kinds[paper] is None:
+        raise UserError(f"--paper {paper}: {prepared.generated.path} has no references of fairseq-generate (lines T-n)")
+    return {
+        "bleu": kinds[paper]["score"],
+        "kind": paper,
+        "signature": kinds[paper]["signature"],
+        **kinds,
+        "chrf": measure(CHRF(lowercase=lowercase), *text),
+        "reference": "raw" if prepared.raw else "generated",
+        "sentences": len(prepared.hypotheses),
+        "length_ratio": bleu.corpus_score(prepared.hypotheses, [prepared.references]).ratio,  # type: ignore[attr-defined]
+        "generation": generation_speed(prepared.generated.path),
+    }
+
+
+def _tokenised(prepared: Prepared) -> dict | None:
+    """BLEU of words between blanks, as fairseq's own scorer counts them."""
+    generated, metric = prepared.generated, bleu_metric("none")
+    if generated.references is None:
+        return None
+    value = metric.corpus_score(generated.translations, [generated.references])
+    return {"score": float(value.score), "signature": str(metric.get_signature())}
+
+
+def _rounded(value, digits: int = 2):
+    """To two decimals, as sacreBLEU prints its scores; ratios to four."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner, 4 if key == "length_ratio" else 2) for key, inner in value.items()}
+    return round(value, digits) if isinstance(value, float) else value
+
+
+def group(direction: str) -> str:
+    """Which of GROUPS; languages by ISO 639 code, also with a script or country (eng_Latn)."""
+    source, target = (language.split("_")[0].lower() in ENGLISH for language in direction.split("-"))
+    return GROUPS[0] if target else GROUPS[1] if source else GROUPS[2]
+
+
+def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
+    """Subset -> the corpus's directions without a translation; UserError if there are any, unless `partial`."""
+    lost = {subset: sorted(corpus.directions(subset) - set(directions)) for subset, directions in sets.items()}
+    lost = {subset: directions for subset, directions in lost.items() if directions}
+    for subset, directions in lost.items() if not partial else ():
+        names = ", ".join(directions[:NAMED]) + (", ..." if len(directions) > NAMED else "")
+        raise UserError(
+            f"{path}: {len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
+            "translate them, or give --partial for the mean of the others"
+        )
+    return lost
+
+
+def summarise(sets: dict[str, dict[str, dict]]) -> dict:
+    """sets: subset -> direction -> its scores. The top level repeats the subset "test", or else is the sets' mean."""
+    summaries = {
+        subset: _means([scores | {group(name): scores["bleu"]} for name, scores in directions.items()], directions)
+        for subset, directions in sets.items()
+    }
+    times = [scores["generation"] for directions in sets.values() for scores in directions.values()]
+    only = next(iter(sets.values())) if len(sets) == 1 else {}  # several sets may have the same directions
+    return {
+        **(summaries.get("test") or _means(list(summaries.values()), only)),
+        "sets": summaries,
+        "generation": {"seconds": sum(one["seconds"] for one in times)} if all(times) else None,
+    }
+
+
+def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
+    """Of parts of the same weight, whatever their number of sentences; None for a group that none of them has."""
+
+    def mean(key: str) -> float | None:
+        values = [part[key] for part in parts if part.get(key) is not None]
+        return fmean(values) if values else None
+
+    return {
+        "bleu": mean("bleu"),
+        "kind": " and ".join(sorted({part["kind"] for part in parts})),
+        "signature": " or ".join(sorted({part["signature"] for part in parts})),
+        **{name: mean(name) for name in GROUPS},
+        "directions": directions,
+    }
+
+
+def perplexity(path: Path) -> dict:
+    """The content of score.json: perplexity a token, and the loss behind it in bits.
+
+    path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt,
+    whose numbers then stand under sets.SUBSET. UserError if a log has no loss, or one that is not finite.
+    """
+    if not path.is_dir():
+        return {"kind": PERPLEXITY} | _of_log(path)
+    found = {log.stem: _of_log(log) for log in sorted(path.glob("*.txt"))}
+    if not found:
+        raise UserError(f"{path}: holds no log of an evaluation, SUBSET.txt")
+    return {"kind": PERPLEXITY, "sets": found}
+
+
+def _of_log(path: Path) -> dict:
+    """Of the last evaluation in it."""
+    text = read_text(path)
+    losses = CAUSAL.findall(text) or [_masked(tag, row) for tag, row in MASKED.findall(text)]
+    try:
+        loss = float(losses[-1])
+    except (IndexError, TypeError, ValueError):
+        raise UserError(
+            f"{path}: has no loss of fairseq-eval-lm or fairseq-validate --log-format json; evaluate again"
+        ) from None
+    if not 0 <= loss <= HIGHEST:
+        raise UserError(f"{path}: a loss of {loss} bits has no perplexity; was this model trained?")
+    speed = SPEED.findall(text)
+    more = {"tokens": int(speed[-1][0].replace(",", "")), "seconds": float(speed[-1][1])} if speed else {}
+    return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)} | more
+
+
+def _masked(tag: str, row: str) -> str | None:
+    """The loss in a line of progress; None where there is none."""
+    try:
+        return parse(row)[f"{tag}_loss"]
+    except WRONG_VALUES:
+        return None
