@@ -7,8 +7,18 @@ import pytest
 from deepnet_fairseq.data import prepare
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.language import qaa, qab
-from deepnet_fairseq.data.language.lexicon import Noun, Preposition, Verb, Word, respell
-from deepnet_fairseq.data.language.meaning import Clause, Name, NounPhrase, Pronoun, Sentence
+from deepnet_fairseq.data.language.meaning import (
+    Clause,
+    Name,
+    Noun,
+    NounPhrase,
+    Preposition,
+    Pronoun,
+    Sentence,
+    Verb,
+    Word,
+    respell,
+)
 from deepnet_fairseq.data.parallel import read_parallel
 from deepnet_fairseq.data.prepare import prepare_text
 from deepnet_fairseq.errors import UserError

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from fairseq.data import data_utils
 
-from deepnet_fairseq.data.multilingual.binarised import binarise
 from deepnet_fairseq.data.multilingual.pair_text import PairText
-from deepnet_fairseq.data.multilingual.seen import Seen
-from deepnet_fairseq.data.multilingual.temperature import sample, shares
-from deepnet_fairseq.data.multilingual.training import Pieces
-from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
+from deepnet_fairseq.data.multilingual.prepare import binarise
+from deepnet_fairseq.data.multilingual.vocabulary import Pieces, Vocabulary, sample, shares
 from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
@@ -207,10 +204,3 @@ def test_too_few_sentences_for_the_shards(prepared, tmp_path):
     with pytest.raises(UserError, match="2 sentence pairs, too few for 3 shards"):
         binarise(iter([("a", "b")] * 2), Vocabulary(prepared / "spm.model"), prefixes)
     assert not list(tmp_path.iterdir())
-
-
-def test_bloom_filter_forgets_nothing_and_seldom_errs():
-    seen, count = Seen(50_000), 50_000
-    assert sum(not seen.add(f"new {i}") for i in range(count)) <= 20  # 1.4e-4 at the end, less before
-    assert not any(seen.add(f"new {i}") for i in range(count))
-    assert len(Seen(10**12).memory) == 2**30

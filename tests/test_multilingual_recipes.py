@@ -144,7 +144,7 @@ def test_cleaning_says_what_it_left_out(capsys):
         ("h", "i"),
         ("j", "k"),
     ]
-    kept = list(clean(pairs, (frozenset("h"), frozenset("k")), 100, "de-en"))
+    kept = list(clean(pairs, (frozenset("h"), frozenset("k")), "de-en"))
     assert kept == [("a", "b"), ("a", "c")]
     found = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))
     assert found == {"empty": "2", "equal sides": "1", "too long": "1", "evaluation": "2", "twice": "1", "kept": "2"}

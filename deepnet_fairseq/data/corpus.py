@@ -9,8 +9,7 @@ from random import Random
 
 from ..errors import UserError
 from .language import LANGS, qaa, qab
-from .language.lexicon import build_lexicon
-from .language.meaning import Speaker
+from .language.meaning import Speaker, build_lexicon
 from .parallel import ParallelText
 
 SIZES = {"train": 20_000, "valid": 500, "test": 500}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .lexicon import Verb
-from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence
+from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence, Verb
 
 ENDINGS = {  # of determiners and adjectives
     "nom": {"m": "ok", "f": "a", "n": "em", "pl": "i"},

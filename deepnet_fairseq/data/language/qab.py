@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .lexicon import Verb, respell
-from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence
+from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence, Verb, respell
 
 ARTICLES = {  # (definite, animate) -> singular, plural
     (True, True): ("lo", "los"),

@@ -17,8 +17,7 @@ from random import Random
 from zlib import crc32
 
 from ..language import qaa, qab
-from ..language.lexicon import build_lexicon
-from ..language.meaning import Speaker
+from ..language.meaning import Speaker, build_lexicon
 
 # So few words, and such short sentences, that a narrow model learns something in 300 updates of 1,000 tokens.
 NOUNS, VERBS, LONGEST = 6, 10, 10

@@ -13,7 +13,6 @@ from .pair_text import Sentences, align, one_line, parse_pair
 
 SITE = "https://object.pouta.csc.fi"
 VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
-ZIPPED = 40  # bytes of a zip for a sentence pair, at least
 
 
 def archive_of(corpus: str, pair: str) -> RemoteFile:
@@ -56,10 +55,6 @@ class Archives:
         lang = parse_pair(self.pair)[0]
         members = (stream_lines(path, f"{corpus}.{self.pair}.{lang}") for corpus, path in self.paths.items())
         return sum(1 for _ in chain.from_iterable(members))
-
-    def expected(self) -> int:
-        """Sentence pairs, about, by the size of the archives."""
-        return sum(path.stat().st_size for path in self.paths.values()) // ZIPPED
 
     def remove(self) -> None:
         """Deletes what was fetched; the next reading fetches anew."""

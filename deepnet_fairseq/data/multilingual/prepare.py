@@ -2,19 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+import torch
+from fairseq.data import indexed_dataset
+
+from ...atomic_output import whole
+from ...errors import UserError
 from ..steps import Steps, remove
-from .binarised import binarise
-from .folder import Folder, write_text
 from .pair_text import PairText
-from .training import Pieces
-from .vocabulary import Vocabulary
+from .vocabulary import Pieces, Vocabulary
 
 LEAST = 10_000  # sentence pairs a shard; a pair that has fewer lies in fewer shards, and fairseq knows what that means
+BATCH = 20_000  # sentence pairs encoded at a time
+
+
+@dataclass(frozen=True)
+class Folder:
+    """DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
+
+    Names are those that its task translation_multi_simple_epoch looks for.
+    Dictionaries and held-out subsets lie in the first shard only: fairseq takes both from there.
+    """
+
+    dest: Path
+    shards: int
+
+    def data(self, shard: int = 0) -> Path:
+        """The folder of a shard, by its number from 0."""
+        folder = self.dest / "bin"
+        return folder if self.shards == 1 else folder / f"shard{shard:02d}"
+
+    def prefixes(self, subset: str, text: PairText, shards: int = 1) -> list[tuple[Path, Path]]:
+        """Source and target prefix of the binarised subset, one pair a shard; both directions share the files."""
+        source, target = text.langs
+        names = [f"{subset}.{text.name}.{lang}" for lang in (source, target)]
+        return [(self.data(shard) / names[0], self.data(shard) / names[1]) for shard in range(shards)]
+
+    def references(self, subset: str, text: PairText) -> tuple[Path, Path]:
+        """Where the raw text of source and target lies: either is the reference of one direction."""
+        there, back = text.directions
+        return tuple(self.dest / "reference" / f"{subset}.{direction}.{lang}"
+                     for direction, lang in zip((back, there), text.langs, strict=True))  # fmt: skip
+
+    def write_lists(self, texts: Iterable[PairText], vocabulary: Vocabulary) -> None:
+        """dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
+        texts = list(texts)
+        languages = sorted({lang for text in texts for lang in text.langs})
+        dictionary = vocabulary.dictionary(len(languages))
+        for language in languages:
+            write_text(self.data() / f"dict.{language}.txt", dictionary)
+        for folder in {self.dest / "bin", self.data()}:
+            write_text(folder / "langs.txt", "".join(f"{language}\n" for language in languages))
+            write_text(folder / "pairs.txt", "".join(f"{pair}\n" for text in texts for pair in text.directions))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `path` in UTF-8, whole or not at all."""
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def binarise(
+    pairs: Iterable[tuple[str, str]],
+    vocabulary: Vocabulary,
+    prefixes: Sequence[tuple[Path, Path]],
+    threads: int = 1,
+) -> dict[str, int]:
+    """Writes what fairseq-preprocess would, without segmented text in between.
+
+    prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard i
+    modulo their number. Returns how many sentences there were, and pieces on either side, as {"sentences", "source",
+    "target"}. UserError for fewer sentences than shards.
+    """
+    counts = {"sentences": 0, "source": 0, "target": 0}
+    pairs = iter(pairs)
+    with ExitStack() as files:
+        shards = [[_Side(prefix, vocabulary, files) for prefix in shard] for shard in prefixes]
+        while batch := list(islice(pairs, BATCH)):
+            for side, name in enumerate(("source", "target")):
+                encoded = vocabulary.encode([pair[side] for pair in batch], threads)
+                for number, ids in enumerate(encoded, counts["sentences"]):
+                    shards[number % len(shards)][side].builder.add_item(torch.from_numpy(ids))
+                counts[name] += sum(map(len, encoded))
+            counts["sentences"] += len(batch)
+        if counts["sentences"] < len(shards):
+            raise UserError(
+                f"{prefixes[0][0].name}: {counts['sentences']} sentence pairs, too few for {len(shards)} shards"
+            )
+        for written in (written for shard in shards for written in shard):
+            written.builder.finalize(written.index)
+    return counts
+
+
+class _Side:
+    """One language of one shard; its two files get their names when `files` closes, the index last."""
+
+    def __init__(self, prefix: Path, vocabulary: Vocabulary, files: ExitStack):
+        self.index = files.enter_context(whole(Path(f"{prefix}.idx")))
+        data = files.enter_context(whole(Path(f"{prefix}.bin")))
+        self.builder = indexed_dataset.make_builder(str(data), "mmap", len(vocabulary))
 
 
 @dataclass(frozen=True)

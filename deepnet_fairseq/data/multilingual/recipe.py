@@ -9,11 +9,9 @@ from pathlib import Path
 from ...errors import UserError
 from ..recipes.base import Options, Recipe, versions
 from ..steps import Steps, read_json, write_json
-from .folder import Folder
 from .pair_text import PairText, parse_pair
-from .prepare import Multilingual
-from .training import Pieces
-from .vocabulary import Vocabulary
+from .prepare import Folder, Multilingual
+from .vocabulary import Pieces, Vocabulary
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 MINIATURE_VOCAB = 600

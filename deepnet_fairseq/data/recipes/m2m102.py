@@ -95,4 +95,4 @@ class M2m102(MultilingualRecipe):
 
 def _train(archives: Archives, evaluation: Evaluation) -> Sentences:
     held_out = tuple(evaluation.held_out(lang) for lang in parse_pair(archives.pair))
-    return clean(archives.read(), held_out, archives.expected(), archives.pair)
+    return clean(archives.read(), held_out, archives.pair)
