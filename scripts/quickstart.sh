@@ -100,27 +100,34 @@ while read -r -u 3 _ method more; do  # "--method NAME" and what else its traini
 done 3<<<"$method_flags"
 
 step "result ($depth-$depth, seed $seed)"
-for run in "${runs[@]}"; do  # one that diverged before its first checkpoint has nothing to score
-    [ -f "$run/score.json" ] || [ ! -f "$run/generated.txt" ] ||
-        deepnet score "$run/generated.txt" --out "$run/score.json" >/dev/null
-done
-python - "$out/loss.png" "${runs[@]}" <<'END' | tee "$out/result.txt"
+python - "$out/loss.png" "$out/text/test.qab" "${runs[@]}" <<'END' | tee "$out/result.txt"
+import json
 import sys
 from pathlib import Path
 
+from sacrebleu.metrics import BLEU
+
 from deepnet_fairseq.analysis.figures import depth
 from deepnet_fairseq.analysis.recorded_run import RecordedRun
+from deepnet_fairseq.analysis.scoring.generated import read_generated
 from deepnet_fairseq.text_table import render
 
-runs = [RecordedRun.read(Path(folder)) for folder in sys.argv[2:]]
-depth.draw(runs, Path(sys.argv[1]))
+plot, reference, *folders = map(Path, sys.argv[1:])
+sentences, metric = reference.read_text(encoding="utf-8").split("\n")[:-1], BLEU(force=True)
+for folder in folders:  # one that diverged before its first checkpoint has nothing to score
+    if (folder / "generated.txt").exists():
+        found = metric.corpus_score(read_generated(folder / "generated.txt").translations, [sentences])
+        score = {"bleu": round(found.score, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
+        (folder / "score.json").write_text(json.dumps(score) + "\n")
+runs = [RecordedRun.read(folder) for folder in folders]
+depth.draw(runs, plot)
 rows = [["method", "updates", "final loss", "BLEU", "train time"]]
 for run in runs:
     loss = f"{run.log.final_loss():.2f}" + (" (diverged)" if run.log.diverged else "")
     bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
     rows.append([run.folder.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
-signatures = {run.score["signature"] for run in runs if run.score}
 print(render(rows), "", sep="\n")
+signatures = {run.score["signature"] for run in runs if run.score}
 print("loss: bits per token, label-smoothed, mean of the last intervals;", *signatures)
 END
 echo "loss curves: $out/loss.png"

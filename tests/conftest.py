@@ -17,7 +17,7 @@ TRAIN_FLAGS = (
     "--label-smoothing", "0.1", "--max-tokens", "600", "--num-workers", "0", "--log-format", "json",
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
-LONGEST = ("test_equal_processes", "test_commands", "test_sharded", "test_hostile_checkpoints", "test_averaging")
+LONGEST = ("test_equal_processes", "test_commands", "test_sharded", "test_averaging")
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -1,35 +1,77 @@
-"""Profiles, configs, recorded runs, scores and plain text that are broken: one line with the file and the reason."""
+"""Files of our own formats, of plain text and of settings that are broken: one line with the file and the reason."""
 
+import json
 import os
-import shutil
 
 import pytest
 import sentencepiece
+from fairseq.data import Dictionary
+from hypothesis import given
+from hypothesis import strategies as st
 
-from .hostile import texts
-from .hostile.checkpoints import CANARY
-from .hostile.programs import contents
-from .hostile.rooms import TRAIN, check_harmless, refused, the_programs  # noqa: F401
-from .support.helpers import ROOT, USER_DIR
+from deepnet_fairseq.analysis.logs import read_log
+from deepnet_fairseq.analysis.recorded_run import RecordedRun
+from deepnet_fairseq.analysis.scoring.generated import read_generated
+from deepnet_fairseq.analysis.scoring.prepared import read_corpus
+from deepnet_fairseq.analysis.validation import read_validation
+from deepnet_fairseq.bench import lengths
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.cli.bench import rendered
+from deepnet_fairseq.data.lines import read_lines
+from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.probes.record import read_record
+from deepnet_fairseq.profiling.profile import read_profile
+
+from .conftest import TRAIN_FLAGS
+from .support.broken import DEEP, check_line, contents
+from .support.examples import VALUES, bounded
+from .support.helpers import ROOT, USER_DIR, run
 from .support.recorded import record, watched
 from .support.reported import run as reported_run
+from .test_bad_input import assert_one_line
+from .test_hostile_checkpoints import MODEL
 
-OMEGA = texts.PROFILE["omega"]
+BRANCHES = [f"{stack}.1.{place}" for stack in ("encoder", "decoder") for place in ("self_attn", "ffn")]
+PROFILE = {
+    "format": "deepnet_fairseq admin profile 1",
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "omega": dict.fromkeys(BRANCHES, 1.5) | {"decoder.1.encoder_attn": 2.0},
+}
 
 
-def profile(**values) -> bytes:
-    return texts.as_json(texts.PROFILE | values)
+def as_json(value, **others) -> bytes:
+    return json.dumps(value | others).encode()
 
 
-PROFILES = texts.broken_json(texts.PROFILE) | {
-    "omega NaN": profile(omega=OMEGA | {"encoder.1.ffn": float("nan")}),
-    "omega 0": profile(omega=OMEGA | {"encoder.1.ffn": 0}),
-    "omega is text": profile(omega=OMEGA | {"encoder.1.ffn": "many"}),
-    "omega of 10**400": profile(omega=OMEGA | {"encoder.1.ffn": 10**400}),
-    "omegas in a list": profile(omega=[1.5] * 5),
-    "dropout is a list": profile(dropout=[0.1]),
-    "of another format": profile(format="deepnet_fairseq admin profile 9"),
-    "with another key": profile(nonsense=1),
+def broken_json(sound: dict) -> dict[str, bytes]:
+    """What is wrong in any file of one JSON object."""
+    content = as_json(sound)
+    return {
+        "cut": content[: len(content) // 2],
+        "not in UTF-8": content[:2] + b"\xff\xfe" + content[2:],
+        "zeros": bytes(100),
+        "a list": b"[1, 2]",
+        "nested deeply": DEEP,
+        "a number of 5000 digits": b'{"method": ' + b"9" * 5000 + b"}",
+        "another object": b'{"a": 1}',
+    }
+
+
+def omega(value) -> bytes:
+    return as_json(PROFILE, omega=PROFILE["omega"] | {"encoder.1.ffn": value})
+
+
+PROFILES = broken_json(PROFILE) | {
+    "omega NaN": omega(float("nan")),
+    "omega 0": omega(0),
+    "omega is text": omega("many"),
+    "omega of 10**400": omega(10**400),
+    "omegas in a list": as_json(PROFILE, omega=[1.5] * 5),
+    "dropout is a list": as_json(PROFILE, dropout=[0.1]),
+    "of another format": as_json(PROFILE, format="deepnet_fairseq admin profile 9"),
+    "with another key": as_json(PROFILE, nonsense=1),
     "columns that break off": b"1 1.5\n2 1.5\n1 1.5\n2",
     "columns not in order": b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n",
     "one stack's columns": b"1 1.5\n2 1.5\n",
@@ -37,172 +79,181 @@ PROFILES = texts.broken_json(texts.PROFILE) | {
 
 
 @pytest.mark.parametrize("case", PROFILES)
-def test_profiles(case, programs, tmp_path):
+def test_profiles(case, tmp_path):
     path = tmp_path / "profile.json"
     path.write_bytes(PROFILES[case])
-    refused(programs, tmp_path, ("fairseq-profile", path), f"--admin-profile {path}", "not a ")
+    with pytest.raises(UserError) as caught:
+        read_profile(str(path))
+    check_line(caught.value, f"--admin-profile {path}", "not a ")
 
 
-@pytest.mark.parametrize("case", ["cut", "a pipe", "of other branches"])
-def test_training_with_a_profile(case, programs, data, tmp_path):
+@pytest.mark.parametrize("case", ["a pipe", "of other branches"])
+def test_training_with_a_profile(case, data, tmp_path):
     path = tmp_path / "profile.json"
-    if case == "a pipe":
-        os.mkfifo(path)
-    else:
-        path.write_bytes(PROFILES["cut"] if case == "cut" else profile(omega={"encoder.7.ffn": 1.5}))
+    os.mkfifo(path) if case == "a pipe" else path.write_bytes(as_json(PROFILE, omega={"encoder.7.ffn": 1.5}))
     admin = ("--method", "admin", "--admin-profile", path, "--save-dir", tmp_path / "save")
-    refused(programs, tmp_path, ("fairseq-train", data, *TRAIN, *admin), f"--admin-profile {path}")
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *MODEL, *admin, check=False)
+    assert_one_line(done, f"--admin-profile {path}")
 
 
 FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
-RUN_FILES = {
-    **{f"run.json {case}": ("run.json", content) for case, content in texts.broken_json(FACTS).items()},
-    "depth below 1": ("run.json", texts.as_json(FACTS | {"encoder_layers": 0})),
-    "depth is text": ("run.json", texts.as_json(FACTS | {"decoder_layers": "6"})),
-    "method is a list": ("run.json", texts.as_json(FACTS | {"method": []})),
+RUN_FILES = {f"run.json {case}": ("run.json", content) for case, content in broken_json(FACTS).items()} | {
+    "depth below 1": ("run.json", as_json(FACTS, encoder_layers=0)),
+    "depth is text": ("run.json", as_json(FACTS, decoder_layers="6")),
+    "method is a list": ("run.json", as_json(FACTS, method=[])),
     "score.json cut": ("score.json", b'{"bleu": 2'),
-    "score.json without a score": ("score.json", b"{}"),
     "score is text": ("score.json", b'{"bleu": "many"}'),
 }
 
 
 @pytest.mark.parametrize("case", RUN_FILES)
-def test_recorded_runs(case, programs, tmp_path):
+def test_recorded_runs(case, tmp_path):
     name, content = RUN_FILES[case]
     folder = record(tmp_path / "runs", 8, "x", layers=6, bleu=27.0)
     (folder / name).write_bytes(content)
-    words = ("deepnet", "figures", tmp_path / "runs", "--only", "8", "--out", tmp_path)
-    refused(programs, tmp_path, words, str(folder / name))
+    refuse(tmp_path, folder / name, "figures", tmp_path / "runs", "--only", "8", "--out", tmp_path)
+
+
+def refuse(room, path, *words) -> None:
+    """By a command, which leaves the room as it was."""
+    before = contents(room)
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    check_line(caught.value, "deepnet: error: ", str(path))
+    assert contents(room) == before
+
+
+def test_reports_and_benches(tmp_path):
+    folder = reported_run(tmp_path, "table1", "x", bleu=27.0)
+    (folder / "score.json").write_bytes(DEEP)
+    refuse(tmp_path, folder / "score.json", "report", tmp_path, "--table", "1", "--out", tmp_path / "out.md")
+    (tmp_path / "bench.json").write_bytes(b'{"a": 1}')
+    refuse(tmp_path, tmp_path / "bench.json", "bench", "--render", tmp_path / "bench.json")
 
 
 LOGS = {
-    "train.log empty": ("train.log", b""),
     "train.log of zeros": ("train.log", bytes(1000)),
     "row without a loss": ("train.log", b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n'),
-    "row of text": ("train.log", b'now | INFO | train_inner | {"num_updates": "x", "loss": "1", "wall": 1}\n'),
     "row that is no JSON": ("train.log", b"now | INFO | train_inner | {'loss': 1}\n"),
     "probes.jsonl empty": ("probes.jsonl", b""),
     "probes.jsonl of another format": ("probes.jsonl", b'{"format": 2}\n{"update": 0}\n'),
     "probes.jsonl broken": ("probes.jsonl", b'{"format": 1}\n{"update": \n{"update": 1}\n'),
     "probes.jsonl with text": ("probes.jsonl", b'{"format": 1}\n{"update": 0, "ln_input": {"a": "b"}}\n'),
-    "probes.jsonl nested deeply": ("probes.jsonl", b'{"format": 1}\n' + texts.DEEP + b"\n"),
 }
 
 
 @pytest.mark.parametrize("case", LOGS)
-def test_logs_and_probes(case, programs, tmp_path):
+def test_logs_and_probes(case, tmp_path):
     name, content = LOGS[case]
     folder = record(tmp_path / "runs", 4, "x", "post_ln", probes=watched(), series="post_ln_no_warmup")
     (folder / name).write_bytes(content)
-    words = {
-        "train.log": ("deepnet", "compare", folder, "--reference", folder, "--plot", tmp_path / "plot.png"),
-        "probes.jsonl": ("deepnet", "figures", tmp_path / "runs", "--only", "4", "--out", tmp_path),
-    }[name]
-    refused(programs, tmp_path, words, str(folder / name))
-
-
-@pytest.mark.parametrize("case", ["cut", "a list", "nested deeply", "not in UTF-8"])
-def test_reports(case, programs, tmp_path):
-    folder = reported_run(tmp_path, "table1", "x", bleu=27.0)
-    (folder / "score.json").write_bytes(texts.broken_json({"bleu": 27.0})[case])
-    words = ("deepnet", "report", tmp_path, "--table", "1", "--out", tmp_path / "out.md")
-    refused(programs, tmp_path, words, str(folder / "score.json"))
-
-
-@pytest.mark.parametrize("case", texts.broken_json({"cells": []}))
-def test_benches(case, programs, tmp_path):
-    path = tmp_path / "bench.json"
-    path.write_bytes(texts.broken_json({"cells": []})[case])
-    refused(programs, tmp_path, ("deepnet", "bench", "--render", path), str(path))
-
-
-GENERATED = {
-    "empty": (b"", "0 translations"),
-    "cut": (b"T-0\ta\nD-0\t-1\tb\nT-1\ta\nD-1\t-", "middle of a line"),
-    "sentence missing": (b"T-0\ta\nD-0\t-1\tb\nT-2\ta\nD-2\t-1\tb\n", "missing"),
-    "sentence twice": (b"T-0\ta\nD-0\t-1\tb\nD-0\t-1\tb\n", "twice"),
-    "not in UTF-8": (b"T-0\t\xff\nD-0\t-1\tb\n", "no UTF-8"),
-    "references missing": (b"D-0\t-1\tb\n", "no references"),
-}
-
-
-@pytest.mark.parametrize("case", GENERATED)
-def test_scores(case, programs, tmp_path):
-    content, says = GENERATED[case]
-    (tmp_path / "generated.txt").write_bytes(content)
-    words = ("deepnet", "score", tmp_path / "generated.txt", "--out", tmp_path / "score.json")
-    refused(programs, tmp_path, words, str(tmp_path / "generated.txt"), says)
-
-
-@pytest.mark.parametrize("case", texts.broken_text())
-def test_plain_text(case, programs, tmp_path):
-    files, name, says = texts.broken_text()[case]
-    texts.write(tmp_path, files)
-    prefix, vocab = tmp_path / "train", "9000" if "vocab" in case else "60"
-    words = ("deepnet", "prepare-text", "qaa", "qab", prefix, prefix, prefix, tmp_path / "out", "--vocab", vocab)
-    refused(programs, tmp_path, words, name, says)
+    if name == "train.log":
+        with pytest.raises(UserError) as caught:
+            read_log(folder / name)
+        check_line(caught.value, str(folder / name))
+    else:
+        refuse(tmp_path, folder / name, "figures", tmp_path / "runs", "--only", "4", "--out", tmp_path)
 
 
 @pytest.mark.smoke
-def test_text_of_any_shape(programs, tmp_path):
+def test_text_of_any_shape(tmp_path, capsys):
     """Bytes that no tool of the trade takes for the end of a line, and a very long line, are text."""
     lines = [b"word%d\x00 other\r" % number for number in range(150)] + [b"word1 " * 9_000, "a\u2028b\x85c".encode()]
     for lang in ("qaa", "qab"):
         (tmp_path / f"train.{lang}").write_bytes(b"\n".join(lines) + b"\n")
-    prefix = tmp_path / "train"
-    words = ("deepnet", "prepare-text", "qaa", "qab", prefix, prefix, prefix, tmp_path / "out", "--vocab", "60")
-    done = programs.run(*words)
-    assert done.status == 0, done.printed
-    assert "152 sentence pairs" in done.printed
-
-
-def model_of(tmp_path) -> bytes:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ab ba", "aab"] * 9), model_prefix=str(tmp_path / "m"), vocab_size=8, minloglevel=2
-    )
-    return (tmp_path / "m.model").read_bytes()
+    prefix = str(tmp_path / "train")
+    main(["prepare-text", "qaa", "qab", prefix, prefix, prefix, str(tmp_path / "out"), "--vocab", "60"])
+    assert "152 sentence pairs" in capsys.readouterr().out
 
 
 MODELS = {
     "empty": lambda model: b"",
     "cut": lambda model: model[: len(model) // 3],
     "a bit": lambda model: bytes([model[0] ^ 0xFF]) + model[1:],
-    "zeros": lambda model: bytes(500),
-    "text": lambda model: b"not a model\n" * 9,
     "2**60 bytes claimed": lambda model: b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x0f" + model,
 }
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_sentencepiece_models(case, programs, tmp_path):
-    path = tmp_path / "spm.model"
-    path.write_bytes(MODELS[case](model_of(tmp_path)))
-    texts.write(tmp_path, {f"text/de-en/train.{lang}": b"ab ba\n" * 200 for lang in ("de", "en")})
-    words = ("deepnet", "prepare", "multilingual", tmp_path / "out", "--from", tmp_path / "text", "--spm", path)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    refused(programs, tmp_path, (*words, "--workers", "1"), str(path), "no SentencePiece model")
+def test_sentencepiece_models(tmp_path):
+    path = tmp_path / "m.model"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab ba", "aab"] * 9), model_prefix=str(tmp_path / "m"), vocab_size=8, minloglevel=2
+    )
+    model = path.read_bytes()
+    for change in MODELS.values():
+        path.write_bytes(change(model))
+        with pytest.raises(UserError) as caught:
+            Vocabulary(path)
+        check_line(caught.value, str(path), "no SentencePiece model")
 
 
 YAML = {  # hydra reads it before a plug-in is there, and prints calls besides: status, file and reason are held to
-    "syntax": (b"\n  : [", "expected <block end>"),
-    "not in UTF-8": (b"\n# \xff\xfe\n", "utf-8"),
-    "zeros": (bytes(9), "special characters are not allowed"),
-    "a tag that calls": (f"\nx: !!python/object/apply:os.system ['touch {CANARY}']\n".encode(), "os.system"),
-    "section twice": (b"\nmodel:\n  _name: x\n", "duplicate key model"),
-    "unknown section": (b"\nnonsense:\n  a: 1\n", "'nonsense' not in"),
-    "settings that call": (b"", "is no plain value"),
+    "syntax": ("\n  : [", "expected <block end>"),
+    "a tag that calls": ("\nx: !!python/object/apply:os.system ['touch PROOF']\n", "os.system"),
+    "settings that call": ("", "is no plain value"),
 }
 
 
 @pytest.mark.parametrize("case", YAML)
-def test_yaml(case, programs, data, tmp_path):
+def test_yaml(case, data, tmp_path):
     added, says = YAML[case]
-    (tmp_path / "x.yaml").write_bytes((ROOT / "configs" / "quickstart.yaml").read_bytes() + added)
+    text = (ROOT / "configs" / "quickstart.yaml").read_text() + added.replace("PROOF", str(tmp_path / "proof"))
+    (tmp_path / "x.yaml").write_text(text)
     settings = [f"hydra.run.dir={tmp_path}/hydra", f"common.user_dir={USER_DIR}", f"task.data={data}",
                 f"checkpoint.save_dir={tmp_path}/save", "hydra.output_subdir=null"]  # fmt: skip
     if case == "settings that call":
-        settings.append(f"optimizer.adam_betas=\"__import__('os').system('touch {CANARY}')\"")
-    before = contents(tmp_path)
-    done = programs.run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "x", *settings)
-    assert done.status == 1 and says in done.printed, done.printed[-2000:]
-    check_harmless(programs, tmp_path, before)
+        settings.append(f"optimizer.adam_betas=\"__import__('os').system('touch {tmp_path}/proof')\"")
+    done = run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "x", *settings, check=False)
+    assert done.returncode == 1 and says in done.stdout, done.stdout[-2000:]
+    assert not (tmp_path / "proof").exists() and not (tmp_path / "save").exists()
+
+
+def whole_run(path):
+    found = RecordedRun.read(path.parent)
+    return found.layers, found.seed, found.total_layers
+
+
+PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")
+PARSERS = {  # name of the file -> reader, keys of its objects, what stands before one
+    "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
+    "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
+    "train.log": (read_log, ("num_updates", "loss", "wall"), b"now | INFO | train_inner | "),
+    "valid.log": (read_validation, ("valid_num_updates", "valid_loss", "epoch"), b"now | INFO | valid | "),
+    "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
+    "bench.json": (lambda p: rendered(str(p)), ("cells", "settings", "environment", "candidates", "depths"), b""),
+    "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("tokenize", "pieces", "detokenise", "lowercase"), b""),
+    "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
+    "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
+    "dict.txt": (lambda path: Dictionary.load(str(path)), ("a",), b"word 1\n"),
+    "lines.txt": (lambda path: list(read_lines(path)), ("a",), b""),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_any_bytes(name, tmp_path):
+    """They give a value or a UserError in one line that names the file, and no other exception."""
+    read, keys, before = PARSERS[name]
+    path = tmp_path / name
+    (tmp_path / "bin").mkdir()
+
+    def tries(content: bytes) -> None:
+        path.write_bytes(before + content + b"\n")
+        try:
+            read(path)
+        except UserError as error:
+            assert "\n" not in str(error) and str(tmp_path) in str(error)
+
+    @bounded
+    @given(st.binary(max_size=200) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")))
+    def any_bytes(content):
+        tries(content)
+
+    @bounded
+    @given(st.dictionaries(st.sampled_from(keys) | st.text(max_size=5), VALUES, max_size=len(keys)) | VALUES)
+    def any_values(content):
+        tries(json.dumps(content).encode("utf-8", "surrogatepass"))
+
+    any_bytes()
+    any_values()
+    tries(DEEP)
+    tries(b'{"a":' * 100_000)

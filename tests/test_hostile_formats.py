@@ -7,7 +7,7 @@ import string
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepnet_fairseq.analysis.logs import read_log
@@ -15,13 +15,15 @@ from deepnet_fairseq.bench import lengths
 from deepnet_fairseq.compat.data import check_mapped
 from deepnet_fairseq.compat.yaml_config import LONGEST, literal
 from deepnet_fairseq.data.lines import read_lines, write_lines
+from deepnet_fairseq.data.remote.archive import unpack
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plan.flags import parse
 from deepnet_fairseq.probes.record import Writer, read_record
 from deepnet_fairseq.profiling.profile import Profile, read_profile
 
-from .hostile.binarised import sentences
-from .hostile.examples import FINITE, bounded
+from .support.archives import content, make_tar, make_zip, tar_info
+from .support.broken import sentences
+from .support.examples import FINITE, bounded
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
 NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=12)
@@ -87,13 +89,6 @@ def test_lengths(place, rows, seed):
     assert {tuple(row) for row in drawn.tolist()} <= set(rows) and drawn.shape == (20, 2)
 
 
-@bounded
-@given(st.integers(1, 500), st.integers(0, 2**32))
-def test_log_normal_lengths(count, seed):
-    drawn = lengths.log_normal(count, seed)
-    assert drawn.shape == (count, 2) and drawn.min() >= 1 and drawn.max() <= lengths.LONGEST
-
-
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
     | st.text(max_size=5),
@@ -139,19 +134,9 @@ FLAGS = ["--max-tokens", "--gpus", "--length", "--vocab", "--update-freq", "--gp
 WORDS = ["0", "1", "-1", "7", "64", "4096", "1e9", "nan", "inf", "", "x", "1,2", "deepnorm", "deepnet_transformer_tiny"]
 
 
-@bounded
-@given(st.lists(st.tuples(st.sampled_from(FLAGS), st.sampled_from(WORDS) | st.text(max_size=6)), max_size=4))
+@settings(bounded, max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(FLAGS), st.sampled_from(WORDS) | st.text(max_size=6)), max_size=3))
 def test_flags_of_plan(pairs):
-    check_setting(pairs)
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_each_flag_of_plan(flag):
-    for word in WORDS:
-        check_setting([(flag, word)])
-
-
-def check_setting(pairs):
     try:
         setting = parse([word for pair in pairs for word in pair])
     except UserError as error:
@@ -159,6 +144,28 @@ def check_setting(pairs):
         return
     assert setting.max_tokens >= setting.length >= 1 and setting.cfg.encoder_layers >= 1
     assert math.isfinite(setting.gpu_memory) and setting.gpu_memory > 0
+
+
+PARTS = st.sampled_from(["a", "b", "..", ".", "", "~", "c:", "-x", "a\\b", "ä", " "])
+PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
+
+
+@bounded
+@given(st.lists(PATHS, min_size=1, max_size=3, unique=True), st.booleans())
+def test_names_in_archives(tmp_path_factory, names, zipped):
+    """Whatever the names are, nothing is written outside of the folder, and nothing at all if one is refused."""
+    root = tmp_path_factory.mktemp("archives")
+    members = [(name if zipped else tar_info(name), b"text") for name in names]
+    archive = (make_zip if zipped else make_tar)(root / ("x.zip" if zipped else "x.tar"), *members)
+    (root / "room").mkdir()
+    before = content(root)
+    try:
+        unpack(archive, root / "room" / "dest")
+    except UserError as error:
+        assert "\n" not in str(error) and list((root / "room").iterdir()) == []
+    found = content(root)
+    assert {name: found[name] for name in before} == before
+    assert all(name.startswith("room/dest/") for name in found.keys() - before.keys())
 
 
 @bounded

@@ -1,1 +1,0 @@
-"""Broken and hostile inputs, and a place to run the programs that read them."""
