@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from ...errors import UserError
@@ -145,24 +145,14 @@ def compare_to_baseline(baseline: Path, run: Path, data: str | Path | None = Non
 
 def _resample(systems: list[Prepared], rng: np.random.Generator) -> np.ndarray:
     """BLEU of [system, sample]; the first sample is the test set itself, the others are drawn from it."""
-    size = len(systems[0].hypotheses)
+    first, size = systems[0], len(systems[0].hypotheses)
+    metric = bleu_metric(tokenizer_for(first.tokenizer, first.target), first.corpus.lowercase)
     drawn = np.vstack([np.arange(size), rng.choice(size, size=(RESAMPLES, size), replace=True)])
-    counts = [_sentence_counts(system) for system in systems]
-    return np.array([[_bleu(count[sample].sum(0)) for sample in drawn] for count in counts])
-
-
-def _sentence_counts(system: Prepared) -> np.ndarray:
-    """[sentence, 2 + 4 + 4]: length of translation and reference, matching n-grams, n-grams, n = 1..4."""
-    metric = bleu_metric(tokenizer_for(system.tokenizer, system.target), system.corpus.lowercase)
-    metric.effective_order = True  # does not change the counts; sacreBLEU warns without
-    pairs = zip(system.hypotheses, system.references, strict=True)
-    scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
-    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
-
-
-def _bleu(counts: np.ndarray) -> float:
-    sys_len, ref_len, *ngrams = counts.tolist()
-    return BLEU.compute_bleu(ngrams[:4], ngrams[4:], sys_len, ref_len, smooth_method="exp").score
+    scores = []
+    for system in systems:  # sacreBLEU has no other name for the counts of each sentence and the score of their sum
+        counts = np.array(metric._extract_corpus_statistics(system.hypotheses, [system.references]))
+        scores.append([metric._compute_score_from_stats(counts[sample].sum(0).tolist()).score for sample in drawn])
+    return np.array(scores)
 
 
 def as_json(comparisons: Mapping[TestSet, Comparison]) -> dict:

@@ -12,17 +12,17 @@ ONSETS = {"qaa": ("b", "d", "f", "g", "h", "k", "kl", "kr", "m", "n", "r", "s", 
           "qab": ("b", "c", "d", "f", "g", "j", "l", "m", "n", "p", "pr", "r", "s", "t", "v", "x")}  # fmt: skip
 VOWELS = {"qaa": ("a", "e", "i", "o", "u", "au", "ei"), "qab": ("a", "e", "i", "o", "u", "ia", "io")}
 CODAS = {"qaa": ("", "", "l", "n", "r", "s", "k", "nd"), "qab": ("", "", "", "n", "l")}
-SPELLING = (
-    ("sht", "st"),
-    ("kl", "cl"),
-    ("kr", "cr"),
-    ("au", "o"),
-    ("ei", "e"),
-    ("k", "c"),
-    ("h", "j"),
-    ("w", "u"),
-    ("z", "s"),
-)
+SPELLING = {
+    "sht": "st",
+    "kl": "cl",
+    "kr": "cr",
+    "au": "o",
+    "ei": "e",
+    "k": "c",
+    "h": "j",
+    "w": "u",
+    "z": "s",
+}  # in order
 SEPARABLE = (("ab", "a"), ("auf", "e"), ("mit", "co"), ("vor", "pre"))  # prefix in qaa, its trace in qab
 TENSES = ("present", "past", "perfect")
 
@@ -119,8 +119,8 @@ def coin_word(random: Random, lang: str, syllables: int) -> str:
 
 
 def respell(name: str) -> str:
-    """A name of qaa in the spelling of qab."""
-    for sound, letters in SPELLING:
+    """A name of qaa in the spelling of qab; the sounds are replaced in their order."""
+    for sound, letters in SPELLING.items():
         name = name.replace(sound, letters)
     return name
 

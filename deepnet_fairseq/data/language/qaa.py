@@ -11,6 +11,7 @@ ENDINGS = {  # of determiners and adjectives
 }
 AGREEMENT = {"present": ("et", "on"), "past": ("ite", "iton")}  # singular, plural
 UNITS = ("", "ein", "dva", "tri", "fir", "pem", "sek", "sib", "okt", "nen")
+CASES = {"subject": "nom", "direct": "acc", "indirect": "dat"}
 MIDDLE_FIELD = ("subject", "indirect", "direct", "adverb", "place")
 
 
@@ -47,13 +48,8 @@ def subordinate_clause(clause: Clause, plural: bool | None = None) -> list[str]:
 
 
 def _parts(clause: Clause) -> dict[str, list[str]]:
-    parts = {}
-    if clause.subject is not None:
-        parts["subject"] = phrase(clause.subject, "nom")
-    if clause.direct is not None:
-        parts["direct"] = phrase(clause.direct, "acc")
-    if clause.indirect is not None:
-        parts["indirect"] = phrase(clause.indirect, "dat")
+    things = {name: getattr(clause, name) for name in CASES}
+    parts = {name: phrase(thing, CASES[name]) for name, thing in things.items() if thing is not None}
     if clause.adverb is not None:
         parts["adverb"] = [clause.adverb.qaa]
     if clause.place is not None:
