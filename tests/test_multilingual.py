@@ -1,43 +1,88 @@
-"""Text of many pairs into one vocabulary and one folder: what is in it, and what is wrong with the text."""
+"""Text of many pairs into one vocabulary and one folder: what is in it, what is wrong with it, fairseq's task on it."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 from collections import Counter
+from itertools import islice
 from random import Random
 
 import numpy as np
 import pytest
-from fairseq.data import data_utils
+from fairseq import options, tasks
+from fairseq.data import Dictionary, data_utils
 
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.data.miniature.text import translations
+from deepnet_fairseq.data.multilingual import prepare as preparation
 from deepnet_fairseq.data.multilingual.pair_text import PairText
 from deepnet_fairseq.data.multilingual.prepare import binarise
 from deepnet_fairseq.data.multilingual.vocabulary import Pieces, Vocabulary, sample, shares
 from deepnet_fairseq.errors import UserError
 
-from .support.helpers import run
-from .support.many_languages import (
-    HELD_OUT,
-    SIZES,
-    lines,
-    prepare,
-    prepare_shards,
-    sentences,
-    stands_for,
-    write,
-    write_text,
-)
+from .conftest import TRAIN_FLAGS
+from .support.helpers import USER_DIR, run
+
+LANGS = ("de", "en", "fr")
+SIZES = {"de-en": 360, "en-fr": 90}
+HELD_OUT = 20
+NARROW = (
+    "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "32",
+    "--decoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--decoder-ffn-embed-dim", "64",
+    "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
+    """FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
+    folder, rows = tmp_path_factory.mktemp("text"), translations("many", LANGS)
+    for pair, size in SIZES.items():
+        (folder / pair).mkdir()
+        for subset, count in {"train": size, "valid": HELD_OUT, "test": HELD_OUT}.items():
+            chosen = list(islice(rows, count))
+            for lang in pair.split("-") if (pair, subset) != ("en-fr", "valid") else ():
+                sentences = "".join(f"{row[LANGS.index(lang)]}\n" for row in chosen)
+                (folder / pair / f"{subset}.{lang}").write_text(sentences)
+    return folder
+
+
+def prepare(text, dest, *flags):
+    main(["prepare", "multilingual", str(dest), "--from", str(text), "--workers", "1", *flags])
+    return dest
 
 
 @pytest.fixture(scope="module")
 def prepared(text, tmp_path_factory):
     return prepare(text, tmp_path_factory.mktemp("prepared") / "dest", "--vocab", "300")
+
+
+@pytest.fixture(scope="module")
+def sharded(text, prepared, tmp_path_factory):
+    """de-en in two shards, en-fr, which is small, in one; with the vocabulary of `prepared`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "LEAST", 100)
+        dest = tmp_path_factory.mktemp("sharded") / "dest"
+        return prepare(text, dest, "--shards", "2", "--spm", str(prepared / "spm.model"))
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def sentences(folder, stem, lang):
+    """Binarised sentences as the text they stand for, by fairseq's own reading of data and dictionary."""
+    dictionary = Dictionary.load(str(folder / f"dict.{lang}.txt"))
+    data = data_utils.load_indexed_dataset(str(folder / f"{stem}.{lang}"), dictionary)
+    return [dictionary.string(ids, bpe_symbol="sentencepiece") for ids in data]
+
+
+def stands_for(found, given):
+    """Equal, but for characters too rare for the vocabulary."""
+    return re.fullmatch(re.escape(found).replace("<unk>", ".+"), given)
 
 
 def test_shares_by_hand():
@@ -104,18 +149,12 @@ def test_text_counts_and_lists(text, prepared):
     assert summary["counts"]["train"] == sum(SIZES.values())
     assert summary["counts"]["pairs"]["de-en"] == {"train": 360, "valid": 20, "test": 20}
     assert (summary["pieces"], summary["detokenise"], summary["lowercase"]) == ("sentencepiece", False, False)
+    for source, target in (("de", "en"), ("en", "de"), ("fr", "en")):
+        reference = prepared / "reference" / f"test.{source}-{target}.{target}"
+        assert reference.read_text() == (text / "-".join(sorted((source, target))) / f"test.{target}").read_text()
 
 
-def test_references_are_the_raw_text_of_either_side(text, prepared):
-    for pair in SIZES:
-        there, back = pair.split("-")
-        for source, target in ((there, back), (back, there)):
-            reference = prepared / "reference" / f"test.{source}-{target}.{target}"
-            assert reference.read_text() == (text / pair / f"test.{target}").read_text()
-
-
-def test_shards_together_are_the_data(text, prepared, tmp_path):
-    sharded = prepare_shards(text, prepared, tmp_path / "sharded")
+def test_shards_together_are_the_data(prepared, sharded):
     assert (sharded / "spm.model").read_bytes() == (prepared / "spm.model").read_bytes()
     folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
     for lang in ("de", "en"):
@@ -140,20 +179,15 @@ def test_a_pair_that_comes_later_leaves_the_others(text, tmp_path, capsys):
     capsys.readouterr()
     prepare(text, dest, "--vocab", "200", "--pairs", "en-fr")
     assert capsys.readouterr().out == f"{dest}: whole\n"
-    prepare(text, dest, "--vocab", "150")
-    assert "== pair.de-en\n" in capsys.readouterr().out  # another vocabulary, everything anew
 
 
 def test_text_that_changes_is_read_again(text, prepared, tmp_path, capsys):
-    copy = tmp_path / "text"
-    for pair in SIZES:
-        (copy / pair).mkdir(parents=True)
-        for path in (text / pair).iterdir():
-            (copy / pair / path.name).write_bytes(path.read_bytes())
-    dest = prepare(copy, tmp_path / "dest", "--spm", str(prepared / "spm.model"))
-    write(copy / "en-fr" / "test", ("en", "fr"), [["kurz"], ["short"], ["court"]])
+    copy, model = shutil.copytree(text, tmp_path / "text"), ("--spm", str(prepared / "spm.model"))
+    dest = prepare(copy, tmp_path / "dest", *model)
+    for lang, line in (("en", "short"), ("fr", "court")):
+        (copy / "en-fr" / f"test.{lang}").write_text(f"{line}\n")
     capsys.readouterr()
-    prepare(copy, dest, "--spm", str(prepared / "spm.model"))
+    prepare(copy, dest, *model)
     out = capsys.readouterr().out
     assert "== pair.en-fr\n" in out and "== pair.de-en: done before" in out and "== vocabulary: done before" in out
     assert lines(dest / "reference" / "test.en-fr.fr") == ["court"]
@@ -171,32 +205,28 @@ DAMAGES = {
 def test_damaged_text_is_named(damage, text, tmp_path, capsys):
     spoil, complaint = DAMAGES[damage]
     pair = tmp_path / "text" / "de-en"
-    pair.mkdir(parents=True)
-    for path in (text / "de-en").iterdir():
-        (pair / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(text / "de-en", pair)
     spoil(pair)
     with pytest.raises(SystemExit, match=complaint):
         prepare(tmp_path / "text", tmp_path / "dest", "--vocab", "200")
     assert not (tmp_path / "dest" / "recipe.json").exists() and not list(tmp_path.rglob("*.part"))
 
 
-@pytest.mark.parametrize(
-    "flags, complaint",
-    [
-        (("--pairs", "de-es"), "de-es: no such folder"),
-        (("--vocab", "100000"), r"--vocab 100000: this text supports at most \d+"),
-        (("--vocab", "20"), r"--vocab 20: below this text's \d+ characters"),
-        (("--temperature", "0"), r"--temperature 0\.0: must be above 0"),
-        (("--shards", "0"), "--shards 0: must be 1 or more"),
-        (("--spm", "nowhere"), "--spm nowhere: no such file"),
-        (("--spm", __file__), "no SentencePiece model"),
-        (("--spm", __file__, "--vocab", "9"), "leave out --vocab"),
-        (("--moses", "."), "--moses: means nothing"),
-    ],
-)
-def test_flags_that_cannot_be(flags, complaint, text, tmp_path):
+WRONG_FLAGS = {
+    "de-es: no such folder": ("--pairs", "de-es"),
+    r"--vocab 100000: this text supports at most \d+": ("--vocab", "100000"),
+    r"--temperature 0\.0: must be above 0": ("--temperature", "0"),
+    "--shards 0: must be 1 or more": ("--shards", "0"),
+    "--spm nowhere: no such file": ("--spm", "nowhere"),
+    "no SentencePiece model": ("--spm", __file__),
+    "leave out --vocab": ("--spm", __file__, "--vocab", "9"),
+}
+
+
+@pytest.mark.parametrize("complaint", WRONG_FLAGS)
+def test_flags_that_cannot_be(complaint, text, tmp_path):
     with pytest.raises(SystemExit, match=complaint):
-        prepare(text, tmp_path / "dest", *flags)
+        prepare(text, tmp_path / "dest", *WRONG_FLAGS[complaint])
 
 
 def test_too_few_sentences_for_the_shards(prepared, tmp_path):
@@ -204,3 +234,87 @@ def test_too_few_sentences_for_the_shards(prepared, tmp_path):
     with pytest.raises(UserError, match="2 sentence pairs, too few for 3 shards"):
         binarise(iter([("a", "b")] * 2), Vocabulary(prepared / "spm.model"), prefixes)
     assert not list(tmp_path.iterdir())
+
+
+def task_of(data, folder, pairs, *flags):
+    """fairseq's task as fairseq-train sets it up."""
+    words = [str(data), "--task", "translation_multi_simple_epoch", "--arch", "transformer", "--lang-pairs", pairs]
+    words += ["--lang-dict", str(folder / "langs.txt"), "--encoder-langtok", "tgt", *flags]
+    args = options.parse_args_and_arch(options.get_training_parser("translation_multi_simple_epoch"), words)
+    args.max_source_positions = args.max_target_positions = 256
+    return tasks.setup_task(args)
+
+
+def first_words(task, key):
+    """The first symbols of source and target of the first training pair of a direction."""
+    dataset = task.datasets["train"]
+    pair = dataset.datasets[dataset.keys.index(key)][0]
+    return tuple(task.source_dictionary[pair[side][0]] for side in ("source", "target"))
+
+
+def test_an_epoch_reads_a_shard_and_a_small_pair_every_time(sharded):
+    folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
+    pairs = "de-en,en-de,en-fr,fr-en"
+    task = task_of(":".join(map(str, folders)), folders[0], pairs, "--sampling-method", "temperature")
+    seen = []
+    for epoch in (1, 2, 3):
+        task.load_dataset("train", epoch=epoch)
+        dataset = dict(zip(task.datasets["train"].keys, task.datasets["train"].datasets, strict=True))
+        seen.append({key: [tuple(pair["target"].tolist()) for pair in data] for key, data in dataset.items()})
+    assert seen[0] == seen[2] and seen[0]["main:de-en"] != seen[1]["main:de-en"]
+    assert seen[0]["main:en-fr"] == seen[1]["main:en-fr"] and len(seen[0]["main:en-fr"]) == SIZES["en-fr"]
+    assert len(seen[0]["main:de-en"] + seen[1]["main:de-en"]) == SIZES["de-en"]
+
+
+def test_the_tag_of_the_target_stands_first_in_the_source(prepared):
+    folder = prepared / "bin"
+    task = task_of(folder, folder, "de-en,en-de,en-fr,fr-en")
+    task.load_dataset("train")
+    tags = {"main:de-en": "__en__", "main:en-de": "__de__", "main:en-fr": "__fr__", "main:fr-en": "__en__"}
+    assert {key: first_words(task, key)[0] for key in tags} == tags
+    assert not any(first_words(task, key)[1].startswith("__") for key in tags)
+    assert len(task.source_dictionary) % 8 == 0
+    assert len(task.source_dictionary) - len(Dictionary.load(str(folder / "dict.de.txt"))) == 3
+
+
+@pytest.mark.smoke
+def test_training_and_translation_in_two_directions(prepared, tmp_path):
+    folder = prepared / "bin"
+    task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folder / "langs.txt", "--encoder-langtok", "tgt",
+            "--lang-pairs", ",".join(lines(folder / "pairs.txt")))  # fmt: skip
+    sampling = ("--sampling-method", "temperature", "--sampling-temperature", "5")
+    out = run("fairseq-train", folder, *TRAIN_FLAGS, *NARROW, *task, *sampling, "--max-update", "3", "--save-dir",
+              tmp_path).stdout  # fmt: skip
+    losses = [float(loss) for loss in re.findall(r'"train_loss": "([\d.]+)"', out)]
+    assert losses and all(0 < loss < 12 for loss in losses)
+    flags = (folder, "--user-dir", TRAIN_FLAGS[1], "--path", tmp_path / "checkpoint_last.pt", *task, "--gen-subset",
+             "test", "--remove-bpe", "sentencepiece", "--cpu", "--max-len-b", "5", "--beam", "2")  # fmt: skip
+    run("deepnet", "generate", *flags, "--directions", "en-de,en-fr", "--out", tmp_path / "all")
+    for source, target in (("en", "de"), ("en", "fr")):
+        out = run("fairseq-generate", *flags, "-s", source, "-t", target).stdout
+        found = (tmp_path / "all" / f"{source}-{target}.txt").read_text(encoding="utf-8").splitlines()
+        assert [line for line in out.splitlines() if line in found] == found  # fairseq may log in between
+        asked = dict(re.findall(r"^S-(\d+)\t(.*)$", out, re.MULTILINE))
+        assert len(asked) == HELD_OUT and all(line.startswith(f"__{target}__ ") for line in asked.values())
+        wanted = dict(re.findall(r"^T-(\d+)\t(.*)$", out, re.MULTILINE))
+        reference = lines(prepared / "reference" / f"test.{source}-{target}.{target}")
+        assert [wanted[str(number)] for number in range(HELD_OUT)] == reference
+
+
+def test_the_task_under_hydra(prepared, tmp_path):
+    """The YAML of OPUS-100, narrowed: a task that fairseq knows by flags alone takes its settings from there."""
+    folder = prepared / "bin"
+    small = (
+        "model._name=deepnet_transformer_tiny_6_6",
+        "common.cpu=true",
+        "common.fp16=false",
+        "dataset.num_workers=0",
+    )
+    small += ("optimization.max_update=2", "distributed_training.distributed_world_size=1", f"task.data={folder}")
+    pairs = ",".join(lines(folder / "pairs.txt"))
+    config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "opus100", f"hydra.run.dir={tmp_path}/hydra")
+    settings = (f"common.user_dir={USER_DIR}", f"task.lang_pairs='{pairs}'", f"checkpoint.save_dir={tmp_path}/run")
+    run("fairseq-hydra-train", *config, *small, *settings, "optimization.update_freq=[1]", "common.log_interval=1")
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()
+    wrong = run("fairseq-hydra-train", *config, *small, *settings, "+task.colour=red", check=False)
+    assert wrong.returncode != 0 and "task.colour: translation_multi_simple_epoch has no such setting" in wrong.stderr
