@@ -106,20 +106,14 @@ def test_moses_tokens_are_undone(tmp_path):
     assert (prepared.references, prepared.raw) == (RAW, False)
 
 
-def test_an_unknown_word_spoils_generated_references(tmp_path):
-    text = sentences(40)
-    spoilt = [s.replace("Hund", "<<unk>>") for s in text]
-    path = write_generated(tmp_path / "o.txt", text, spoilt)
+def test_raw_references(tmp_path):
+    """They have what the dictionary lacks, and separators within a sentence end no line."""
+    text = [*sentences(40), "eins\u2028zwei drei vier fuenf", "eins\x85zwei\x0cdrei vier", "eins zwei drei\rvier", ""]
+    path = write_generated(tmp_path / "o.txt", text, [s.replace("Hund", "<<unk>>") for s in text])
     assert score(path)["bleu"] < 95
-    result = score(path, write_corpus(tmp_path / "c", {"test.de-en": text}))
-    assert (result["bleu"], result["reference"]) == (100, "raw")
-
-
-def test_separators_within_a_sentence_end_no_line(tmp_path):
-    text = ["eins\u2028zwei drei vier fuenf", "eins\x85zwei\x0cdrei vier", "eins zwei drei\rvier", ""]
     bin = write_corpus(tmp_path / "c", {"test.de-en": text})
-    path = write_generated(tmp_path / "o.txt", text)
-    prepared = prepare(Output(path), read_corpus(bin))
+    result, prepared = score(path, bin), prepare(Output(path), read_corpus(bin))
+    assert (result["bleu"], result["reference"]) == (100, "raw")
     assert prepared.hypotheses == prepared.references == text
 
 
@@ -257,12 +251,9 @@ def test_means_are_those_of_directions_scored_alone(tmp_path):
     assert (result["kind"], result["generation"], result["missing"]) == ("sacrebleu", {"seconds": 7.5}, {})
 
 
-@pytest.mark.parametrize(
-    ("direction", "expected"),
-    [("de-eng", "to_english"), ("eng_Latn-ces_Latn", "from_english"), ("es-de", "between_others")],
-)
-def test_english_by_its_codes(direction, expected):
-    assert group(direction) == expected
+def test_english_by_its_codes():
+    groups = {"de-eng": "to_english", "eng_Latn-ces_Latn": "from_english", "es-de": "between_others"}
+    assert {direction: group(direction) for direction in groups} == groups
 
 
 def test_a_direction_is_scored_in_its_own_language(tmp_path):
@@ -323,3 +314,69 @@ def test_the_papers_kind_may_differ_by_test_set():
     for words, wrong in (("bleu", "bleu"), ("tokenised,flores=perplexity", "perplexity")):
         with pytest.raises(UserError, match=f"--paper {words}: {wrong} is none of tokenised, sacrebleu, spbleu"):
             kinds_of_bleu(words)
+
+
+STAMP = "2026-11-21 21:41:29 | INFO |"
+CAUSAL = f"""{STAMP} fairseq_cli.eval_lm | {{'_name': None}}
+{STAMP} fairseq_cli.eval_lm | Evaluated 12,131 tokens in 3.4s (3592.84 tokens/s)
+{STAMP} fairseq_cli.eval_lm | Loss (base 2): 4.3301, Perplexity: 20.11
+"""
+MASKED = f"""{STAMP} fairseq_cli.validate | {{'_name': None}}
+2026-11-21 21:49:22 | WARNING | fairseq.tasks.fairseq_task | 19 samples have invalid sizes and will be skipped
+{STAMP} valid | {{"valid_loss": "1.727", "valid_ppl": "3.31", "valid_wps": "0"}}
+"""
+
+
+def test_published_perplexities(tmp_path):
+    """fairseq's own, to its two decimals."""
+    (tmp_path / "causal.txt").write_text(CAUSAL)
+    assert score(tmp_path / "causal.txt", paper="perplexity") == {
+        "kind": "perplexity", "perplexity": 20.11, "loss": 4.3301, "tokens": 12131, "seconds": 3.4,
+    }  # fmt: skip
+    (tmp_path / "masked.txt").write_text(MASKED)
+    found = score(tmp_path / "masked.txt", paper="perplexity")
+    assert (found["perplexity"], found["loss"]) == (3.31, 1.727)
+
+
+def test_a_folder_of_subsets(tmp_path, capsys):
+    folder = tmp_path / "evaluated"
+    folder.mkdir()
+    (folder / "valid.txt").write_text(CAUSAL)
+    (folder / "test.txt").write_text(CAUSAL.replace("4.3301", "5.0"))
+    (folder / "other.txt.part").write_text("begun")
+    main(["score", str(folder), "--paper", "perplexity", "--out", str(tmp_path / "score.json")])
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "score.json").read_text()) and found["kind"] == "perplexity"
+    assert {name: one["perplexity"] for name, one in found["sets"].items()} == {"valid": 20.11, "test": 32.0}
+
+
+BROKEN = {
+    "no loss": f"{STAMP} fairseq_cli.eval_lm | Evaluated 12 tokens in 3.4s\n",
+    "nan": CAUSAL.replace("4.3301", "nan"),
+    "beyond floats": CAUSAL.replace("4.3301", "2000.0"),
+    "words": CAUSAL.replace("4.3301", "low"),
+    "no JSON": MASKED.replace('"valid_ppl"', "valid_ppl"),
+    "a list": f'{STAMP} valid | {{"valid_loss": [1]}}\n',
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_logs(case, tmp_path):
+    path = tmp_path / "valid.txt"
+    path.write_text(BROKEN[case])
+    for place in (path, tmp_path):
+        with pytest.raises(UserError, match="valid.txt: (has no loss of|a loss of .* has no perplexity)"):
+            score(place, paper="perplexity")
+
+
+def test_what_has_no_perplexity(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "log").write_text(CAUSAL + CAUSAL.replace("4.3301", "3.0").replace("12,131", "7"))
+    found = score(tmp_path / "log", paper="perplexity")
+    assert (found["perplexity"], found["tokens"]) == (8.0, 7)  # the last evaluation counts
+    for name, message in (("empty", "holds no log of an evaluation, SUBSET.txt"), ("absent", "no such file")):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            score(tmp_path / name, paper="perplexity")
+    for more in ({"data": tmp_path}, {"tokenize": "13a"}, {"partial": True}):
+        with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
+            score(tmp_path / "log", paper="perplexity", **more)
