@@ -194,7 +194,7 @@ def test_text_that_changes_is_read_again(text, prepared, tmp_path, capsys):
 
 
 DAMAGES = {
-    "unequal": (lambda pair: (pair / "train.de").write_text("kurz\n"), r"train\.de ends after line 1, .*train\.en"),
+    "unequal": (lambda pair: (pair / "train.de").write_text("kurz\n"), r"train\.de has 1 lines, .*train\.en has 360"),
     "empty": (lambda pair: (pair / "valid.en").write_text("\n" * HELD_OUT), r"valid\.en, line 1: empty"),
     "encoding": (lambda pair: (pair / "test.de").write_bytes(b"a\n\xff\n"), r"test\.de, line 2: not UTF-8"),
     "missing": (lambda pair: (pair / "train.en").unlink(), r"train\.en: no such file"),

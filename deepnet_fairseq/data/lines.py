@@ -39,14 +39,29 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Lines of two files beside each other; UserError if one has more of them."""
-    for pair in zip_longest(read_lines(source), read_lines(target)):
+    """Lines of two files beside each other, as they are; see align."""
+    return align(read_lines(source), read_lines(target), (str(source), str(target)))
+
+
+def align(
+    sources: Iterator[str], targets: Iterator[str], names: tuple[str, str], empty: str = "keep"
+) -> Iterator[tuple[str, str]]:
+    """The lines of two texts in pairs; UserError, with their names, if one has more of them.
+
+    empty: what becomes of a pair with an empty side: "keep" it (a published test set, whose sentences must stay what
+    they are), "drop" it (training text), or "refuse" it with a UserError.
+    """
+    for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
-            lengths = [sum(1 for _ in read_lines(path)) for path in (source, target)]
+            rest = zip(pair, (sources, targets), strict=True)
+            counts = [number - (line is None) + sum(1 for _ in lines) for line, lines in rest]
             raise UserError(
-                f"{source} has {lengths[0]:,} lines, {target} has {lengths[1]:,}: each line must translate its twin"
+                f"{names[0]} has {counts[0]:,} lines, {names[1]} has {counts[1]:,}: each line must translate its twin"
             )
-        yield pair
+        if all(pair) or empty == "keep":
+            yield pair
+        elif empty == "refuse":
+            raise UserError(f"{names[bool(pair[0])]}, line {number}: empty; remove the pair from both files")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:

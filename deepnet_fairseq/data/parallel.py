@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from .lines import read_pairs
 
 
 @dataclass(frozen=True)
@@ -23,34 +24,22 @@ class ParallelText:
 
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> ParallelText:
-    """PREFIX.source_lang and PREFIX.target_lang; UserError for a missing file, bad UTF-8, unequal or empty lines."""
+    """PREFIX.source_lang and PREFIX.target_lang, without white space around the lines.
+
+    UserError for a missing file, bad UTF-8, unequal or empty lines.
+    """
     paths = [Path(f"{prefix}.{lang}") for lang in (source_lang, target_lang)]
-    source, target = (_read_lines(path) for path in paths)
-    if len(source) != len(target):
-        raise UserError(
-            f"{paths[0]} has {len(source):,} lines, {paths[1]} has {len(target):,}: each line must translate its twin"
-        )
-    empty = [i for i, pair in enumerate(zip(source, target, strict=True)) if not all(pair)]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; a prefix P stands for P.SRC and P.TGT")
+    pairs = [(source.strip(), target.strip()) for source, target in read_pairs(*paths)]
+    empty = [number for number, pair in enumerate(pairs) if not all(pair)]
     if empty and not drop_empty:
-        side = paths[0] if not source[empty[0]] else paths[1]
+        side = paths[bool(pairs[empty[0]][0])]
         raise UserError(
             f"{side}, line {empty[0] + 1}: empty ({len(empty):,} such pairs); remove them, or pass --drop-empty"
         )
-    kept = [pair for pair in zip(source, target, strict=True) if all(pair)]
+    kept = [pair for pair in pairs if all(pair)]
     if not kept:
         raise UserError(f"{paths[0]}: no sentence in it")
     return ParallelText(*map(list, zip(*kept, strict=True)))
-
-
-def _read_lines(path: Path) -> list[str]:
-    """Lines without surrounding white space; only \\n ends a line, as for every other tool of the trade."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a prefix P stands for P.SRC and P.TGT")
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: not UTF-8; convert it, say with iconv -t UTF-8") from None
-    lines = text.split("\n")
-    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]

@@ -9,7 +9,8 @@ from pathlib import Path
 from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, fetch_all, say
-from .pair_text import Sentences, align, one_line, parse_pair
+from ..lines import align
+from .pair_text import Sentences, one_line, parse_pair
 
 SITE = "https://object.pouta.csc.fi"
 VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}

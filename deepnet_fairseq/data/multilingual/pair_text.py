@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from ...errors import UserError
@@ -48,26 +47,8 @@ def parse_pair(pair: str) -> tuple[str, str]:
 
 
 def read_pairs(source: Path, target: Path, empty: str = "refuse") -> Sentences:
-    """Sentence pairs of two aligned files; see `align`. UserError for a missing file or bad UTF-8, too."""
-    return align(read_lines(source), read_lines(target), (str(source), str(target)), empty)
-
-
-def align(sources: Iterator[str], targets: Iterator[str], names: tuple[str, str], empty: str = "refuse") -> Sentences:
-    """The lines of two texts in pairs; UserError, with the name of the one to blame, for unequal lengths.
-
-    empty: what becomes of a pair with an empty side: "refuse" it, "drop" it (training text) or "keep" it (a published
-    test set, whose sentences must stay what they are).
-    """
-    for number, (source, target) in enumerate(zip_longest(sources, targets), 1):
-        if source is None or target is None:
-            short, long = names if source is None else reversed(names)
-            raise UserError(
-                f"{short} ends after line {number - 1:,}, {long} does not: each line must translate its twin"
-            )
-        if (source and target) or empty == "keep":
-            yield source, target
-        elif empty == "refuse":
-            raise UserError(f"{names[bool(source)]}, line {number}: empty; remove the pair from both files")
+    """Sentence pairs of two aligned files; see lines.align. UserError for a missing file or bad UTF-8, too."""
+    return lines.align(read_lines(source), read_lines(target), (str(source), str(target)), empty)
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile
-from ..multilingual.pair_text import PairText, Sentences, align, one_line, parse_pair
+from ..lines import align
+from ..multilingual.pair_text import PairText, Sentences, one_line, parse_pair
 from ..multilingual.recipe import MultilingualRecipe
 from .base import Options
 
