@@ -14,7 +14,8 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-from deepnet_fairseq.data.monolingual import gpt2_files, segmenter
+from deepnet_fairseq.data.monolingual import prepare as preparation
+from deepnet_fairseq.data.monolingual import segmenter
 from deepnet_fairseq.errors import UserError
 
 from .support.loopback import serve
@@ -142,13 +143,13 @@ def test_fetched_from_where_they_lie(tmp_path, monkeypatch):
     """Once; another file than published is refused."""
     bodies = {path.name: path.read_bytes() for path in write_gpt2(tmp_path / "made")}
     with serve({f"/{name}": body for name, body in bodies.items()}) as server:
-        monkeypatch.setattr(gpt2_files, "PLACES", (server.url(),))
+        monkeypatch.setattr(preparation, "PLACES", (server.url(),))
         with pytest.raises(UserError, match=r"encoder.json: no address gives it .*sha256.*tiktoken"):
-            gpt2_files.fetch_gpt2(tmp_path / "other")
+            preparation.fetch_gpt2(tmp_path / "other")
         sums = {name: f"sha256:{hashlib.sha256(body).hexdigest()}" for name, body in bodies.items()}
-        monkeypatch.setattr(gpt2_files, "CHECKSUMS", sums)
+        monkeypatch.setattr(preparation, "CHECKSUMS", sums)
         for _ in range(2):
-            found = gpt2_files.fetch_gpt2(tmp_path / "fetched")
+            found = preparation.fetch_gpt2(tmp_path / "fetched")
         assert {name: path.read_bytes() for name, path in found.items()} == bodies
         assert server.ranges("/vocab.bpe") == [None]
 

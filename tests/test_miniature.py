@@ -14,7 +14,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
 from deepnet_fairseq.data.miniature.text import translations
-from deepnet_fairseq.data.multilingual.languages import FLORES
+from deepnet_fairseq.data.multilingual.m2m import FLORES
 from deepnet_fairseq.data.recipes import RECIPES, Options
 
 FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"

@@ -15,11 +15,9 @@ from fairseq.data import data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.download import fetch_all
-from deepnet_fairseq.data.multilingual import opus_moses
+from deepnet_fairseq.data.multilingual import m2m as sources
 from deepnet_fairseq.data.multilingual import prepare as preparation
-from deepnet_fairseq.data.multilingual.languages import FLORES
-from deepnet_fairseq.data.multilingual.mined import clean
-from deepnet_fairseq.data.multilingual.opus_moses import archive_of
+from deepnet_fairseq.data.multilingual.m2m import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
@@ -199,7 +197,7 @@ def test_a_corpus_without_the_pair_is_passed_over(tmp_path, monkeypatch, capsys)
             raise UserError(f"{files[0].name}: no address gives it ({files[0].urls[0]}: 404 Not Found)")
         return fetch_all(files, folder, small)
 
-    monkeypatch.setattr(opus_moses, "fetch_all", fetched)
+    monkeypatch.setattr(sources, "fetch_all", fetched)
     main(command("m2m102", tmp_path / "dest", "--pairs", "de-en"))
     assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
     assert json.loads((tmp_path / "dest" / "recipe.json").read_text())["counts"]["train"] == 2000

@@ -39,7 +39,7 @@ def _sentencepiece(args):
 
 
 def _gpt2(args):
-    from ..data.monolingual.gpt2_files import fetch_gpt2
+    from ..data.monolingual.prepare import fetch_gpt2
     from ..data.monolingual.segmenter import Segmenter
 
     _only(args, "sentencepiece", "vocab", "spm")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import combinations, islice
 
-from ..multilingual.evaluation import FLORES_SPLITS, ZERO_SHOT_LANGUAGES
-from ..multilingual.languages import FLORES
+from ..multilingual.m2m import FLORES, FLORES_SPLITS, ZERO_SHOT_LANGUAGES
 from ..recipes.opus100 import WITHOUT_TEST
 from .text import lines, split, tar_gz, zipped
 

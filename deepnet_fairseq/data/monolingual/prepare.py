@@ -21,6 +21,25 @@ from .segmenter import Segmenter
 
 TRAINED_ON = 10_000_000  # lines drawn for SentencePiece
 LONGEST = 1 << 20  # bytes of a line that it does not pass over; a paragraph may be one
+PLACES = (  # of GPT-2's files: where fairseq takes them, and OpenAI
+    "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",
+)
+CHECKSUMS = {  # those that OpenAI's tiktoken holds its downloads against
+    "encoder.json": "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+def fetch_gpt2(folder: Path) -> dict[str, Path]:
+    """GPT-2's files, name -> path in `folder`, fetched unless they are there; UserError if no address gives them."""
+    from ..download import RemoteFile, fetch_all
+
+    files = [
+        RemoteFile(name, tuple(f"{place}/{name}" for place in PLACES), checksum=checksum, origin="tiktoken")
+        for name, checksum in CHECKSUMS.items()
+    ]
+    return fetch_all(files, folder)
 
 
 def prepare_lm(

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..download import RemoteFile
-from ..multilingual.evaluation import FLORES_101, ZERO_SHOT, Evaluation
-from ..multilingual.mined import clean
-from ..multilingual.opus_moses import VERSIONS, Archives, archive_of
+from ..multilingual.m2m import FLORES_101, VERSIONS, ZERO_SHOT, Archives, Evaluation, archive_of, clean
 from ..multilingual.pair_text import PairText, Sentences, parse_pair
 from ..multilingual.recipe import MultilingualRecipe
 from ..steps import Steps
