@@ -19,9 +19,6 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __add__(self, other: ParallelText) -> ParallelText:
-        return ParallelText(self.source + other.source, self.target + other.target)
-
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> ParallelText:
     """PREFIX.source_lang and PREFIX.target_lang, without white space around the lines.

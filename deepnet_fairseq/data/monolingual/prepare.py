@@ -57,34 +57,32 @@ def prepare_lm(
     `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
     """
     check_folder("DEST", dest)
-    counts = {subset: count(path) for subset, path in _subsets(texts)}
+    paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
+    counts = {subset: count(path) for subset, path in paths.items()}
     for subset, found in counts.items():
         print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         cutter = segmenter(part)
         seen = Counter()
-        for subset, path in _subsets(texts):
+        for subset, path in paths.items():
             pieces = map_lines(partial(_encoder, cutter.kind, cutter.files), read_lines(path), workers, subset)
             write_lines(part / "text" / subset, _counted(pieces, seen) if subset == "train" else pieces)
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
             complete_dictionary(seen, cutter.symbols).save(str(dictionary))
         print("| binarising")
-        segmented = {split: [part / "text" / f"{split}{i or ''}" for i in range(len(p))] for split, p in texts.items()}
+        segmented = {split: [part / "text" / name for name in paths if name.startswith(split)] for split in texts}
         made = binarise_plain(segmented, part, workers, dictionary)
         text = {
             subset: found | {name: made["text"][subset][name] for name in ("pieces", "unknown")}
             for subset, found in counts.items()
         }
         cutter.write(part, types=made["types"], text=text)
-    _report(dest, made)
-
-
-def _subsets(texts: dict[str, list[Path]]) -> Iterator[tuple[str, Path]]:
-    for split, paths in texts.items():
-        for number, path in enumerate(paths):
-            yield f"{split}{number or ''}", path
+    print(f"| dictionary: {made['types']:,} types")
+    for subset, found in made["text"].items():
+        print(f"| {subset}: {found['sentences']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
+    print(f"| wrote {dest}")
 
 
 def count(path: Path) -> dict[str, int]:
@@ -124,10 +122,3 @@ def _counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
     for line in lines:
         seen.update(line.split())
         yield line
-
-
-def _report(dest: Path, made: dict) -> None:
-    print(f"| dictionary: {made['types']:,} types")
-    for subset, found in made["text"].items():
-        print(f"| {subset}: {found['sentences']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
-    print(f"| wrote {dest}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,6 +13,7 @@ from fairseq.data import indexed_dataset
 
 from ...atomic_output import whole
 from ...errors import UserError
+from ..lines import write_columns, write_lines
 from ..steps import Steps, remove
 from .pair_text import PairText
 from .vocabulary import Pieces, Vocabulary
@@ -21,82 +22,27 @@ LEAST = 10_000  # sentence pairs a shard; a pair that has fewer lies in fewer sh
 BATCH = 20_000  # sentence pairs encoded at a time
 
 
-@dataclass(frozen=True)
-class Folder:
-    """DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
-
-    Names are those that its task translation_multi_simple_epoch looks for.
-    Dictionaries and held-out subsets lie in the first shard only: fairseq takes both from there.
-    """
-
-    dest: Path
-    shards: int
-
-    def data(self, shard: int = 0) -> Path:
-        """The folder of a shard, by its number from 0."""
-        folder = self.dest / "bin"
-        return folder if self.shards == 1 else folder / f"shard{shard:02d}"
-
-    def prefixes(self, subset: str, text: PairText, shards: int = 1) -> list[tuple[Path, Path]]:
-        """Source and target prefix of the binarised subset, one pair a shard; both directions share the files."""
-        source, target = text.langs
-        names = [f"{subset}.{text.name}.{lang}" for lang in (source, target)]
-        return [(self.data(shard) / names[0], self.data(shard) / names[1]) for shard in range(shards)]
-
-    def references(self, subset: str, text: PairText) -> tuple[Path, Path]:
-        """Where the raw text of source and target lies: either is the reference of one direction."""
-        there, back = text.directions
-        return tuple(self.dest / "reference" / f"{subset}.{direction}.{lang}"
-                     for direction, lang in zip((back, there), text.langs, strict=True))  # fmt: skip
-
-    def write_lists(self, texts: Iterable[PairText], vocabulary: Vocabulary) -> None:
-        """dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
-        texts = list(texts)
-        languages = sorted({lang for text in texts for lang in text.langs})
-        dictionary = vocabulary.dictionary(len(languages))
-        for language in languages:
-            write_text(self.data() / f"dict.{language}.txt", dictionary)
-        for folder in {self.dest / "bin", self.data()}:
-            write_text(folder / "langs.txt", "".join(f"{language}\n" for language in languages))
-            write_text(folder / "pairs.txt", "".join(f"{pair}\n" for text in texts for pair in text.directions))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes `path` in UTF-8, whole or not at all."""
-    with whole(path) as part:
-        part.write_text(text, encoding="utf-8")
-
-
 def binarise(
-    pairs: Iterable[tuple[str, str]],
-    vocabulary: Vocabulary,
-    prefixes: Sequence[tuple[Path, Path]],
-    threads: int = 1,
-) -> dict[str, int]:
-    """Writes what fairseq-preprocess would, without segmented text in between.
+    pairs: Iterable[tuple[str, str]], vocabulary: Vocabulary, prefixes: Sequence[tuple[Path, Path]], threads: int = 1
+) -> int:
+    """Writes what fairseq-preprocess would, without segmented text in between; the number of sentences.
 
     prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard i
-    modulo their number. Returns how many sentences there were, and pieces on either side, as {"sentences", "source",
-    "target"}. UserError for fewer sentences than shards.
+    modulo their number. UserError for fewer sentences than shards.
     """
-    counts = {"sentences": 0, "source": 0, "target": 0}
-    pairs = iter(pairs)
+    count, pairs = 0, iter(pairs)
     with ExitStack() as files:
         shards = [[_Side(prefix, vocabulary, files) for prefix in shard] for shard in prefixes]
         while batch := list(islice(pairs, BATCH)):
-            for side, name in enumerate(("source", "target")):
-                encoded = vocabulary.encode([pair[side] for pair in batch], threads)
-                for number, ids in enumerate(encoded, counts["sentences"]):
+            for side, sentences in enumerate(zip(*batch, strict=True)):
+                for number, ids in enumerate(vocabulary.encode(list(sentences), threads), count):
                     shards[number % len(shards)][side].builder.add_item(torch.from_numpy(ids))
-                counts[name] += sum(map(len, encoded))
-            counts["sentences"] += len(batch)
-        if counts["sentences"] < len(shards):
-            raise UserError(
-                f"{prefixes[0][0].name}: {counts['sentences']} sentence pairs, too few for {len(shards)} shards"
-            )
-        for written in (written for shard in shards for written in shard):
+            count += len(batch)
+        if count < len(shards):
+            raise UserError(f"{prefixes[0][0].name}: {count} sentence pairs, too few for {len(shards)} shards")
+        for written in chain.from_iterable(shards):
             written.builder.finalize(written.index)
-    return counts
+    return count
 
 
 class _Side:
@@ -110,9 +56,14 @@ class _Side:
 
 @dataclass(frozen=True)
 class Multilingual:
-    """One preparation into `folder`, with the vocabulary of `pieces`."""
+    """One preparation into DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
 
-    folder: Folder
+    Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
+    first shard only: fairseq takes both from there.
+    """
+
+    dest: Path
+    shards: int
     pieces: Pieces
     threads: int = 1
 
@@ -132,21 +83,30 @@ class Multilingual:
             text.finish()
         for text in evaluated:
             counts[text.name] = self.pair(text, 0, vocabulary)
-        self.folder.write_lists(texts, vocabulary)
+        self.write_lists(texts, vocabulary)
         return counts
+
+    def data(self, shard: int = 0) -> Path:
+        """The folder of a shard, by its number from 0."""
+        return self.dest / "bin" if self.shards == 1 else self.dest / "bin" / f"shard{shard:02d}"
+
+    def write_lists(self, texts: Sequence[PairText], vocabulary: Vocabulary) -> None:
+        """dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
+        languages = sorted({lang for text in texts for lang in text.langs})
+        for language in languages:
+            write_lines(self.data() / f"dict.{language}.txt", vocabulary.dictionary(len(languages)))
+        for folder in {self.dest / "bin", self.data()}:
+            write_lines(folder / "langs.txt", languages)
+            write_lines(folder / "pairs.txt", (pair for text in texts for pair in text.directions))
 
     def step(self, name: str, outputs: Sequence[Path], settings: dict, make) -> dict:
         """A step by itself, which depends on none before it; see Steps.run."""
-        return Steps(self.folder.dest).run(name, outputs, settings, make)
+        return Steps(self.dest).run(name, outputs, settings, make)
 
     def lay_out(self) -> None:
         """Makes the folders; those of another number of shards are removed."""
-
-        def make() -> None:
-            remove(self.folder.dest / "bin")
-
-        self.step("layout", [], {"shards": self.folder.shards}, make)
-        for folder in (*map(self.folder.data, range(self.folder.shards)), self.folder.dest / "reference"):
+        self.step("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
+        for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
             folder.mkdir(parents=True, exist_ok=True)
 
     def count(self, text: PairText) -> int:
@@ -161,20 +121,31 @@ class Multilingual:
 
     def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
         """Binarised text of one pair, subset -> sentence pairs."""
-        shards = max(1, min(self.folder.shards, train // LEAST))
+        shards = max(1, min(self.shards, train // LEAST))
         read = dict(text.subsets)
         if "train" in read:  # fairseq wants a valid set of every pair it trains on: a training pair stands in for one
             read.setdefault("valid", lambda: islice(text.subsets["train"](), 1))
-        prefixes = {name: self.folder.prefixes(name, text, shards if name == "train" else 1) for name in read}
-        references = {name: self.folder.references(name, text) for name in read if name not in ("train", "valid")}
+        prefixes = {  # source and target, which both directions share, a pair of them a shard
+            name: [
+                tuple(self.data(shard) / f"{name}.{text.name}.{lang}" for lang in text.langs)
+                for shard in range(shards if name == "train" else 1)
+            ]
+            for name in read
+        }
+        there, back = text.directions
+        references = {  # the raw text of either side is the reference of one direction
+            name: [
+                self.dest / "reference" / f"{name}.{direction}.{lang}"
+                for direction, lang in zip((back, there), text.langs, strict=True)
+            ]
+            for name in read
+            if name not in ("train", "valid")
+        }
 
         def make() -> dict:
-            counts = {
-                name: binarise(read[name](), vocabulary, where, self.threads)["sentences"]
-                for name, where in prefixes.items()
-            }
+            counts = {name: binarise(read[name](), vocabulary, to, self.threads) for name, to in prefixes.items()}
             for name, paths in references.items():
-                _write_sides(read[name](), paths)
+                write_columns(paths, read[name]())
             print(f"| {text.name}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), flush=True)
             return counts
 
@@ -182,8 +153,3 @@ class Multilingual:
         outputs = [Path(f"{side}.{end}") for side in sides for end in ("bin", "idx")]
         settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": shards}
         return self.step(f"pair.{text.name}", [*outputs, *chain(*references.values())], settings, make)
-
-
-def _write_sides(pairs: Iterator[tuple[str, str]], paths: tuple[Path, Path]) -> None:
-    for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
-        write_text(path, "".join(f"{line}\n" for line in lines))

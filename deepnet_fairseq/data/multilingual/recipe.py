@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ...errors import UserError
 from ..recipes.base import Options, Recipe, versions
 from ..steps import Steps, read_json, write_json
 from .pair_text import PairText, parse_pair
-from .prepare import Folder, Multilingual
+from .prepare import Multilingual
 from .vocabulary import Pieces, Vocabulary
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
@@ -73,11 +74,11 @@ class MultilingualRecipe(Recipe):
                 raise UserError(f"{flag} {number}: must be 1 or more")
         if options.temperature is not None and not options.temperature > 0:
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
-        if options.spm is not None and (options.vocab or options.temperature):
-            raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
-        if options.spm is not None and not options.spm.is_file():
-            raise UserError(f"--spm {options.spm}: no such file")
         if options.spm is not None:
+            if options.vocab or options.temperature:
+                raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
+            if not options.spm.is_file():
+                raise UserError(f"--spm {options.spm}: no such file")
             Vocabulary(options.spm)  # is one, or UserError before anything is written
         for pair in self.pairs(options):
             parse_pair(pair)
@@ -85,14 +86,17 @@ class MultilingualRecipe(Recipe):
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         pairs = _with_earlier(options.dest, self.pairs(options))
         texts = [self.text(options, pair) for pair in pairs]
-        folder = Folder(options.dest, options.shards or 1)
         pieces = Pieces(options.dest, self.vocabulary_size(options), self.temperature(options), options.spm)
-        counts = Multilingual(folder, pieces, options.workers).run(texts, self.evaluated(options, texts))
-        total: dict[str, int] = {}
+        work = Multilingual(options.dest, options.shards or 1, pieces, options.workers)
+        counts, total = work.run(texts, self.evaluated(options, texts)), Counter()
         for pair in pairs:
-            for subset, count in counts[pair].items():
-                total[subset] = total.get(subset, 0) + count
-        return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": total | {"pairs": counts}}
+            total.update(counts[pair])
+        return {
+            "pieces": "sentencepiece",
+            "detokenise": False,
+            "lowercase": False,
+            "counts": {**total, "pairs": counts},
+        }
 
 
 def _with_earlier(dest: Path, asked: tuple[str, ...]) -> list[str]:

@@ -53,11 +53,10 @@ class Vocabulary:
         encoded = self.processor.encode(sentences, out_type=int, num_threads=threads)
         return [np.append(self._fairseq_id[ids], eos) if ids else np.array([eos]) for ids in encoded]
 
-    def dictionary(self, languages: int) -> str:
-        """Text of dict.LANG.txt; with fillers, so that it is a multiple of 8 once fairseq adds a tag per language."""
+    def dictionary(self, languages: int) -> list[str]:
+        """Lines of dict.LANG.txt; with fillers, so that it is a multiple of 8 once fairseq adds a tag per language."""
         fillers = -(len(self) + languages) % MULTIPLE
-        entries = self.pieces + [f"madeupword{i:04d}" for i in range(fillers)]
-        return "".join(f"{entry} 1\n" for entry in entries)
+        return [f"{entry} 1" for entry in (*self.pieces, *(f"madeupword{i:04d}" for i in range(fillers)))]
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,12 @@ class Pieces:
         """
         path = self.dest / "spm.model"
         if self.given is not None:
-            Vocabulary(self.given)  # is one, or UserError
+            settings = {"model": Vocabulary(self.given).digest}
 
             def copy() -> None:
                 with whole(path) as part:
                     shutil.copyfile(self.given, part)
 
-            settings = {"model": hashlib.sha256(self.given.read_bytes()).hexdigest()}
             Steps(self.dest).run("vocabulary", [path], settings, copy)
             return Vocabulary(path)
         first = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
@@ -124,10 +122,8 @@ def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:
 def shares(sizes: dict[str, int], temperature: float) -> dict[str, float]:
     """p_l proportional to (n_l / sum of n) ** (1 / T), as in Arivazhagan et al. (2019); T = 1 keeps the proportions.
 
-    sizes: language -> sentences; the shares sum to 1. UserError unless the temperature T is above 0.
+    sizes: language -> sentences; the shares sum to 1. The temperature T is above 0.
     """
-    if not temperature > 0:
-        raise UserError(f"--temperature {temperature}: must be above 0; 1 keeps the proportions, M2M-100 took 5")
     total = sum(sizes.values())
     weights = {name: (size / total) ** (1 / temperature) for name, size in sizes.items()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
