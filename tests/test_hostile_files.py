@@ -27,7 +27,6 @@ from .support.broken import DEEP, check_line, contents
 from .support.examples import VALUES, bounded
 from .support.helpers import ROOT, USER_DIR, run
 from .support.recorded import record, watched
-from .support.reported import run as reported_run
 from .test_bad_input import assert_one_line
 from .test_hostile_checkpoints import MODEL
 
@@ -44,22 +43,16 @@ def as_json(value, **others) -> bytes:
     return json.dumps(value | others).encode()
 
 
-def broken_json(sound: dict) -> dict[str, bytes]:
-    """What is wrong in any file of one JSON object."""
-    content = as_json(sound)
-    return {
-        "cut": content[: len(content) // 2],
-        "not in UTF-8": content[:2] + b"\xff\xfe" + content[2:],
-        "a number of 5000 digits": b'{"method": ' + b"9" * 5000 + b"}",
-        "another object": b'{"a": 1}',
-    }
-
-
 def omega(value) -> bytes:
     return as_json(PROFILE, omega=PROFILE["omega"] | {"encoder.1.ffn": value})
 
 
-PROFILES = broken_json(PROFILE) | {
+CUT, NOT_UTF8, DIGITS = b'{"method": "deepnorm", "enc', b'{"\xff\xfe": 1}', b'{"method": ' + b"9" * 5000 + b"}"
+PROFILES = {
+    "cut": CUT,
+    "not in UTF-8": NOT_UTF8,
+    "a number of 5000 digits": DIGITS,
+    "another object": b'{"a": 1}',
     "omega NaN": omega(float("nan")),
     "omega of 10**400": omega(10**400),
     "omegas in a list": as_json(PROFILE, omega=[1.5] * 5),
@@ -89,7 +82,10 @@ def test_training_with_a_profile(case, data, tmp_path):
 
 
 FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
-RUN_FILES = {f"run.json {case}": ("run.json", content) for case, content in broken_json(FACTS).items()} | {
+RUN_FILES = {
+    "run.json cut": ("run.json", CUT),
+    "run.json not in UTF-8": ("run.json", NOT_UTF8),
+    "run.json of many digits": ("run.json", DIGITS),
     "depth below 1": ("run.json", as_json(FACTS, encoder_layers=0)),
     "depth is text": ("run.json", as_json(FACTS, decoder_layers="6")),
     "method is a list": ("run.json", as_json(FACTS, method=[])),
@@ -115,14 +111,6 @@ def refuse(room, path, *words) -> None:
     assert contents(room) == before
 
 
-def test_reports_and_benches(tmp_path):
-    folder = reported_run(tmp_path, "table1", "x", bleu=27.0)
-    (folder / "score.json").write_bytes(DEEP)
-    refuse(tmp_path, folder / "score.json", "report", tmp_path, "--table", "1", "--out", tmp_path / "out.md")
-    (tmp_path / "bench.json").write_bytes(b'{"a": 1}')
-    refuse(tmp_path, tmp_path / "bench.json", "bench", "--render", tmp_path / "bench.json")
-
-
 LOGS = {
     "row without a loss": ("train.log", b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n'),
     "row that is no JSON": ("train.log", b"now | INFO | train_inner | {'loss': 1}\n"),
@@ -143,17 +131,6 @@ def test_logs_and_probes(case, tmp_path):
         check_line(caught.value, str(folder / name))
     else:
         refuse(tmp_path, folder / name, "figures", tmp_path / "runs", "--only", "4", "--out", tmp_path)
-
-
-@pytest.mark.smoke
-def test_text_of_any_shape(tmp_path, capsys):
-    """Bytes that no tool of the trade takes for the end of a line, and a very long line, are text."""
-    lines = [b"word%d\x00 other\r" % number for number in range(150)] + [b"word1 " * 9_000, "a\u2028b\x85c".encode()]
-    for lang in ("qaa", "qab"):
-        (tmp_path / f"train.{lang}").write_bytes(b"\n".join(lines) + b"\n")
-    prefix = str(tmp_path / "train")
-    main(["prepare-text", "qaa", "qab", prefix, prefix, prefix, str(tmp_path / "out"), "--vocab", "60"])
-    assert "152 sentence pairs" in capsys.readouterr().out
 
 
 MODELS = {
@@ -177,7 +154,6 @@ def test_sentencepiece_models(tmp_path):
 
 
 YAML = {  # hydra reads it before a plug-in is there, and prints calls besides: status, file and reason are held to
-    "syntax": ("\n  : [", "expected <block end>"),
     "a tag that calls": ("\nx: !!python/object/apply:os.system ['touch PROOF']\n", "os.system"),
     "settings that call": ("", "is no plain value"),
 }

@@ -193,7 +193,7 @@ def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(m2m, tmp
 
 def test_a_corpus_without_the_pair_is_passed_over(tmp_path, monkeypatch, capsys):
     def fetched(files, folder, small):
-        if files[0] != archive_of("CCMatrix", "de-en"):
+        if files[0].name.endswith(".zip") and files[0] != archive_of("CCMatrix", "de-en"):
             raise UserError(f"{files[0].name}: no address gives it ({files[0].urls[0]}: 404 Not Found)")
         return fetch_all(files, folder, small)
 
