@@ -24,7 +24,7 @@ from deepnet_fairseq.data.multilingual.vocabulary import Pieces, Vocabulary, sam
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import USER_DIR, run
+from .support.helpers import USER_DIR, run, run_cold
 
 LANGS = ("de", "en", "fr")
 SIZES = {"de-en": 360, "en-fr": 90}
@@ -314,7 +314,7 @@ def test_the_task_under_hydra(prepared, tmp_path):
     pairs = ",".join(lines(folder / "pairs.txt"))
     config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "opus100", f"hydra.run.dir={tmp_path}/hydra")
     settings = (f"common.user_dir={USER_DIR}", f"task.lang_pairs='{pairs}'", f"checkpoint.save_dir={tmp_path}/run")
-    run("fairseq-hydra-train", *config, *small, *settings, "optimization.update_freq=[1]", "common.log_interval=1")
+    run_cold("fairseq-hydra-train", *config, *small, *settings, "optimization.update_freq=[1]", "common.log_interval=1")
     assert (tmp_path / "run" / "checkpoint_last.pt").exists()
-    wrong = run("fairseq-hydra-train", *config, *small, *settings, "+task.colour=red", check=False)
+    wrong = run_cold("fairseq-hydra-train", *config, *small, *settings, "+task.colour=red", check=False)
     assert wrong.returncode != 0 and "task.colour: translation_multi_simple_epoch has no such setting" in wrong.stderr
