@@ -120,7 +120,7 @@ for folder in folders:  # one that diverged before its first checkpoint has noth
         score = {"bleu": round(found.score, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
         (folder / "score.json").write_text(json.dumps(score) + "\n")
 runs = [RecordedRun.read(folder) for folder in folders]
-depth.draw(runs, plot)
+depth(runs, plot)
 rows = [["method", "updates", "final loss", "BLEU", "train time"]]
 for run in runs:
     loss = f"{run.log.final_loss():.2f}" + (" (diverged)" if run.log.diverged else "")
