@@ -130,40 +130,31 @@ def test_runs_that_do_not_belong_together(tmp_path):
         FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.folder.name != "b"], tmp_path / "a.png")
 
 
-def test_probe_at_another_update(tmp_path):
-    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
-    with pytest.raises(UserError, match="has no model_update at update 10"):
-        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
-
-
-@pytest.mark.parametrize(
-    "only, message", [("9", "--only 9: no such"), ("4,x", "--only x"), ("4", "holds no finished runs")]
-)
-def test_figures_that_are_not_there(only, message, tmp_path):
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        main(["figures", str(tmp_path), "--only", only])
-
-
-def test_nothing_found(tmp_path):
-    with pytest.raises(SystemExit, match="holds none of figure3, figure4"):
-        main(["figures", str(tmp_path)])
+def test_figures_that_are_not_there(tmp_path):
+    for words, message in (
+        ((), "holds none of figure3, figure4"),
+        (("--only", "9"), "--only 9: no such"),
+        (("--only", "4,x"), "--only x"),
+        (("--only", "4"), "holds no finished runs"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            main(["figures", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="no such folder"):
         main(["figures", str(tmp_path / "missing")])
 
 
-@pytest.mark.parametrize("text, message", [("{", "is no JSON"), ("[]", "one JSON object")])
-def test_broken_run_json(text, message, tmp_path):
-    path = record(tmp_path, 6, "run") / "run.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=rf"run\.json: .*{message}"):
-        runs_of(tmp_path, 6)
-
-
-def test_score_without_a_number(tmp_path):
+def test_broken_files(tmp_path):
+    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
+    with pytest.raises(UserError, match="has no model_update at update 10"):
+        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
     folder = record(tmp_path, 6, "run")
     (folder / "score.json").write_text('{"bleu": "high"}')
     with pytest.raises(UserError, match='holds no number "bleu"'):
         FIGURES[6](runs_of(tmp_path, 6), tmp_path / "a.png")
+    for text, message in (("{", "is no JSON"), ("[]", "one JSON object")):
+        (folder / "run.json").write_text(text)
+        with pytest.raises(UserError, match=rf"run\.json: .*{message}"):
+            runs_of(tmp_path, 6)
 
 
 @pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])

@@ -49,6 +49,12 @@ def row(keys: tuple[str, ...], values: tuple, facts: dict, parameters: str = "",
     return Row(facts, dict(zip(keys, values, strict=True)), parameters=parameters, **others)
 
 
+def _normformer(name: str, **fields: Any) -> Table:
+    """A table of scripts/normformer_lm.sh, whose runs were searched for their learning rate."""
+    script = "scripts/normformer_lm.sh"
+    return Table(name, (name,), script, paper=NORMFORMER, columns=PERPLEXITIES, tuned="lr", **fields)
+
+
 TABLE1 = {
     "post_ln": (28.1, DIVERGED, DIVERGED, DIVERGED),
     "ds_init": (27.9, DIVERGED, DIVERGED, DIVERGED),
@@ -189,21 +195,16 @@ _TABLES = (
         figure=6,
         notes=(f"The paper's numbers are read off its figure, {paper.ERROR[6]}; its ReZero is trained in fp32.",),
     ),
-    Table(
-        name="normformer_ablation",
-        folders=("normformer_ablation",),
-        script="scripts/normformer_lm.sh",
+    _normformer(
+        "normformer_ablation",
         title="NormFormer of 125M parameters without one of its parts",
-        paper=NORMFORMER,
         place="Ablation",
         metric=PERPLEXITY,
-        columns=PERPLEXITIES,
         rows=tuple(
             Row({"method": method, "variant": variant}, {"valid": value})
             for (method, variant), value in NORMFORMER_ABLATION.items()
         ),
         keys=("method", "variant"),
-        tuned="lr",
         notes=(
             "The variant with residual scaling, scale_residual, is the whole of NormFormer; the others lack one part: "
             "the LayerNorm behind attention, that behind the activation, residual scaling, the factors on heads.",
@@ -211,15 +212,11 @@ _TABLES = (
             "in how many updates is not known here; the script's have as many as its models of 125M in the main table.",
         ),
     ),
-    Table(
-        name="normformer_clm",
-        folders=("normformer_clm",),
-        script="scripts/normformer_lm.sh",
+    _normformer(
+        "normformer_clm",
         title="Causal language models: Pre-LN and NormFormer by size",
-        paper=NORMFORMER,
         place="Table 2",
         metric=PERPLEXITY,
-        columns=PERPLEXITIES,
         rows=tuple(
             Row(
                 {"method": method, "size": size, "variant": variant},
@@ -230,7 +227,6 @@ _TABLES = (
             for (method, variant), value in values.items()
         ),
         keys=("method", "size", "variant"),
-        tuned="lr",
         notes=(
             "A row's numbers are of the learning rate lr with the lowest perplexity on valid; its other runs are "
             "listed below. scale_residual: with residual scaling.",
@@ -241,21 +237,16 @@ _TABLES = (
             "the same number. Its baseline of 2.7B at 6e-4 diverged. 2.7B is trained with ReLU squared, both rows.",
         ),
     ),
-    Table(
-        name="normformer_mlm",
-        folders=("normformer_mlm",),
-        script="scripts/normformer_lm.sh",
+    _normformer(
+        "normformer_mlm",
         title="RoBERTa's base size, Pre-LN and NormFormer",
-        paper=NORMFORMER,
         place="Masked language models",
         metric=Metric("perplexity a masked token", higher_is_better=False),
-        columns=PERPLEXITIES,
         rows=tuple(
             Row({"method": method, "size": "base", "variant": ""}, {"valid": value})
             for method, value in NORMFORMER_MLM.items()
         ),
         keys=("method", "size", "variant"),
-        tuned="lr",
         notes=(
             "A row's numbers are of the learning rate lr with the lowest perplexity on valid; its other runs are "
             "listed below.",
