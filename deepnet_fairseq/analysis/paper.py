@@ -1,5 +1,7 @@
 """The points of Figures 3-8 of DeepNet (Wang et al. 2022, arXiv 2203.00555v1), read off the published pictures.
 
+Below them, under names of their own, those of NormFormer.
+
 They are no data of the authors: ERROR says how far off a reading may be. Methods go by this package's names.
 """
 
@@ -122,3 +124,18 @@ FIGURE7 = {
 
 # Figure 8: encoder and decoder layers together -> BLEU, mean over all directions; the last is of Table 2
 FIGURE8 = {"deepnorm": {12: 25.3, 20: 26.6, 100: 30.1, 200: 31.1, 1000: 32.1}}
+
+# Figures 3 and 4 of NormFormer (Shleifer et al. 2021, arXiv 2110.09456), read off a reproduction, so secondary; layers
+# count from 1 (the paper's from 0), slots go by this package's names
+NORMFORMER_SETTING = "125M parameters, 12 layers"
+NORMFORMER_ERROR = "by eye, from a reproduction"
+NORMFORMER_LAYERS = 12
+
+# Figure 3 has no axis that could be read; what its text says of gradients by layer, first layer over last
+NORMFORMER_FIGURE3 = {"post_ln": "far below 1", "pre_ln": "far above 1", "normformer": "nearer to 1 than Pre-LN"}
+
+NORMFORMER_FIGURE4 = {  # slot -> layer -> lowest and highest: of LayerNorms the median gain, of heads all factors
+    "ffn.inner": {1: (0.22, 0.22), 12: (0.9, 0.9)},
+    "self_attn.outer": {1: (0.14, 0.14)} | dict.fromkeys(range(2, 13), (0.25, 0.38)),
+    "self_attn.inner.c": dict.fromkeys(range(1, 13), (0.35, 1.8)),
+}

@@ -14,7 +14,7 @@ from matplotlib.ticker import ScalarFormatter
 from ...errors import UserError
 from ...probes.learned_scale import STATISTICS
 from ...probes.record import FILE, Values
-from .. import paper_normformer as paper
+from .. import paper
 from ..recorded_run import RecordedRun
 from ..style import PLAIN, Style, style_of, style_of_setting
 from .sheet import Sheet, number, page, read_off
@@ -81,7 +81,7 @@ def normformer3(runs: list[RecordedRun], path: Path) -> str:
     """
     probe = max(MEASURES, key=lambda name: len(probed(runs, name)))
     found = must_be_probed(runs, probe, "run")
-    sheet = Sheet(2, 1, paper.SETTING, size=(4.8, 3.8))
+    sheet = Sheet(2, 1, paper.NORMFORMER_SETTING, size=(4.8, 3.8))
     tables = _gradients(sheet, found, probe)
     for panel in (0, 1):
         sheet.panels[panel].set_yscale("log")
@@ -89,7 +89,7 @@ def normformer3(runs: list[RecordedRun], path: Path) -> str:
     sheet.panels[1].yaxis.set_minor_formatter(ScalarFormatter())
     sheet.save(path)
     missing = [style_of(method).label for method in METHODS if all(run.method != method for run in found)]
-    source = f"paper: {paper.SETTING}; what its text says, no number of its Figure 3 can be read"
+    source = f"paper: {paper.NORMFORMER_SETTING}; what its text says, no number of its Figure 3 can be read"
     return page(f"NormFormer, Figure 3: {MEASURES[probe]} by layer", tables, missing, source)
 
 
@@ -115,7 +115,7 @@ def _gradients(sheet: Sheet, runs: list[RecordedRun], probe: str) -> list[list[l
         end = max(norms)
         ratios.append([
             style.label, run.depth, f"{seen[0]} to {seen[-1]}", number(mean[0] / mean[-1]), str(end),
-            number(ratio[end]), paper.FIGURE3.get(run.method, "-"),
+            number(ratio[end]), paper.NORMFORMER_FIGURE3.get(run.method, "-"),
         ])  # fmt: skip
     sheet.label(0, f"(a) mean of the probed updates 0 to {last}", "layer", MEASURES[probe])
     sheet.label(1, "(b) first layer / last layer", "updates made", "ratio")
@@ -129,19 +129,22 @@ def normformer4(runs: list[RecordedRun], path: Path) -> str:
     """
     of_method = [run for run in runs if run.method == "normformer"]
     found = must_be_probed(of_method or runs, "learned_scale", "run of NormFormer")
-    sheet = Sheet(len(PANELS), 1, paper.SETTING, size=(4.0, 3.6))
+    sheet = Sheet(len(PANELS), 1, paper.NORMFORMER_SETTING, size=(4.0, 3.6))
     tables = [_scales(sheet, rank, slot, found) for rank, slot in enumerate(PANELS)]
     sheet.save(path)
-    source = f"paper: {paper.SETTING}, Figure 4, {paper.ERROR}; medians in (a) and (b), least and largest factor in (c)"
+    source = (
+        f"paper: {paper.NORMFORMER_SETTING}, Figure 4, {paper.NORMFORMER_ERROR}; medians in (a) and (b), "
+        "least and largest factor in (c)"
+    )
     return page("NormFormer, Figure 4: learned scales by layer", tables, (), source)
 
 
 def _scales(sheet: Sheet, panel: int, slot: str, runs: list[RecordedRun]) -> list[list[str]]:
     """Medians joined, least to largest shaded, and the paper's; its table."""
-    (title, slots), points = PANELS[slot], paper.FIGURE4[slot]
+    (title, slots), points = PANELS[slot], paper.NORMFORMER_FIGURE4[slot]
     rows = [[title, "model", "update", "layer", "median", "least", "largest", "paper"]]
     low, high = zip(*points.values(), strict=True)
-    joined = len(points) == paper.LAYERS
+    joined = len(points) == paper.NORMFORMER_LAYERS
     for edge in (low, high) if low != high else (low,):
         sheet.paper(panel, list(points), edge, PAPER, **({"marker": "none"} if joined else {"linestyle": "none"}))
     for run, style in styles(runs).items():
@@ -156,7 +159,7 @@ def _scales(sheet: Sheet, panel: int, slot: str, runs: list[RecordedRun]) -> lis
         sheet.panels[panel].fill_between(layers(run), *band, color=style.colour, alpha=0.2, linewidth=0)
         for layer in shown(run):
             numbers = [number(values[layer - 1]) for values in found.values()]
-            theirs = points.get(layer, ()) if layers(run)[-1] == paper.LAYERS else ()
+            theirs = points.get(layer, ()) if layers(run)[-1] == paper.NORMFORMER_LAYERS else ()
             published = " to ".join(dict.fromkeys(map(read_off, theirs))) or "-"
             rows.append([style.label, run.depth, str(update), str(layer), *numbers, published])
     sheet.label(panel, title, "layer", "median, least to largest")
