@@ -6,33 +6,33 @@ import zipfile
 
 import pytest
 import torch
+from fairseq import options
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import USER_DIR, run, run_cold
+from .support.helpers import USER_DIR, run
+from .support.refused import assert_refused
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
-MISTAKES = {
-    "unknown method": ((*ARCH, "--method", "deepnrom"), "--method deepnrom"),
-    "depth 0": ((*ARCH, "--encoder-layers", "0"), "--encoder-layers 0"),
-    "negative depth": ((*ARCH, "--decoder-layers", "-3"), "--decoder-layers -3"),
-    "heads": ((*ARCH, "--encoder-attention-heads", "7"), "--encoder-attention-heads 7"),
-    "no such arch": (("--arch", "deepnet_transformer_18_19"), "--arch deepnet_transformer_18_19"),
-    "norm place": ((*ARCH, "--encoder-normalize-before"), "--encoder-normalize-before"),
-    "decoder norm place": ((*ARCH, "--method", "post_ln", "--decoder-normalize-before"), "--decoder-normalize-before"),
-    "profile": ((*ARCH, "--init-profile", "fairseq_head"), "--init-profile fairseq_head"),
-    "dropout": ((*ARCH, "--dropout", "1.5"), "--dropout 1.5"),
-    "stock flag": (
-        (*ARCH, "--adaptive-softmax-cutoff", "10"),
-        "--adaptive-softmax-cutoff: fairseq's `transformer` has it",
-    ),
-    "layerdrop": ((*ARCH, "--encoder-layerdrop", "0.1"), "--encoder-layerdrop: fairseq's `transformer` has it"),
-    "typo": ((*ARCH, "--encoder-leyers", "3"), "--encoder-leyers"),
-    "fp16 on a CPU": ((*ARCH, "--fp16"), "--fp16"),
-    "restore": ((*ARCH, "--restore-file", "nowhere.pt"), "--restore-file nowhere.pt"),
-    "finetune": ((*ARCH, "--finetune-from-model", "nowhere.pt"), "--finetune-from-model nowhere.pt"),
-    "warm-up": ((*ARCH, "--warmup-updates", "0"), "--warmup-updates 0"),
-    "criterion": ((*ARCH, "--criterion", "label_smoothed_cross_entropy_with_alignment"), "--criterion"),
-    "widths": ((*ARCH, "--decoder-embed-dim", "32"), "--share-all-embeddings"),
+OTHERS = "fairseq's `transformer` has it"
+MISTAKES = {  # flags -> what is named; the first one of them where it is None
+    ("--method", "deepnrom"): None,
+    ("--encoder-layers", "0"): None,
+    ("--decoder-layers", "-3"): None,
+    ("--encoder-attention-heads", "7"): None,
+    ("--encoder-normalize-before",): None,
+    ("--decoder-normalize-before", "--method", "post_ln"): "--decoder-normalize-before",
+    ("--init-profile", "fairseq_head"): None,
+    ("--dropout", "1.5"): None,
+    ("--adaptive-softmax-cutoff", "10"): f"--adaptive-softmax-cutoff: {OTHERS}",
+    ("--encoder-layerdrop", "0.1"): f"--encoder-layerdrop: {OTHERS}",
+    ("--encoder-leyers", "3"): "--encoder-leyers",
+    ("--fp16",): None,
+    ("--restore-file", "nowhere.pt"): None,
+    ("--finetune-from-model", "nowhere.pt"): None,
+    ("--warmup-updates", "0"): None,
+    ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
+    ("--decoder-embed-dim", "32"): "--share-all-embeddings",
+    ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
 
 
@@ -45,27 +45,28 @@ def assert_one_line(done: subprocess.CompletedProcess, *words: str):
     assert len(error[0]) < 400
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_flags(mistake, data, tmp_path):
-    flags, named = MISTAKES[mistake]
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *flags, "--save-dir", tmp_path / "save", check=False)
-    assert_one_line(done, named)
-    assert not (tmp_path / "save").exists()
+@pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
+def test_flags(flags, data, capsys):
+    """fairseq's own parser of the command line, which has nothing to write with."""
+    words = [str(word) for word in (data, *TRAIN_FLAGS, *ARCH, *flags)]
+    with pytest.raises(SystemExit) as ended:
+        options.parse_args_and_arch(options.get_training_parser(), words)
+    line = capsys.readouterr().err.rstrip()
+    assert ended.value.code == 2 and "\n" not in line and "error: " in line and len(line) < 400
+    assert (MISTAKES[flags] or " ".join(flags)) in line
 
 
-def test_missing_architecture(data, tmp_path):
-    done = run_cold("fairseq-train", data, *TRAIN_FLAGS, "--save-dir", tmp_path / "save", check=False)
-    assert_one_line(done, "--arch", "deepnet archs")
-
-
-def test_data_that_are_none(tmp_path):
-    done = run("fairseq-train", tmp_path, *TRAIN_FLAGS, *ARCH, check=False)
-    assert_one_line(done, f"{tmp_path}: holds no dict.LANG.txt")
-
-
-def test_missing_data(tmp_path):
-    done = run("fairseq-train", tmp_path / "nowhere", *TRAIN_FLAGS, *ARCH, check=False)
-    assert_one_line(done, f"{tmp_path / 'nowhere'}: no such file or folder")
+def test_a_mistake_ends_a_program(data, tmp_path):
+    """Model, architecture and data, before a folder is made."""
+    train, save = ("fairseq-train", *TRAIN_FLAGS, "--save-dir", tmp_path / "save"), tmp_path / "save"
+    for words, *named in (
+        ((data, *ARCH, "--method", "deepnrom"), "--method deepnrom"),
+        ((data,), "--arch", "deepnet archs"),
+        ((tmp_path, *ARCH), f"{tmp_path}: holds no dict.LANG.txt"),
+        ((tmp_path / "nowhere", *ARCH), f"{tmp_path / 'nowhere'}: no such file or folder"),
+    ):
+        assert_one_line(run(*train, *words, check=False), *named)
+    assert not save.exists()
 
 
 YAML_MISTAKES = {
@@ -86,33 +87,19 @@ def test_a_mistake_in_yaml(setting, data, tmp_path):
     assert "Traceback" not in done.stdout
 
 
-CHECKPOINT_MISTAKES = {
-    "depth": ("deepnet_transformer_tiny_18_18", (), "100 encoder layers"),
-    "method": ("deepnet_transformer_tiny_100_100", ("--method", "post_ln"), "--method"),
-}
-
-
-@pytest.mark.parametrize("mistake", CHECKPOINT_MISTAKES)
-def test_checkpoint_of_another_model(mistake, data, trained, tmp_path):
-    arch, flags, named = CHECKPOINT_MISTAKES[mistake]
+@pytest.mark.parametrize(
+    ("arch", "named"),
+    [
+        (("deepnet_transformer_tiny_18_18",), "100 encoder layers"),
+        (("deepnet_transformer_tiny_100_100", "--method", "post_ln"), "--method"),
+    ],
+)
+def test_checkpoint_of_another_model(arch, named, data, trained, tmp_path):
     path = trained / "checkpoint_last.pt"
     restore = ("--restore-file", path, "--save-dir", tmp_path / "save", "--max-update", "9")
-    done = run("fairseq-train", data, *TRAIN_FLAGS, "--arch", arch, *flags, *restore, check=False)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, "--arch", *arch, *restore, check=False)
     assert_one_line(done, str(path), named)
     assert not list((tmp_path / "save").glob("*.pt"))
-
-
-@pytest.fixture
-def truncated(trained, tmp_path):
-    path = tmp_path / "truncated.pt"
-    path.write_bytes((trained / "checkpoint_last.pt").read_bytes()[:5000])
-    return path
-
-
-def test_not_a_checkpoint_of_fairseq(data, tmp_path):
-    path = tmp_path / "weights.pt"
-    torch.save({"weight": torch.zeros(3)}, path)
-    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"{path}: not a checkpoint of fairseq")
 
 
 class Hostile:
@@ -132,14 +119,14 @@ def hostile_checkpoints(tmp_path, proof):
     return modern, legacy
 
 
-def test_missing_checkpoint(data, tmp_path):
-    path = tmp_path / "nowhere.pt"
-    assert_one_line(open_checkpoint("generate", data, path, tmp_path), f"--path {path}: no such file or folder")
-
-
 @pytest.mark.parametrize("program", ["generate", "train"])
-def test_truncated_checkpoint(program, data, truncated, tmp_path):
-    assert_one_line(open_checkpoint(program, data, truncated, tmp_path), str(truncated), "truncated")
+def test_no_checkpoint(program, data, trained, tmp_path):
+    """Missing, truncated, of something else."""
+    missing, short, other = (tmp_path / f"{name}.pt" for name in ("missing", "short", "other"))
+    short.write_bytes((trained / "checkpoint_last.pt").read_bytes()[:5000])
+    torch.save({"weight": torch.zeros(3)}, other)
+    for path, said in ((missing, "no such file or folder"), (short, "truncated"), (other, "not a checkpoint of fair")):
+        assert_one_line(open_checkpoint(program, data, path, tmp_path), str(path), said)
 
 
 @pytest.mark.parametrize("program", ["generate", "train", "interactive", "validate"])
@@ -159,6 +146,7 @@ def open_checkpoint(program, data, path, tmp_path):
 
 
 def test_deepnet_command():
-    assert_one_line(run_cold("deepnet", "coefficients", "0", "0", check=False), "at least 1 layer")
-    assert_one_line(run("deepnet", "coefficients", "6", "6", "--method", "pre_ln", check=False), "--method pre_ln")
-    assert_one_line(run("deepnet", "init-report", "--arch", "nonsense", check=False), "--arch nonsense")
+    assert_refused("at least 1 layer", "coefficients", "0", "0")
+    assert_refused("--method pre_ln", "coefficients", "6", "6", "--method", "pre_ln")
+    assert_refused("--arch nonsense", "init-report", "--arch", "nonsense")
+    assert_one_line(run("deepnet", "coefficients", "0", "0", check=False), "at least 1 layer")

@@ -16,20 +16,6 @@ TIMEOUT = 5  # seconds, --heartbeat-timeout
 LAST = "checkpoint_last.pt"
 
 
-@pytest.fixture
-def hosts():
-    with two_hosts() as pair:
-        if pair is None:
-            pytest.skip("no network namespaces for this user")
-        yield pair
-
-
-@pytest.fixture
-def training(tmp_path):
-    more = ("--optimizer", "adam", "--heartbeat-timeout", str(TIMEOUT))
-    return Training("cut", make_data(tmp_path), 2, 40, more)
-
-
 def start(hosts, training, folder, name):
     """torchrun on both hosts, and their logs."""
     logs = [Log(folder.parent / f"{name}{host.number}.log") for host in hosts]
@@ -55,9 +41,17 @@ def stops(processes, within: float) -> list[int]:
             process.kill()
 
 
-@pytest.mark.smoke
-def test_cut_off_stops_in_time_and_resumes(hosts, training, tmp_path):
+@pytest.mark.slow
+def test_cut_off_stops_in_time_and_resumes(tmp_path):
     """Both hosts stop with one line; joined again and started again, they end as a training that was not disturbed."""
+    training = Training("cut", make_data(tmp_path), 2, 40, ("--optimizer", "adam", "--heartbeat-timeout", str(TIMEOUT)))
+    with two_hosts() as hosts:
+        if hosts is None:
+            pytest.skip("no network namespaces for this user")
+        _cut_and_join(hosts, training, tmp_path)
+
+
+def _cut_and_join(hosts, training, tmp_path):
     folder, alone = tmp_path / "cut", tmp_path / "undisturbed"
     processes, logs = start(hosts, training, folder, "first")
     wait(processes, logs, "epoch 1 @ 6 updates, score")

@@ -1,4 +1,4 @@
-"""No two trainings in one folder, and none that outlives its launcher."""
+"""No two trainings in one folder."""
 
 import fcntl
 import json
@@ -6,14 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from deepnet_fairseq.checkpoints import holding
-from deepnet_fairseq.compat import launch
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
@@ -159,60 +157,3 @@ def test_a_second_training_ends_in_one_line(data, tmp_path):
     assert live(log, *flags, "--no-save") == 0
     holding.release()
     assert live(log, *flags) == 0 and not (run / holding.HEARTBEAT).exists()
-
-
-def test_ends_with_its_parent():
-    """Also when that is gone before it is watched."""
-    for early in (True, False):
-        told, tell = os.pipe()
-        if not (parent := os.fork()):
-            parent = os.getpid()
-            if not os.fork():
-                os.write(tell, str(os.getpid()).encode())
-                time.sleep(0.3 if early else 0)
-                launch.end_with(parent)
-                time.sleep(60)
-            time.sleep(0.1)
-            os._exit(0)
-        child = int(os.read(told, 10))
-        os.waitpid(parent, 0)
-        assert gone([child], 5)
-
-
-def gone(pids: list[int], seconds: float) -> bool:
-    """Are all dead before that many seconds have passed?"""
-    deadline = time.monotonic() + seconds
-    while any(map(lives, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(lives, pids))
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
-def test_workers_end_with_a_killed_launcher(launcher, data, tmp_path):
-    """Seconds after SIGKILL to its process group; and the same command goes on at once."""
-    flags = (*TRAIN_FLAGS, *TINY, "--save-interval-updates", "5", "--save-dir", tmp_path / "run")
-    programs = Path(sys.executable).parent
-    words = [programs / "fairseq-train", data, *flags, "--max-update", "100000"]
-    if launcher == "torchrun":
-        words = [programs / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
-    else:
-        words += ["--distributed-world-size", "2"]
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "checkpoint_last.pt").exists():
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-2000:]
-        time.sleep(0.1)
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert len(found) >= 2 and gone(list(map(int, found)), 5)
-    assert live(tmp_path / "again", data, *flags, "--max-update", "6", "--reset-dataloader") == 0

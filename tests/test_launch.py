@@ -7,10 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from deepnet_fairseq.compat import launch
+from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
+from .faults.life import lives as alive
 from .support import ranks
+from .support.forked import BIN
 from .support.helpers import run_cold
+from .support.lives import live
 
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24",
@@ -50,22 +57,28 @@ def test_started_by_torchrun(expected, data, tmp_path):
     assert losses(done.stdout) == logged(expected)
 
 
-def begin(data, folder):
-    """fairseq-train with two processes of its own, after its first checkpoints."""
-    words = ["fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", folder, "--distributed-world-size", "2"]
+def begin(data, folder, launcher: str = "fairseq-train"):
+    """Two processes, started by fairseq-train or torchrun, after their first checkpoints; and their numbers."""
+    words = [BIN / "fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", folder]
+    if launcher == "torchrun":
+        words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
+    else:
+        words += ["--distributed-world-size", "2"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + 120
     while not list(folder.glob("checkpoint_previous.pt")):
         assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
         time.sleep(0.1)
-    return process
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    told = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+    return process, [pid for pid, line in told.items() if "resource_tracker" not in line]
 
 
 @pytest.mark.smoke
 def test_a_signal_reaches_all(data, tmp_path):
     """SIGTERM to fairseq-train itself: the processes it started save, and it ends with their status."""
-    process = begin(data, tmp_path)
+    process, _ = begin(data, tmp_path)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert "is saved" in (tmp_path / "log").read_text()
@@ -74,14 +87,50 @@ def test_a_signal_reaches_all(data, tmp_path):
 @pytest.mark.smoke
 def test_a_lost_process_ends_the_others(data, tmp_path):
     """In one line, with where to go on from."""
-    process = begin(data, tmp_path)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    trainers = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-    os.kill(int(trainers[-1]), signal.SIGKILL)
+    process, workers = begin(data, tmp_path)
+    os.kill(workers[-1], signal.SIGKILL)
     assert process.wait(60) not in (0, None)
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text, text[text.index("Traceback") :]
     assert f"it resumes from {tmp_path}" in text
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
+def test_workers_end_with_a_killed_launcher(launcher, data, tmp_path):
+    """Seconds after SIGKILL to its process group; and the same command goes on at once."""
+    process, workers = begin(data, tmp_path, launcher)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(workers) == 2 and gone(workers, 5)
+    more = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
+    assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *more) == 0
+
+
+def test_ends_with_its_parent():
+    """Also when that is gone before it is watched."""
+    for early in (True, False):
+        told, tell = os.pipe()
+        if not (parent := os.fork()):
+            parent = os.getpid()
+            if not os.fork():
+                os.write(tell, str(os.getpid()).encode())
+                time.sleep(0.3 if early else 0)
+                launch.end_with(parent)
+                time.sleep(60)
+            time.sleep(0.1)
+            os._exit(0)
+        child = int(os.read(told, 10))
+        os.waitpid(parent, 0)
+        assert gone([child], 5)
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    """Are all dead before that many seconds have passed?"""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 3000)],
@@ -110,11 +159,6 @@ def test_a_process_that_never_comes(data, tmp_path):
 
 def test_more_than_there_are(data, tmp_path, monkeypatch):
     """Without --cpu it is a mistake only where there are GPUs, and too few."""
-    import torch
-
-    from deepnet_fairseq.compat import launch
-    from deepnet_fairseq.errors import UserError
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     place = type("Place", (), {"distributed_world_size": 4, "distributed_rank": 0, "distributed_init_method": None})
     with pytest.raises(UserError, match="--distributed-world-size 4: this machine has 1 GPUs"):

@@ -36,6 +36,9 @@ def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
     assert live(tmp_path / "second", *command) == 0
     assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
+    before = path.stat().st_mtime_ns
+    assert live(tmp_path / "over", *command) == 0  # a run that is over makes no more updates; fairseq makes one
+    assert path.stat().st_mtime_ns == before and not rows(tmp_path / "over")
 
 
 def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
@@ -70,12 +73,7 @@ def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
     (line,) = said(log)
     assert line.startswith(f"{save / LAST}: truncated or damaged (the checksum of ")
     assert line.endswith(f"is another); resuming from {save}/checkpoint_previous.pt")
-    assert integrity.updates(save / LAST) == 9 and [n for kind, n in rows(log) if kind == "train_inner"][4:8] == [
-        5,
-        6,
-        7,
-        8,
-    ]
+    assert integrity.updates(save / LAST) == 9 and ("train_inner", 9) in rows(log)
     for path in save.glob("*.pt"):
         path.write_bytes(path.read_bytes()[:1000])
     left = {path.name: path.stat().st_mtime_ns for path in save.iterdir()}
@@ -138,12 +136,3 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker.terminate()
     worker.join(10)
     assert worker.exitcode == 0
-
-
-def test_a_run_that_is_over_makes_no_more_updates(data, tmp_path):
-    """fairseq makes one at each start."""
-    log, command = tmp_path / "log", (data, *RUN, "--max-update", "4", "--save-dir", tmp_path / "run")
-    assert live(log, *command) == 0
-    before = (tmp_path / "run" / LAST).stat().st_mtime_ns
-    assert live(log, *command) == 0
-    assert (tmp_path / "run" / LAST).stat().st_mtime_ns == before

@@ -108,20 +108,9 @@ def literal(text: str):
 
 
 def _value(node: ast.expr):
-    match node:
-        case ast.Constant(value):
-            return value
-        case ast.List(items):
-            return [_value(item) for item in items]
-        case ast.Tuple(items):
-            return tuple(_value(item) for item in items)
-        case ast.Dict(keys, values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True)}
-        case ast.UnaryOp(ast.USub(), operand):
-            return -_value(operand)
-        case ast.BinOp(left, kind, right) if type(kind) in OPERATORS:
-            return _bounded(OPERATORS[type(kind)], _value(left), _value(right))
-    raise ValueError(type(node).__name__)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return _bounded(OPERATORS[type(node.op)], _value(node.left), _value(node.right))
+    return ast.literal_eval(node)
 
 
 def _bounded(function, left, right):
