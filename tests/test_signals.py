@@ -38,7 +38,8 @@ def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
     before = path.stat().st_mtime_ns
     assert live(tmp_path / "over", *command) == 0  # a run that is over makes no more updates; fairseq makes one
-    assert path.stat().st_mtime_ns == before and not rows(tmp_path / "over")
+    assert path.stat().st_mtime_ns == before
+    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # the averages that may not have been logged
 
 
 def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
