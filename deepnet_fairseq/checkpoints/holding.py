@@ -60,54 +60,44 @@ def _take(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
         return
-    deadline = time.monotonic() + GRACE
-    while True:
-        try:
-            _hold = _Hold(folder)
-            return
-        except UserError:
-            if time.monotonic() >= deadline:
-                raise
+    hold, deadline = _Hold(folder), time.monotonic() + GRACE
+    while not hold.begin():
+        if time.monotonic() >= deadline:
+            raise UserError(hold.taken())
         time.sleep(0.1)
+    _hold = hold
 
 
 class _Hold:
-    """The lock and the file of one folder; UserError if another has them."""
+    """The lock and the file of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._file, self._over = folder, folder / HEARTBEAT, threading.Event()
+        self.folder, self._file, self._over, self._lock = folder, folder / HEARTBEAT, threading.Event(), None
         self._mine = {"host": socket.gethostname(), "pid": os.getpid(), "begun": time.strftime("%Y-%m-%d %H:%M:%S")}
-        self._lock = self._locked()
+
+    def begin(self) -> bool:
+        """Is the folder ours now?"""
         try:
-            if self._of_another():
-                raise self._taken()
-            self._write()
-        except UserError:
+            self._lock = os.open(self.folder, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             self.unlock()
-            raise
+            return False
+        except OSError:  # a file system that has none, as NFS for folders
+            self.unlock()
+        if self._of_another() or not self._write():
+            self.unlock()
+            return False
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        return True
 
     def end(self) -> None:
         """The file goes, unless another has taken over since; then the lock."""
         self._over.set()
-        if self._read() == self._mine:
+        if self._read()[0] == self._mine:
             with suppress(OSError):
                 self._file.unlink()
         self.unlock()
-
-    def _locked(self) -> int | None:
-        """A handle of the folder with the lock on it; None where the file system has none, as NFS for folders."""
-        handle = None
-        try:
-            handle = os.open(self.folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except OSError as error:
-            if handle is not None:
-                os.close(handle)
-            if isinstance(error, BlockingIOError):
-                raise self._taken() from None
-            return None
 
     def unlock(self) -> None:
         """Lets go of the lock, or, in a process forked off the one that has it, of the copy."""
@@ -115,57 +105,53 @@ class _Hold:
             os.close(self._lock)
             self._lock = None
 
-    def _of_another(self) -> bool:
-        """Does the file tell of a training that may be alive?"""
-        age = self._age()
-        if age is None or age > STALE:
-            return False
-        told = self._read()
-        if told is None:
-            return age < GRACE / 2  # it is just being written, or was killed there
-        if told["host"] != self._mine["host"]:
-            return True
-        return self._lock is None and told["pid"] != os.getpid() and _alive(told["pid"])
+    def taken(self) -> str:
+        """What to say to whoever comes second."""
+        told, age = self._read()
+        holder, way_out = "", "wait for its end, or give another --save-dir"
+        if told is not None:
+            holder = f" (process {told['pid']} on {told['host']}, begun {told.get('begun')}, heard of {age:.0f} s ago)"
+            if told["host"] != self._mine["host"]:
+                way_out += f"; if it is gone, remove {self._file}, which counts for {STALE / 60:.0f} minutes"
+        return f"{self.folder}: another training holds it{holder}; {way_out}"
 
-    def _taken(self) -> UserError:
-        told, age = self._read(), self._age()
-        if told is None:
-            return UserError(f"{self.folder}: another training holds it; wait for its end, or give another --save-dir")
-        holder = f"process {told['pid']} on {told['host']}, begun {told.get('begun')}, heard of {age or 0:.0f} s ago"
-        way_out = "wait for its end, or give another --save-dir"
-        if told["host"] != self._mine["host"]:
-            way_out += f"; if it is gone, remove {self._file}, which counts for {STALE / 60:.0f} minutes"
-        return UserError(f"{self.folder}: another training holds it ({holder}); {way_out}")
-
-    def _age(self) -> float | None:
-        """Seconds since the last beat; None without a file."""
+    def _read(self) -> tuple[dict | None, float]:
+        """What the file tells, None if it names nobody, and seconds since the last beat; for ever without a file."""
         try:
-            return abs(time.time() - self._file.stat().st_mtime)
+            age = abs(time.time() - self._file.stat().st_mtime)
         except OSError:
-            return None
-
-    def _read(self) -> dict | None:
+            return None, float("inf")
         try:
             told = json.loads(self._file.read_text())
-            return told if isinstance(told["host"], str) and isinstance(told["pid"], int) else None
+            return (told if isinstance(told["host"], str) and isinstance(told["pid"], int) else None), age
         except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return None, age
 
-    def _write(self) -> None:
-        """In place of one that counts no longer; two that come together cannot both make it."""
+    def _of_another(self) -> bool:
+        """Does the file tell of a training that may be alive?"""
+        told, age = self._read()
+        if told is None:
+            return age < GRACE / 2  # it is just being written, or was killed there
+        if told["host"] == self._mine["host"] and (self._lock is not None or not _alive(told["pid"])):
+            return False
+        return age <= STALE
+
+    def _write(self) -> bool:
+        """In place of one that counts no longer; of two that come together one makes it."""
         try:
             self._file.unlink(missing_ok=True)
             handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            raise self._taken() from None
+            return False
         except OSError:  # read-only, or full: fairseq will tell, or the disk has room again at the next save
-            return
+            return True
         try:
             os.write(handle, json.dumps(self._mine).encode())
         except OSError:
             self._file.unlink(missing_ok=True)
         finally:
             os.close(handle)
+        return True
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
@@ -176,8 +162,8 @@ class _Hold:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:  # another user's
-        pass
-    return True
+        return True
+    except OSError:
+        return False
+    return pid != os.getpid()
