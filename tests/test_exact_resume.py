@@ -15,48 +15,31 @@ from .faults import states
 from .support.lives import TINY, live, rows
 
 WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
-RUN = (
-    *WHOLE,
-    *TINY,
-    "--max-tokens",
-    "3000",
-    "--save-interval-updates",
-    "4",
-    "--keep-interval-updates",
-    "1",
-)  # 10 an epoch
-EMA = ("--store-ema", "--ema-decay", "0.9")
-CASES = {  # flags, moments of death
-    "accumulated": (("--update-freq", "3", *EMA, "--max-update", "9"), [("update", 6), ("write", 2)]),
-    "half precision": (
-        ("--bf16", "--optimizer", "deepnet_adam", "--num-workers", "2", "--max-update", "16"),
-        [("update", 14), ("rename", 3)],
-    ),
+SAVES = "--max-tokens 3000 --save-interval-updates 4 --keep-interval-updates 1"  # 10 updates an epoch
+EMA = "--store-ema --ema-decay 0.9"
+PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-threshold 1"
+CASES = {  # flags -> moments of death
+    f"--update-freq 3 {EMA} --max-update 9": [("update", 6), ("write", 2)],
+    "--bf16 --optimizer deepnet_adam --num-workers 2 --max-update 16": [("update", 14), ("rename", 3)],
 }
 MORE = {
-    "adam in bf16": (("--bf16", *EMA, "--ema-fp32", "--max-update", "24"), [("update", 3), ("validation", 5)]),
-    "deepnet_adam": (("--optimizer", "deepnet_adam", "--max-update", "24"), [("update", 23)]),
-    "averages now and then": ((*EMA, "--ema-update-freq", "3", "--max-update", "14"), [("update", 11)]),
-    "end of an epoch": (
-        ("--save-interval-updates", "0", "--max-epoch", "3"),
-        [("end", 10), ("update", 1), ("end", 10)],
-    ),
-    "over": (("--max-update", "12"), [("end", 12)]),
-    "a plateau": (
-        ("--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", "1", "--lr-threshold", "1", "--max-update", "42"),
-        [("update", 35)],
-    ),
-    "patience": (("--lr", "1e-9", "--patience", "3", "--max-update", "40"), [("end", 11)]),
-    "in the background": (("--write-checkpoints-asynchronously", "--max-update", "16"), [("write", 3), ("rename", 2)]),
-    "every batch again": (("--update-epoch-batch-itr", "True", "--max-update", "24"), [("update", 16)]),
+    f"--bf16 {EMA} --ema-fp32 --max-update 24": [("update", 3), ("validation", 5)],
+    "--optimizer deepnet_adam --max-update 24": [("update", 23)],
+    f"{EMA} --ema-update-freq 3 --max-update 14": [("update", 11)],
+    "--save-interval-updates 0 --max-epoch 3": [("end", 10), ("update", 1), ("end", 10)],  # the end of an epoch
+    "--max-update 12": [("end", 12)],  # when it was over
+    f"{PLATEAU} --max-update 42": [("update", 35)],
+    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],
+    "--write-checkpoints-asynchronously --max-update 16": [("write", 3), ("rename", 2)],
+    "--update-epoch-batch-itr True --max-update 24": [("update", 16)],
 }
 
 
-def check(data, folder, flags, deaths, kind: int = signal.SIGKILL) -> None:
+def check(data, folder, flags: str, deaths, kind: int = signal.SIGKILL) -> None:
     found = []
     for name, moments in (("alone", []), ("killed", deaths)):
         log, save = folder / f"{name}.log", folder / name
-        command = (data, *RUN, *flags, "--save-dir", save)
+        command = (data, *WHOLE, *TINY, *SAVES.split(), *flags.split(), "--save-dir", save)
         for moment in moments:
             assert live(log, *command, at=moment, kind=kind) == (-9 if kind == signal.SIGKILL else 128 + kind)
         assert live(log, *command) == 0, log.read_text()[-2000:]
@@ -66,23 +49,17 @@ def check(data, folder, flags, deaths, kind: int = signal.SIGKILL) -> None:
     assert list(states.differences(killed, alone)) == []
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_killed_training_ends_as_one_left_alone(case, data, tmp_path):
+@pytest.mark.parametrize("flags", [*CASES, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in MORE)])
+def test_killed_training_ends_as_one_left_alone(flags, data, tmp_path):
     """Killed after updates, in the second epoch, in the middle of saves."""
-    check(data, tmp_path, *CASES[case])
+    check(data, tmp_path, flags, (CASES | MORE)[flags])
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("case", MORE)
-def test_killed_training_with_other_flags(case, data, tmp_path):
-    check(data, tmp_path, *MORE[case])
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)])
+@pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
 def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
     """By a signal: in an epoch, at its last update, in its validation, at the last update of all."""
-    check(data, tmp_path, ("--max-update", "16"), [moment], kind=signal.SIGTERM)
+    check(data, tmp_path, "--max-update 16", [moment], kind=signal.SIGTERM)
 
 
 class Optimiser:

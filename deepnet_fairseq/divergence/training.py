@@ -20,6 +20,7 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.trainer import Trainer
 
+from ..checkpoints import holding
 from ..compat.wrapping import wrap
 from ..distributed import agreement
 from . import FLOOR, GRADIENTS, LOSS, STATUS, WEIGHTS, Diverged, Stop, report
@@ -178,6 +179,7 @@ def _train(original, cfg, trainer, task, epoch_itr):
         except Diverged as error:
             stop = error.stop  # and no more: the traceback would keep the step's tensors
         if not _set_back(trainer, epoch_itr, stop):
+            holding.release()
             raise SystemExit(STATUS)
 
 
