@@ -149,7 +149,6 @@ def test_theorem_4_2_of_a_stack_alone():
 
 ENCODER_DECODERS_ONLY = {
     ("theory", "--arch", "deepnet_lm"): "--arch deepnet_lm: the table is of encoder-decoders",
-    ("scale", "--arch", "deepnet_masked_lm"): "--arch deepnet_masked_lm: what a GPU's host",
     ("bench", "--ours=--arch=deepnet_lm"): "the benchmark is of deepnet_transformer",
 }
 
