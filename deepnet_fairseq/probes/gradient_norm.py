@@ -62,12 +62,11 @@ class GradientL1(Probe):
         self.found: dict[str, float] = {}
 
     def gradients(self, scale: float | Tensor) -> None:
-        weights = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
-        if weights:  # not all frozen
-            grads = [weight.linear.weight.grad for weight in weights]
-            sums = torch.stack(torch._foreach_norm(grads, 1, dtype=torch.float32)) * scale
-            for weight, norm in zip(weights, sums.tolist(), strict=True):
-                self.found[f"{weight.site}.{weight.role}"] = norm / weight.linear.weight.numel()
+        graded = [(w, grad) for w in branch_weights(self.model) if (grad := w.linear.weight.grad) is not None]
+        if graded:  # not all frozen
+            sums = torch.stack(torch._foreach_norm([grad for _, grad in graded], 1, dtype=torch.float32)) * scale
+            for (weight, grad), norm in zip(graded, sums.tolist(), strict=True):
+                self.found[f"{weight.site}.{weight.role}"] = norm / grad.numel()
 
     def values(self) -> Values:
         return self.found

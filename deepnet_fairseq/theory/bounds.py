@@ -67,8 +67,8 @@ def branches(model: nn.Module) -> list[Branch]:
     found = []
     for site, first, last in matrices(model):
         shortcut, branch = model.stacks()[site.stack].layers[site.layer - 1].residual[site.sublayer].scales()
-        gains = (_rms(linear.weight) / xavier_std(linear) for linear in (first, last))
-        found.append(Branch(site, *gains, _rms(shortcut) / _rms(branch)))
+        v, w = (_rms(linear.weight) / xavier_std(linear) for linear in (first, last))
+        found.append(Branch(site, v, w, _rms(shortcut) / _rms(branch)))
     return found
 
 
