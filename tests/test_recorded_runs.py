@@ -87,7 +87,7 @@ def test_runs_by_name(tmp_path):
         (6, {}, "score.json: no such file"),
         (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
         (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
-        (7, {"panel": "lr", "value": "high"}, "value 'high': must be a setting"),
+        (7, {"panel": "lr", "value": "high", "valid": {9: (1, 7.0)}}, "value 'high': must be a setting"),
         (7, {"panel": "lr", "value": "1"}, "no validation loss in it"),
         (8, {"method": "nothing"}, "method 'nothing' is unknown"),
         (8, {"encoder_layers": "6"}, "encoder_layers '6': must be a number of layers"),
