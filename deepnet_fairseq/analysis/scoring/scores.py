@@ -80,7 +80,7 @@ def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "
         "chrf": measure(CHRF(lowercase=lowercase), *text),
         "reference": "raw" if prepared.raw else "generated",
         "sentences": len(prepared.hypotheses),
-        "length_ratio": bleu.corpus_score(prepared.hypotheses, [prepared.references]).ratio,  # type: ignore[attr-defined]
+        "length_ratio": bleu.corpus_score(prepared.hypotheses, [prepared.references]).ratio,
         "generation": generation_speed(prepared.generated.path),
     }
 
