@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tabulate import tabulate
+
 from .disk import NAMESPACE, ShortFiles, SmallDisk, namespaces_work
 
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
@@ -46,13 +48,9 @@ def main() -> int:
 
 def run(given: argparse.Namespace, folder: Path) -> str | None:
     """One campaign for each number of processes; what went wrong, if anything."""
-    import fairseq_cli.train  # noqa: F401
     import torch
-    import torch._dynamo  # a second of every life, else
 
-    import deepnet_fairseq  # noqa: F401  (as --user-dir would, once for every life)
-
-    from . import campaign
+    from . import campaign  # which imports what every life needs
 
     torch.set_num_threads(1)  # a process with threads cannot be forked
     begun, chance = time.monotonic(), random.Random(given.seed)
@@ -78,13 +76,13 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
 def table(tallies: dict) -> str:
     from .log import PHASES
 
-    rows = [("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")]
+    rows = []
     for name, tally in tallies.items():
         kills = [tally.kills[phase] for phase in PHASES]
         numbers = (tally.resumes, tally.full_disks, tally.failed_saves, tally.survivors)
         rows.append((name, tally.trainings, sum(kills), *kills, *numbers))
-    widths = [max(len(str(row[place])) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths)) for row in rows)
+    heads = ("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
+    return tabulate(rows, heads, "plain", colalign=("right",) * len(heads))
 
 
 if __name__ == "__main__":

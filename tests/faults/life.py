@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..support.helpers import USER_DIR
+from ..support.ranks import fairseq_train
 from .log import Log
 
 POLL = 5e-4  # seconds
@@ -130,9 +131,9 @@ class Launched(Life):
             self.bury()
 
     def bury(self) -> None:
-        with suppress(ProcessLookupError):
+        if self.members[0].poll() is None:  # else its number may be another's by now
             os.killpg(self.members[0].pid, signal.SIGKILL)
-        self.members[0].wait()
+            self.members[0].wait()
 
 
 def lives(pid: int) -> bool:
@@ -153,16 +154,5 @@ def free_port() -> int:
 
 
 def _train(flags: list[str], log: Path, environment: dict[str, str]) -> None:
-    """fairseq-train in a process that was forked: its streams, its environment, its way of ending."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
     os.environ.update(environment)
-    sys.argv = [str(PROGRAMS / "fairseq-train"), *flags]
-    from fairseq_cli.train import cli_main
-
-    try:
-        cli_main()
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
+    fairseq_train(["fairseq-train", *flags], log)
