@@ -41,6 +41,7 @@ def figure7(runs: list[RecordedRun], path: Path) -> str:
     panels: dict[str, list[RecordedRun]] = {panel: [] for panel in PANELS}
     for run in runs:
         panels[run.choice("panel", panels)].append(run)
+        setting(run)
     sheet = Sheet(3, 1, paper.SETTING[7], size=(4.2, 4.4), shared=False)
     # a run too short to be seen beside the paper's 30,000 updates gets an axis of its own
     own = max(run.validation.end for run in runs) < paper.FIGURE7_UPDATES[0]
