@@ -255,7 +255,7 @@ def given(tmp_path):
     folder = tmp_path / "my text"
     folder.mkdir()
     for split, text in make_corpus({"train": 800, "valid": 40, "test": 30}).items():
-        for lang, sentences in (("de", text.source), ("en", text.target)):
+        for lang, sentences in zip(("de", "en"), zip(*text, strict=True), strict=True):
             (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in sentences))
     for lang in ("de", "en"):
         shutil.copy(folder / f"test.{lang}", folder / f"test.old.{lang}")

@@ -19,8 +19,7 @@ from deepnet_fairseq.data.language.meaning import (
     Word,
     respell,
 )
-from deepnet_fairseq.data.parallel import read_parallel
-from deepnet_fairseq.data.prepare import prepare_text
+from deepnet_fairseq.data.prepare import prepare_text, read_parallel
 from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
@@ -96,32 +95,32 @@ def corpus():
 
 
 def test_splits_do_not_overlap(corpus):
-    for side in ("source", "target"):
-        lines = [line for text in corpus.values() for line in getattr(text, side)]
+    for side in (0, 1):
+        lines = [pair[side] for text in corpus.values() for pair in text]
         assert len(set(lines)) == len(lines) == sum(SIZES.values())
 
 
 def test_seeded_and_extensible(corpus):
     assert make_corpus(SIZES) == corpus
     longer = make_corpus(SIZES | {"train": 3000})
-    assert longer["train"].source[:2000] == corpus["train"].source
+    assert longer["train"][:2000] == corpus["train"]
     assert longer["test"] == corpus["test"]
     assert make_corpus(SIZES, seed=2)["test"] != corpus["test"]
 
 
 def test_lengths_of_talks_and_open_vocabulary(corpus):
-    lengths = [len(line.split()) for line in corpus["train"].source]
+    lengths = [len(line.split()) for line, _ in corpus["train"]]
     assert 13 < statistics.mean(lengths) < 22  # TED talks: about 19 words
     assert max(lengths) > 40
-    known = {word for line in corpus["train"].source for word in line.split()}
-    unseen = {word for line in corpus["test"].source for word in line.split()} - known
+    known = {word for line, _ in corpus["train"] for word in line.split()}
+    unseen = {word for line, _ in corpus["test"] for word in line.split()} - known
     assert len(unseen) > 20
 
 
 def test_command_writes_it(tmp_path, corpus):
     sizes = [word for split, size in SIZES.items() for word in (f"--{split}", size)]
     run("deepnet", "corpus", tmp_path / "c", *sizes)
-    assert (tmp_path / "c" / "train.qab").read_text().splitlines() == corpus["train"].target
+    assert (tmp_path / "c" / "train.qab").read_text().splitlines() == [target for _, target in corpus["train"]]
     assert read_parallel(str(tmp_path / "c" / "valid"), "qaa", "qab") == corpus["valid"]
 
 

@@ -14,8 +14,7 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-from deepnet_fairseq.data.monolingual import prepare as preparation
-from deepnet_fairseq.data.monolingual import segmenter
+from deepnet_fairseq.data import lm_text
 from deepnet_fairseq.errors import UserError
 
 from .support.loopback import serve
@@ -70,7 +69,7 @@ def test_script(sentencepieces, texts, tmp_path):
 
 def test_gpt2_merges_by_rank(gpt2):
     """256 bytes come before the merges: "the" is number 257, " un" 262 before "un" + "do" can be."""
-    encode = segmenter.read(gpt2).encode
+    encode = lm_text.read(gpt2).encode
     number = {merge.replace(" ", ""): str(256 + rank) for rank, merge in enumerate(MERGES)}
     assert encode("the cat") == f"{number['the']} {number['Ġcat']}"
     assert encode("undo") == number["undo"]
@@ -85,7 +84,7 @@ def test_dictionary(made, request):
     counts = Counter(symbol for line in lines for symbol in line[:-1])
     rows = [row.rsplit(" ", 1) for row in (data / "dict.txt").read_text(encoding="utf-8").splitlines()]
     real = {symbol: int(count) for symbol, count in rows if not symbol.startswith("madeupword")}
-    assert real == {symbol: counts[symbol] for symbol in segmenter.read(data).symbols}
+    assert real == {symbol: counts[symbol] for symbol in lm_text.read(data).symbols}
     assert [int(count) for _, count in rows] == sorted((int(count) for _, count in rows), reverse=True)
     assert len(dictionary) % 8 == 0 and len(dictionary) - len(rows) == 4
     types = {"sentencepieces": VOCAB - 3, "gpt2": 256 + len(MERGES)}  # SentencePiece counts <unk>, <s> and </s>
@@ -143,13 +142,13 @@ def test_fetched_from_where_they_lie(tmp_path, monkeypatch):
     """Once; another file than published is refused."""
     bodies = {path.name: path.read_bytes() for path in write_gpt2(tmp_path / "made")}
     with serve({f"/{name}": body for name, body in bodies.items()}) as server:
-        monkeypatch.setattr(preparation, "PLACES", (server.url(),))
+        monkeypatch.setattr(lm_text, "PLACES", (server.url(),))
         with pytest.raises(UserError, match=r"encoder.json: no address gives it .*sha256.*tiktoken"):
-            preparation.fetch_gpt2(tmp_path / "other")
+            lm_text.fetch_gpt2(tmp_path / "other")
         sums = {name: f"sha256:{hashlib.sha256(body).hexdigest()}" for name, body in bodies.items()}
-        monkeypatch.setattr(preparation, "CHECKSUMS", sums)
+        monkeypatch.setattr(lm_text, "CHECKSUMS", sums)
         for _ in range(2):
-            found = preparation.fetch_gpt2(tmp_path / "fetched")
+            found = lm_text.fetch_gpt2(tmp_path / "fetched")
         assert {name: path.read_bytes() for name, path in found.items()} == bodies
         assert server.ranges("/vocab.bpe") == [None]
 
@@ -233,7 +232,7 @@ SETTINGS = {
 def test_settings_that_are_none(text, tmp_path):
     (tmp_path / "text.json").write_text(text)
     with pytest.raises(UserError, match=SETTINGS[text]):
-        segmenter.read(tmp_path)
+        lm_text.read(tmp_path)
     (tmp_path / "text.json").unlink()
     with pytest.raises(UserError, match=r"text.json: no such file; make the data with `deepnet prepare-lm`"):
-        segmenter.read(tmp_path)
+        lm_text.read(tmp_path)

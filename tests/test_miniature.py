@@ -14,8 +14,8 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
 from deepnet_fairseq.data.miniature.text import translations
-from deepnet_fairseq.data.multilingual.m2m import FLORES
 from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.data.recipes.m2m102 import FLORES
 
 FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 WMT, OPUS_100 = "http://www.statmt.org/wmt13/{}.tgz", "https://example.org/opus-100-corpus-{}-v1.0.tar.gz"

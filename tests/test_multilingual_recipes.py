@@ -15,10 +15,10 @@ from fairseq.data import data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.download import fetch_all
-from deepnet_fairseq.data.multilingual import m2m as sources
 from deepnet_fairseq.data.multilingual import prepare as preparation
-from deepnet_fairseq.data.multilingual.m2m import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.data.recipes import m2m102 as sources
+from deepnet_fairseq.data.recipes.m2m102 import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 

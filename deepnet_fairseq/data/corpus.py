@@ -10,7 +10,7 @@ from random import Random
 from ..errors import UserError
 from .language import LANGS, qaa, qab
 from .language.meaning import Speaker, build_lexicon
-from .parallel import ParallelText
+from .lines import Pairs, write_columns
 
 SIZES = {"train": 20_000, "valid": 500, "test": 500}
 
@@ -27,8 +27,8 @@ def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str
             yield source, target
 
 
-def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, ParallelText]:
-    """split -> text; the same numbers always give the same corpus, and a longer train split extends a shorter one.
+def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, Pairs]:
+    """split -> pairs; the same numbers always give the same corpus, and a longer train split extends a shorter one.
 
     sizes: split -> sentence pairs. UserError for fewer than 1 of these, 1 noun or 10 verbs.
     """
@@ -36,13 +36,10 @@ def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: i
         raise UserError("the corpus needs at least 1 sentence a split, 1 noun and 10 verbs")
     pairs = sentence_pairs(seed, nouns, verbs)
     held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}
-    splits = {"train": list(islice(pairs, sizes["train"]))} | held_out
-    return {split: ParallelText(*map(list, zip(*rows, strict=True))) for split, rows in splits.items()}
+    return {"train": list(islice(pairs, sizes["train"]))} | held_out
 
 
-def write_corpus(corpus: dict[str, ParallelText], dest: Path) -> None:
+def write_corpus(corpus: dict[str, Pairs], dest: Path) -> None:
     """DEST/SPLIT.qaa and DEST/SPLIT.qab."""
-    dest.mkdir(parents=True, exist_ok=True)
-    for split, text in corpus.items():
-        for lang, lines in zip(LANGS, (text.source, text.target), strict=True):
-            (dest / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for split, pairs in corpus.items():
+        write_columns([dest / f"{split}.{lang}" for lang in LANGS], pairs)

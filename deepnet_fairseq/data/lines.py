@@ -20,6 +20,7 @@ from tqdm import tqdm
 from ..atomic_output import whole
 from ..errors import UserError
 
+Pairs = list[tuple[str, str]]  # sentences, source and target
 CHUNK = 2000  # lines a process takes at a time
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -12,7 +12,7 @@ import sentencepiece
 from ..atomic_output import whole
 from ..errors import UserError
 from .binarise import binarise
-from .parallel import ParallelText, read_parallel
+from .lines import Pairs, read_pairs, write_columns
 
 MIN_TRAIN_PAIRS = 100
 SPLITS = ("train", "valid", "test")
@@ -37,25 +37,45 @@ def prepare_text(
             texts[f"{split}{number or ''}"] = read_parallel(prefix, *langs, drop_empty)
     for name, text in texts.items():
         print(f"| {name}: {len(text):,} sentence pairs")
-    model = train_bpe(texts["train"], vocab)
+    if (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
+        raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+    print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
+    model = sentencepiece_model((pair[i] for i in (0, 1) for pair in texts["train"]), vocab, character_coverage=1.0)
 
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         (part / "spm.model").write_bytes(model)
         print(f"| segmenting into {vocab:,} pieces")
-        segment(sentencepiece.SentencePieceProcessor(model_proto=model), texts, langs, part / "text")
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        for name, text in texts.items():
+            sides = [processor.encode(list(lines), out_type=str) for lines in zip(*text, strict=True)]
+            rows = (tuple(map(" ".join, pair)) for pair in zip(*sides, strict=True))
+            write_columns([part / "text" / f"{name}.{lang}" for lang in langs], rows)
         print("| binarising")
         prefixes = {split: [part / "text" / name for name in texts if name.startswith(split)] for split in SPLITS}
         binarise(langs, prefixes, part)
     print(f"| wrote {dest}")
 
 
-def train_bpe(text: ParallelText, vocab: int) -> bytes:
-    """A SentencePiece BPE model over both sides; UserError if the text is too small for `vocab` pieces."""
-    if len(text) < MIN_TRAIN_PAIRS:
-        raise UserError(f"{len(text)} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
-    print(f"| training a joint BPE of {vocab:,} pieces on {2 * len(text):,} sentences")
-    return sentencepiece_model(text.source + text.target, vocab, character_coverage=1.0)
+def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
+    """PREFIX.source_lang and PREFIX.target_lang, without white space around the lines.
+
+    UserError for a missing file, bad UTF-8, unequal or empty lines.
+    """
+    paths = [Path(f"{prefix}.{lang}") for lang in (source_lang, target_lang)]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; a prefix P stands for P.SRC and P.TGT")
+    pairs = [(source.strip(), target.strip()) for source, target in read_pairs(*paths)]
+    empty = [number for number, pair in enumerate(pairs, 1) if not all(pair)]
+    if empty and not drop_empty:
+        number = empty[0]
+        side = paths[bool(pairs[number - 1][0])]
+        raise UserError(f"{side}, line {number}: empty ({len(empty):,} such pairs); remove them, or pass --drop-empty")
+    kept = [pair for pair in pairs if all(pair)]
+    if not kept:
+        raise UserError(f"{paths[0]}: no sentence in it")
+    return kept
 
 
 def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:
@@ -71,11 +91,3 @@ def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> byte
             raise UserError(f"--vocab {vocab}: below this text's {limit.group(1)} characters; raise it") from None
         raise UserError(f"--vocab {vocab}: SentencePiece cannot train on this text ({error})") from error
     return model.getvalue()
-
-
-def segment(processor, texts: dict[str, ParallelText], langs: tuple[str, str], folder: Path) -> None:
-    """Writes folder/NAME.LANG, pieces separated by blanks."""
-    for name, text in texts.items():
-        for lang, lines in zip(langs, (text.source, text.target), strict=True):
-            pieces = processor.encode(lines, out_type=str)
-            (folder / f"{name}.{lang}").write_text("".join(" ".join(p) + "\n" for p in pieces), encoding="utf-8")

@@ -18,7 +18,8 @@ VOCAB = 150
 
 def documents(sentences: int, seed: int = 1) -> list[list[str]]:
     """Sentences of the embedded corpus, DOCUMENT of them at a time."""
-    made = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"].source
+    made = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"]
+    made = [source for source, _ in made]
     return [made[first : first + DOCUMENT] for first in range(0, sentences, DOCUMENT)]
 
 

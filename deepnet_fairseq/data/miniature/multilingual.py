@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from itertools import combinations, islice
 
-from ..multilingual.m2m import FLORES, FLORES_SPLITS, ZERO_SHOT_LANGUAGES
-from ..recipes.opus100 import WITHOUT_TEST
+from ..recipes.m2m102 import FLORES, FLORES_SPLITS, ZERO_SHOT_LANGUAGES
+from ..recipes.opus100 import ARCHIVES
 from .text import lines, split, tar_gz, zipped
 
 OPUS_100 = {"de-en": 3000, "en-fr": 1500, "en-ru": 750}  # sentence pairs to train on
@@ -20,7 +20,7 @@ def opus100(pair: str) -> bytes:
     """Bytes of opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
     langs = tuple(pair.split("-"))
     wanted = {"train": OPUS_100.get(pair, SMALL)}
-    if pair not in WITHOUT_TEST:
+    if ARCHIVES[pair].test:
         wanted |= {"dev": HELD_OUT, "test": HELD_OUT}
     members = {}
     for subset, rows in split(f"opus-100 {pair}", langs, wanted).items():

@@ -6,8 +6,8 @@ from ...errors import UserError
 from .base import Options, Recipe
 from .iwslt14 import Iwslt14
 from .m2m102 import M2m102
+from .multilingual import OwnText
 from .opus100 import Opus100
-from .own_text import OwnText
 from .wmt import Wmt14, Wmt17
 
 RECIPES: dict[str, Recipe] = {

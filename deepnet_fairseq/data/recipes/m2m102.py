@@ -3,24 +3,194 @@
 12 billion sentence pairs in 1,932 directions: more than one machine holds as text, or reads in an epoch. So pairs are
 named, and each is downloaded, cleaned, segmented and binarised into shards, and its archives are removed before the
 next one comes. What was there stays when pairs are added.
+
+OPUS goes by ISO 639-1, as M2M-100 does; Flores-101 by codes of its own near ISO 639-3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import combinations
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from itertools import chain, combinations
 from pathlib import Path
 
 from ...errors import UserError
-from ..download import RemoteFile
-from ..multilingual.m2m import FLORES_101, VERSIONS, ZERO_SHOT, Archives, Evaluation, archive_of, clean
-from ..multilingual.pair_text import PairText, Sentences, parse_pair
-from ..multilingual.recipe import MultilingualRecipe
+from ..archive import stream_lines, unpack
+from ..download import RemoteFile, digest, fetch_all, say
+from ..lines import align
+from ..multilingual.pair_text import PairText, Sentences, file_state, one_line, parse_pair, read_lines, read_pairs
 from ..steps import Steps
 from .base import Options
+from .multilingual import MultilingualRecipe
 
 MINIATURE = ("de-en", "de-fr", "en-fr")
+SITE = "https://object.pouta.csc.fi"
+VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
+LONGEST = 1000  # characters a side; sentences beyond are menus and lists
+FLORES_101 = RemoteFile(
+    "flores101_dataset.tar.gz", ("https://dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz",)
+)
+ZERO_SHOT = RemoteFile(
+    "opus-100-corpus-zeroshot-v1.0.tar.gz",
+    ("https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz",),
+    2_556_791,
+    "sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
+    "the datasets library, datasets/opus100/dataset_infos.json",
+)
+ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # every two of them
+FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}
+CODES = """
+af:afr am:amh ar:ara as:asm ast:ast az:azj be:bel bg:bul bn:ben bs:bos ca:cat ceb:ceb ckb:ckb cs:ces cy:cym da:dan
+de:deu el:ell en:eng es:spa et:est fa:fas ff:ful fi:fin fr:fra ga:gle gl:glg gu:guj ha:hau he:heb hi:hin hr:hrv hu:hun
+hy:hye id:ind ig:ibo is:isl it:ita ja:jpn jv:jav ka:kat kam:kam kea:kea kk:kaz km:khm kn:kan ko:kor ky:kir lb:ltz
+lg:lug ln:lin lo:lao lt:lit luo:luo lv:lav mi:mri mk:mkd ml:mal mn:mon mr:mar ms:msa mt:mlt my:mya ne:npi nl:nld no:nob
+ns:nso ny:nya oc:oci om:orm or:ory pa:pan pl:pol ps:pus pt:por ro:ron ru:rus sd:snd sk:slk sl:slv sn:sna so:som sr:srp
+sv:swe sw:swh ta:tam te:tel tg:tgk th:tha tl:tgl tr:tur uk:ukr umb:umb ur:urd uz:uzb vi:vie wo:wol xh:xho yo:yor
+zh:zho_simpl zh_TW:zho_trad zu:zul
+"""
+FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())
+
+
+def archive_of(corpus: str, pair: str) -> RemoteFile:
+    """pair: in the order of the alphabet, as OPUS has it. No checksums are published: the first download's is kept."""
+    url = f"{SITE}/OPUS-{corpus}/{VERSIONS[corpus]}/moses/{pair}.txt.zip"
+    return RemoteFile(f"{corpus}.{pair}.zip", (url,))
+
+
+class Archives:
+    """Those of one pair, fetched when they are first read; a corpus that does not have the pair is passed over."""
+
+    def __init__(self, pair: str, downloads: Path, miniature: bool):
+        self.pair, self.downloads, self.miniature = pair, downloads, miniature
+
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        """corpus -> archive. UserError if no corpus has the pair."""
+        paths = {}
+        for corpus in VERSIONS:
+            file = archive_of(corpus, self.pair)
+            try:
+                paths[corpus] = fetch_all([file], self.downloads, self.miniature)[file.name]
+            except UserError as error:
+                if ": 404 " not in str(error):
+                    raise
+                say(f"{corpus} does not have {self.pair}: passed over")
+        if not paths:
+            raise UserError(f"--pairs {self.pair}: none of {', '.join(VERSIONS)} has it; leave it out")
+        return paths
+
+    def read(self) -> Sentences:
+        """The sentence pairs of all archives, as they are; UserError where languages have not as many lines."""
+        for corpus, path in self.paths.items():
+            members = tuple(f"{corpus}.{self.pair}.{lang}" for lang in parse_pair(self.pair))
+            source, target = (map(one_line, stream_lines(path, member)) for member in members)
+            yield from align(source, target, members, empty="keep")
+
+    def lines(self) -> int:
+        """Sentence pairs of all archives together."""
+        lang = parse_pair(self.pair)[0]
+        members = (stream_lines(path, f"{corpus}.{self.pair}.{lang}") for corpus, path in self.paths.items())
+        return sum(1 for _ in chain.from_iterable(members))
+
+    def remove(self) -> None:
+        """Deletes what was fetched; the next reading fetches anew."""
+        for corpus in VERSIONS:
+            (self.downloads / archive_of(corpus, self.pair).name).unlink(missing_ok=True)
+        self.__dict__.pop("paths", None)
+
+
+def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], name: str) -> Sentences:
+    """The pairs that are fit for training; says at the end how many were left out for which reason.
+
+    Left out are pairs with an empty side, equal sides, a side over 1,000 characters, one of the sentences `held_out`
+    for evaluation on its side, and pairs that came before. Of each that is kept a hash of 8 bytes is remembered, which
+    takes about 80 bytes of memory; that any of 400 million is taken for another has a chance below 1%.
+
+    Of what M2M-100 did (Fan et al., 2020, examples/m2m_100 of fairseq) three filters are not here: too much
+    punctuation, characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.
+    """
+    counts, seen = Counter(), set()
+    for source, target in pairs:
+        if not source or not target:
+            counts["empty"] += 1
+        elif source == target:
+            counts["equal sides"] += 1
+        elif len(source) > LONGEST or len(target) > LONGEST:
+            counts["too long"] += 1
+        elif source in held_out[0] or target in held_out[1]:
+            counts["evaluation"] += 1
+        elif (known := blake2b(f"{source}\t{target}".encode(), digest_size=8).digest()) in seen:
+            counts["twice"] += 1
+        else:
+            seen.add(known)
+            counts["kept"] += 1
+            yield source, target
+    print(f"| {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common()), flush=True)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """In DEST/evaluation once `fetch` was called; folder: FOLDER/PAIR/SUBSET.LANG, further test sets, or None."""
+
+    dest: Path
+    downloads: Path
+    miniature: bool
+    folder: Path | None
+
+    def fetch(self) -> dict[str, dict]:
+        """Downloads and unpacks; name -> {"sha256", "size", "url"}."""
+        files = (FLORES_101, ZERO_SHOT)
+        folders = [self.dest / "evaluation" / name for name in ("flores101", "opus100")]
+
+        def make() -> dict:
+            found = fetch_all(files, self.downloads, self.miniature)
+            for path, folder in zip(found.values(), folders, strict=True):
+                unpack(path, folder, lambda name: "/dev/" in name or "/devtest/" in name or "zero-shot" in name)
+            return {
+                file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
+                for file, path in zip(files, found.values(), strict=True)
+            }
+
+        return Steps(self.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
+
+    def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
+        """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, and FOLDER's."""
+        return {name: partial(read_pairs, *paths, empty="keep") for name, paths in self._paths(langs).items()}
+
+    def state(self, langs: tuple[str, str]) -> dict:
+        """What changes when the test sets of a pair do, as PairText.state."""
+        paths = self._paths(langs)
+        given = [path for name in self._given("-".join(langs)) for path in paths[name]]
+        return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in given}}
+
+    def held_out(self, lang: str) -> frozenset[str]:
+        """All sentences of a language in all the sets."""
+        root, code = self.dest / "evaluation", FLORES.get(lang)
+        files = [*(root / "opus100").rglob(f"*.{lang}"), *(self.folder.rglob(f"*.{lang}") if self.folder else ())]
+        files += [path for split in FLORES_SPLITS.values() for path in root.rglob(f"{code}.{split}")]
+        return frozenset(line for path in files for line in read_lines(path))
+
+    def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
+        root, pair = self.dest / "evaluation", "-".join(langs)
+        paths = {}
+        if all(lang in FLORES for lang in langs):
+            for name, split in FLORES_SPLITS.items():
+                folder = root / "flores101" / "flores101_dataset" / split
+                paths[name] = [folder / f"{FLORES[lang]}.{split}" for lang in langs]
+        if all(lang in ZERO_SHOT_LANGUAGES for lang in langs):
+            folder = root / "opus100" / "opus-100-corpus" / "v1.0" / "zero-shot" / pair
+            paths["opus"] = [folder / f"opus.{pair}-test.{lang}" for lang in langs]
+        for name in self._given(pair):
+            paths[name] = [self.folder / pair / f"{name}.{lang}" for lang in langs]
+        return paths
+
+    def _given(self, pair: str) -> list[str]:
+        """The subsets of FOLDER."""
+        folder = self.folder / pair if self.folder else None
+        return sorted({path.stem for path in folder.iterdir()}) if folder and folder.is_dir() else []
 
 
 class M2m102(MultilingualRecipe):

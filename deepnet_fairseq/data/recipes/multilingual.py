@@ -1,21 +1,26 @@
-"""What the multilingual recipes share: pairs that may come one after another, and the steps that make them."""
+"""What the multilingual recipes share: pairs that may come one after another, and the steps that make them.
+
+And the recipe of anybody's text in many languages: a folder of pairs, raw, one sentence a line.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
-from ..recipes.base import Options, Recipe, versions
+from ..multilingual.pair_text import PairText, file_state, parse_pair, read_pairs
+from ..multilingual.prepare import Multilingual
+from ..multilingual.vocabulary import Pieces, Vocabulary
 from ..steps import Steps, read_json, write_json
-from .pair_text import PairText, parse_pair
-from .prepare import Multilingual
-from .vocabulary import Pieces, Vocabulary
+from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 MINIATURE_VOCAB = 600
+SUBSETS = ("train", "valid", "test")  # of own text
 
 
 class MultilingualRecipe(Recipe):
@@ -105,3 +110,40 @@ def _with_earlier(dest: Path, asked: tuple[str, ...]) -> list[str]:
     pairs = sorted({*asked, *read_json(record).get("pairs", [])})
     write_json(record, {"pairs": pairs})
     return pairs
+
+
+class OwnText(MultilingualRecipe):
+    """FOLDER/PAIR/SUBSET.LANG, as in FOLDER/deu-eng/train.deu; valid and test may be missing."""
+
+    name = "multilingual"
+    title = "any text in FOLDER/PAIR/{train,valid,test}.LANG (--from FOLDER), one vocabulary for all its languages"
+    takes = MultilingualRecipe.takes | {"text"}
+    vocab = 16_000
+
+    def files(self, options: Options) -> tuple:
+        return ()
+
+    def check(self, options: Options) -> None:
+        if options.text is None:
+            raise UserError("the recipe multilingual needs text: --from FOLDER, with FOLDER/de-en/train.de and so on")
+        super().check(options)
+
+    def pairs(self, options: Options) -> tuple[str, ...]:
+        """The folders that --pairs names, or all."""
+        found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
+        missing = [pair for pair in options.pairs or () if pair not in found]
+        if missing or not found:
+            raise UserError(
+                f"{options.text / (missing[0] if missing else 'de-en')}: no such folder; name pairs that are there"
+            )
+        return options.pairs or tuple(found)
+
+    def text(self, options: Options, pair: str) -> PairText:
+        langs = parse_pair(pair)
+        subsets, state = {}, {}
+        for subset in SUBSETS:
+            paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
+            if subset == "train" or any(path.exists() for path in paths):
+                subsets[subset] = partial(read_pairs, *paths)
+                state |= {path.name: file_state(path) for path in paths}
+        return PairText(langs, subsets, state)

@@ -1,0 +1,198 @@
+"""Plain text -> pieces -> fairseq's binarised data for the tasks language_modeling and masked_lm.
+
+Text goes through in lines, not through memory; only SentencePiece's training holds up to 10 million of them. What cuts
+it, one of fairseq's own encoders, is remembered beside the data: DATA/text.json holds fairseq's settings, {"bpe":
+"sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json",
+"gpt2_vocab_bpe": "vocab.bpe"}, with file names from the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fairseq.data import Dictionary, encoders
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+from ..atomic_output import check_folder, whole
+from ..errors import UserError
+from ..json_text import read_object
+from .binarise import binarise_plain
+from .lines import map_lines, read_lines, write_lines
+from .multilingual.vocabulary import Vocabulary
+from .prepare import sentencepiece_model
+from .steps import write_json
+
+NAME = "text.json"
+MEND = "take those of GPT-2"
+TRAINED_ON = 10_000_000  # lines drawn for SentencePiece
+LONGEST = 1 << 20  # bytes of a line that it does not pass over; a paragraph may be one
+PLACES = (  # of GPT-2's files: where fairseq takes them, and OpenAI
+    "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",
+)
+CHECKSUMS = {  # those that OpenAI's tiktoken holds its downloads against
+    "encoder.json": "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
+    """Of encoder.json and vocab.bpe (Radford et al. 2019, bytes in pairs): fairseq writes pieces as their numbers."""
+    numbers = read_object(path, MEND)
+    values = list(numbers.values())
+    if any(type(number) is not int or number < 0 for number in values) or len(set(values)) < len(values):
+        raise UserError(f"{path}: must give each piece a whole number of its own; {MEND}")
+    if missing := [symbol for symbol in bytes_to_unicode().values() if symbol not in numbers]:
+        raise UserError(f"{path}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
+    for number, line in enumerate(read_lines(merges), 1):
+        pair = line.split(" ")
+        if number == 1 and not line.startswith("#version"):  # fairseq passes over it whatever it is
+            raise UserError(f"{merges}, line 1: is not #version; {MEND}")
+        if number > 1 and (len(pair) != 2 or "".join(pair) not in numbers):
+            raise UserError(f"{merges}, line {number}: is not two pieces that are one in encoder.json; {MEND}")
+    return [str(number) for number in sorted(values)]
+
+
+KINDS = {  # of fairseq's --bpe: its setting -> name of the file in the folder of the data
+    "sentencepiece": {"sentencepiece_model": "spm.model"},
+    "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
+}
+
+
+class Segmenter:
+    """kind: one of KINDS; files: fairseq's setting -> path. UserError, naming the file, if one is missing or broken.
+
+    symbols: all that text may be cut into, as it stands in fairseq's dictionary. SentencePiece's (Kudo and Richardson
+    2018, arXiv 1808.06226) are written as they are.
+    """
+
+    def __init__(self, kind: str, files: dict[str, Path]):
+        self.kind, self.files = kind, files
+        for path in files.values():
+            if not path.is_file():
+                raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}")
+        self.symbols = _gpt2_symbols(*files.values()) if kind == "gpt2" else Vocabulary(*files.values()).pieces
+        settings = {setting: str(path) for setting, path in files.items()}
+        self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
+
+    def encode(self, line: str) -> str:
+        """Pieces separated by blanks, "" for a line of white space; that around the line does not count."""
+        return self._bpe.encode(line.strip())
+
+    def write(self, folder: Path, **facts) -> None:
+        """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
+        for setting, name in KINDS[self.kind].items():
+            if self.files[setting] != folder / name:
+                shutil.copyfile(self.files[setting], folder / name)
+        write_json(folder / NAME, {"bpe": self.kind} | KINDS[self.kind] | facts)
+
+
+def read(folder: Path) -> Segmenter:
+    """That of the data in `folder`; UserError if it holds none."""
+    path = folder / NAME
+    mend = "make the data with `deepnet prepare-lm`, or write their BPE there as docs/language_models.md says"
+    content = read_object(path, mend)
+    kind = content.get("bpe")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(f'{path}: "bpe" must be one of {", ".join(KINDS)}; {mend}')
+    if missing := [setting for setting in KINDS[kind] if not isinstance(content.get(setting), str)]:
+        raise UserError(f"{path}: lacks {missing[0]!r}; {mend}")
+    return Segmenter(kind, {setting: folder / content[setting] for setting in KINDS[kind]})
+
+
+def fetch_gpt2(folder: Path) -> dict[str, Path]:
+    """GPT-2's files, name -> path in `folder`, fetched unless they are there; UserError if no address gives them."""
+    from .download import RemoteFile, fetch_all
+
+    return fetch_all(
+        [
+            RemoteFile(name, tuple(f"{place}/{name}" for place in PLACES), checksum=checksum, origin="tiktoken")
+            for name, checksum in CHECKSUMS.items()
+        ],
+        folder,
+    )
+
+
+def prepare_lm(
+    texts: dict[str, list[Path]],
+    dest: Path,
+    segmenter: Callable[[Path], Segmenter],
+    dictionary: Path | None = None,
+    workers: int = 1,
+) -> None:
+    """Checks all of the text, then writes `dest` in one move: nothing of it is there before all is.
+
+    texts: "train", "valid" and "test" -> files, one for "train"; fairseq calls several of them valid, valid1, ...
+    segmenter: of the part-made folder, where it may leave its files; called once the text is found to be in order
+    dictionary: fairseq's, of an earlier model; by default all symbols of the segmenter, by their number in "train"
+    `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
+    """
+    check_folder("DEST", dest)
+    paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
+    text = {subset: _count(path) for subset, path in paths.items()}
+    for subset, found in text.items():
+        print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
+    with whole(dest) as part:
+        (part / "text").mkdir(parents=True)
+        cutter = segmenter(part)
+        seen = Counter()
+        for subset, path in paths.items():
+            pieces = map_lines(partial(_encoder, cutter.kind, cutter.files), read_lines(path), workers, subset)
+            write_lines(part / "text" / subset, _counted(pieces, seen) if subset == "train" else pieces)
+        if dictionary is None:
+            dictionary = part / "text" / "dict.txt"
+            _dictionary(seen, cutter.symbols).save(str(dictionary))
+        print("| binarising")
+        segmented = {split: [part / "text" / name for name in paths if name.startswith(split)] for split in texts}
+        made = binarise_plain(segmented, part, workers, dictionary)
+        for subset, found in text.items():
+            found |= {name: made["text"][subset][name] for name in ("pieces", "unknown")}
+        cutter.write(part, types=made["types"], text=text)
+    print(f"| dictionary: {made['types']:,} types")
+    for subset, found in text.items():
+        print(f"| {subset}: {found['lines']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
+    print(f"| wrote {dest}")
+
+
+def _count(path: Path) -> dict:
+    """Lines, words and bytes (without \\n) of a file; UserError if it cannot be read or holds no text."""
+    lines = words = size = 0
+    for line in read_lines(path):
+        lines, words, size = lines + 1, words + len(line.split()), size + len(line.encode())
+    if not words:
+        raise UserError(f"{path}: no text in it")
+    return {"lines": lines, "words": words, "bytes": size}
+
+
+def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
+    """FOLDER/spm.model of `vocab` pieces; UserError if the text does not go with it."""
+    print(f"| training SentencePiece, {vocab:,} pieces")
+    lines = (line for line in map(str.strip, read_lines(text)) if line)
+    options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
+    path = folder / "spm.model"
+    path.write_bytes(sentencepiece_model(lines, vocab, character_coverage=1.0, **options))
+    return Segmenter("sentencepiece", {"sentencepiece_model": path})
+
+
+def _dictionary(seen: Counter, symbols: Iterable[str]) -> Dictionary:
+    """fairseq's, the commonest first; the symbols that the text has not got are in it too: other text may have them."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol, n=seen[symbol])
+    dictionary.finalize()
+    return dictionary
+
+
+def _encoder(kind: str, files: dict[str, Path]) -> Callable[[str], str]:
+    return Segmenter(kind, files).encode
+
+
+def _counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
+    for line in lines:
+        seen.update(line.split())
+        yield line
