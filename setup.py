@@ -19,8 +19,15 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["deepnet_fairseq", "deepnet_fairseq.*"]),
-    # py.typed: its annotations are for others' type checkers, too
-    package_data={"deepnet_fairseq": ["py.typed", "analysis/report/page.html", "data/recipes/opus100.tsv"]},
+    package_data={
+        "deepnet_fairseq": [
+            "py.typed",  # its annotations are for others' type checkers, too
+            "analysis/*.toml",
+            "analysis/report/page.html",
+            "analysis/report/tables.toml",
+            "data/recipes/opus100.tsv",
+        ]
+    },
     install_requires=[
         "fairseq-fixed>=0.12.3.1",  # the module `fairseq` for Python 3.11 and later
         "torch>=2.6",  # the first whose torch.load refuses code by default

@@ -7,8 +7,7 @@ import statistics
 
 import pytest
 
-from deepnet_fairseq.analysis.report import tables
-from deepnet_fairseq.analysis.report.tables import TABLES
+from deepnet_fairseq.analysis.report.tables import TABLES, read_tables
 from deepnet_fairseq.cli import main
 
 from .support.helpers import ROOT
@@ -309,10 +308,8 @@ def test_documented_keys_of_the_json(tmp_path, capsys):
 
 def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
     """A metric that is no BLEU, and rows that are not told apart by their depth."""
-    names = vars(tables).copy()
-    exec("TABLE = " + re.search(r"```python\n(Table\(.*?)```", PAGE, re.DOTALL).group(1), names)
-    monkeypatch.setitem(TABLES, "lm", names["TABLE"])
-    run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"perplexity": 20.5})
+    monkeypatch.setitem(TABLES, "lm", read_tables(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL).group(1))["lm"])
+    run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"sets": {"test": {"perplexity": 20.5}}})
     text = printed(capsys, tmp_path, "--table", "lm")
     (row,) = grid(text, "Beside the paper")
     assert (row["model"], row["size"], row["perplexity"], row["difference"]) == ("Pre-LN", "125M", "20.50", "−0.59")

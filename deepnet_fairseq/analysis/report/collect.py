@@ -15,8 +15,7 @@ from ...methods import METHODS
 from ..recorded_run import recorded_below
 from .entry import Entry, State, environment_of
 from .result import Result, results_of
-from .table import Table
-from .tables import TABLES
+from .tables import TABLES, Table
 
 PAIRED = "paired.json"  # of a record: p against each baseline's run; for it has neither translations nor references
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from ...errors import UserError
 from .. import logs
 from ..recorded_run import RecordedRun
-from .table import Table
+from .tables import Table
 
 NAMES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # of packages, where the usual one differs
 
@@ -86,7 +86,7 @@ class Entry:
         """Empty unless the run is over and scored; UserError if a score has nothing of what the table asks for."""
         score = (self.run.score or {}) if self.standing.state is State.SCORED else {}
         if score and all(column.read(score) is None for column in self.table.columns):
-            asked = " or ".join(f'"{".".join(column.path)}"' for column in self.table.columns)
+            asked = " or ".join(f'"{column.path}"' for column in self.table.columns)
             raise UserError(f"{self.run.folder / 'score.json'}: holds no number {asked}; score the run again")
         return score
 

@@ -12,7 +12,7 @@ from .collect import Report
 from .document import DASH, MISSING, Document, Grid, Text, change, hours, interval, number, numeral, published, size
 from .entry import Entry, beside, described
 from .result import Cell, Result, shallow_first
-from .table import DEPTH, Table
+from .tables import DEPTH, Table
 
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
 FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu"}  # metrics by their keys in score.json

@@ -11,7 +11,7 @@ from functools import cached_property
 from ...methods import METHODS
 from ..style import style_of
 from .entry import Entry, Standing, State, beside
-from .table import DEPTH, Row, Table
+from .tables import DEPTH, Row, Table
 
 
 @dataclass(frozen=True)
