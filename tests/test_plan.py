@@ -1,128 +1,139 @@
-"""Parameters and operations that `deepnet plan` counts without building a model."""
+"""What `deepnet plan` says a training needs, against models that were built, torch's counter and torch's allocator."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepnet_fairseq.config import namespace
+from deepnet_fairseq import archs
+from deepnet_fairseq.building import blank_task
+from deepnet_fairseq.criterions.chunked import NAME, PLAIN
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.plan.flops import flops
-from deepnet_fairseq.plan.parameters import count
-from deepnet_fairseq.plan.setting import Setting
-from deepnet_fairseq.plan.speed import speed, updates_of
-from deepnet_fairseq.plan.tracing import trace
+from deepnet_fairseq.models import MODELS
+from deepnet_fairseq.plan import trial
+from deepnet_fairseq.plan.flags import parse
+from deepnet_fairseq.plan.needs import best_group, count, flops, memory, speed, updates_of
+from deepnet_fairseq.plan.setting import PRECISIONS
+from deepnet_fairseq.plan.trace import trace
+from deepnet_fairseq.plan.trial import Trial
 
-from .support.helpers import FIRST
-from .support.planned import built, planned
+MT, LM, MASKED = archs.MODEL_NAME, archs.LM, archs.MASKED_LM
+DEEP = " --max-tokens 1600" + "".join(f" --{stack}-layers 9" for stack in ("encoder", "decoder"))
+LARGE = "--vocab 3000"
 
-OPTIONS = [
-    {"method": "admin", "admin_train": "none"},
-    {"method": "admin_torch", "admin_torch_as_parameter": True},
-    {"method": "dlcl", "dlcl_normalize_embedding": True, "dlcl_window": 2},
-    {"method": "normformer", "normformer_scale_residual": True, "normformer_head_scale_scope": "all"},
-    {"method": "rezero", "rezero_per_sublayer": True},
+
+def planned(model: str, flags: str = ""):
+    """A small setting: 3 layers of width 32 a stack (an encoder beside a decoder 2), 8 sentences of 20 tokens."""
+    words = [f"--arch={model}", "--vocab=60", "--max-tokens=160", "--length=20", "--cpu"]
+    for stack in archs.STACKS[model]:
+        layers = 2 if (model, stack) == (MT, "encoder") else 3
+        words += [f"--{stack}-layers={layers}", f"--{stack}-embed-dim=32", f"--{stack}-ffn-embed-dim=64"]
+        words.append(f"--{stack}-attention-heads=2")
+    if model != MT:  # they have one stack
+        flags = flags.replace(f" --{({'encoder', 'decoder'} - set(archs.STACKS[model])).pop()}-layers 9", "")
+    elif "--vocab" not in flags or "," not in flags:
+        words.append("--share-all-embeddings")
+    return parse([*words, *flags.split()])
+
+
+def built(setting):
+    with torch.device("meta"):
+        return MODELS[setting.model].build_model(setting.cfg, blank_task(*setting.vocabularies))
+
+
+COUNTED = [(MT, f"--method {method}") for method in sorted(METHODS)]
+COUNTED += [(model, flags) for model in (LM, MASKED) for flags in ("", "--layernorm-embedding", "--method dlcl")]
+COUNTED += [
+    (MT, "--method admin --admin-train none"),
+    (MT, "--method dlcl --dlcl-normalize-embedding --dlcl-window 2 --encoder-layers 7"),
+    (MT, "--method normformer --normformer-scale-residual --normformer-head-scale-scope all"),
+    (MT, "--method rezero --rezero-per-sublayer --encoder-layers 1 --decoder-layers 7 --decoder-learned-pos"),
+    (MT, "--vocab 60,75 --share-decoder-input-output-embed --encoder-learned-pos"),
+    (MT, "--vocab 60,75 --decoder-embed-dim 48 --decoder-attention-heads 3 --layernorm-embedding"),
+    (LM, "--share-decoder-input-output-embed --decoder-learned-pos"),
+    (MASKED, "--untie-weights-roberta --encoder-learned-pos"),
 ]
-FORMS = [
-    {"share_all_embeddings": True},
-    {"share_all_embeddings": False, "share_decoder_input_output_embed": True, "encoder_learned_pos": True},
-    {"share_all_embeddings": False, "decoder_embed_dim": 48, "decoder_attention_heads": 3, "layernorm_embedding": True},
-    {"share_all_embeddings": True, "encoder_layers": 1, "decoder_layers": 7, "decoder_learned_pos": True},
-]
 
 
-def assert_counts(setting):
-    """What is counted is what the model has, stack by stack."""
-    model, found = built(setting), count(setting)
-    assert found.total == sum(p.numel() for p in model.parameters())
-    assert found.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert found.tensors == len(list(model.parameters()))
+@pytest.mark.parametrize(("model", "flags"), COUNTED)
+def test_count_is_the_built_models(model, flags):
+    """In all, trained, and of each stack."""
+    setting = planned(model, flags)
+    own, found = built(setting), count(setting)
+    assert found.total == sum(p.numel() for p in own.parameters())
+    assert found.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
+    assert found.tensors == len(list(own.parameters()))
     around = ("embed_tokens", "embed_positions", "layernorm_embedding", "output_projection")
-    for stack in ("encoder", "decoder"):
-        own = dict(getattr(model, stack).named_parameters())
-        assert getattr(found, stack) == sum(p.numel() for name, p in own.items() if not name.startswith(around))
+    for name, stack in own.stacks().items():
+        body = (p.numel() for key, p in stack.named_parameters() if not key.startswith(around))
+        assert getattr(found, name) == sum(body)
 
 
-@pytest.mark.parametrize("form", range(len(FORMS)))
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_count_is_the_built_models(method, form):
-    vocab = (60, 60) if FORMS[form]["share_all_embeddings"] else (60, 75)
-    assert_counts(planned(vocab, cfg=FORMS[form] | {"method": method}))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options["method"])
-def test_options_of_methods_count(options):
-    assert_counts(planned(cfg=options))
-
-
-@pytest.mark.parametrize(
-    "arch", ["deepnet_transformer_tiny_12_60", "deepnet_transformer_18_6", "deepnet_transformer_large"]
-)
-def test_count_of_architectures(arch):
-    assert_counts(Setting(namespace(arch, share_all_embeddings=True), 100, 100))
-
-
-PUBLISHED = {  # DeepNet, tables 2 and 3; the vocabulary, one of 250,002, is not stated
-    "deepnet_transformer_100_100": 863e6,
-    "deepnet_transformer_500_500": 3.8e9,
-    "deepnet_transformer_large_100_100": 3.2e9,
+PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
+    "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 250002": 863e6,
+    "--arch deepnet_transformer_500_500 --share-all-embeddings --vocab 250002": 3.8e9,
+    "--arch deepnet_transformer_large_100_100 --share-all-embeddings --vocab 250002": 3.2e9,
+    "--arch normformer_lm_125m --vocab 51200": 124.5e6,
+    "--arch normformer_lm_2.7b --vocab 51200": 2649.5e6,
 }
 
 
-@pytest.mark.parametrize("arch", PUBLISHED)
-def test_published_sizes(arch):
-    found = count(Setting(namespace(arch, share_all_embeddings=True), 250_002, 250_002))
-    assert found.total == pytest.approx(PUBLISHED[arch], rel=0.005)
+@pytest.mark.parametrize("flags", PUBLISHED)
+def test_published_sizes(flags):
+    assert count(parse(flags.split())).total == pytest.approx(PUBLISHED[flags], rel=0.005)
 
 
 def test_published_growth():
     """Admin's 60L-12L has 195 M more than its 6L-6L: 262 and 67 on one corpus, 256 and 61 on the other."""
-    sizes = [
-        count(Setting(namespace(f"deepnet_transformer_{depth}", share_all_embeddings=True, method="admin"), 1000, 1000))
-        for depth in ("60_12", "6_6")
-    ]
-    assert sizes[0].total - sizes[1].total == pytest.approx(195e6, abs=1e6)
+    flags = "--share-all-embeddings --vocab 1000 --method admin --arch deepnet_transformer_"
+    sizes = [count(parse(f"{flags}{depth}".split())).total for depth in ("60_12", "6_6")]
+    assert sizes[0] - sizes[1] == pytest.approx(195e6, abs=1e6)
 
 
 def test_flops_of_a_stack_are_narayanans():
     """24 s h^2 + 4 s^2 h a layer and sentence of s tokens, feed-forward 4h wide (Narayanan et al. 2021, appendix)."""
-    fields = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256, "encoder_layers": 5}
-    setting = planned(cfg=fields, max_tokens=300, length=30)
-    found = sum(segment.flops for segment in trace(setting) if segment.name == "encoder layers")
+    widths = "--encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-ffn-embed-dim 256 --encoder-layers 5"
+    setting = planned(MT, f"{widths} --max-tokens 300 --length 30")
+    found = sum(stage.flops for stage in trace(setting) if stage.name == "encoder layers")
     assert found == 5 * 10 * (24 * 30 * 64**2 + 4 * 30**2 * 64)
 
 
-def test_flops_are_those_of_the_matrices():
-    """2 for each weight of a matrix product (Kaplan et al. 2020), and 4 S C for each attention."""
-    setting = planned((60, 75), cfg={"share_all_embeddings": False})
-    model, found = built(setting), flops(setting)
-    matrices = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+@pytest.mark.parametrize("place", ["--cpu", "--bf16"])
+def test_flops_are_those_of_the_matrices(place):
+    """2 for each weight of a matrix product (Kaplan et al. 2020), and 4 S C for each attention, on a GPU too."""
+    setting = planned(MT, "--vocab 60,75")
+    setting = replace(setting, device="cpu" if place == "--cpu" else "cuda", precision=PRECISIONS["bf16"])
+    found = flops(setting)
+    matrices = [m for m in built(setting).modules() if isinstance(m, torch.nn.Linear)]
     assert found.forward - found.attention == 2 * sum(m.weight.numel() for m in matrices)
     assert found.attention == 4 * 20 * 32 * (2 + 2 * 3)
-    assert found.train == 3 * found.forward
+    chunked = replace(setting, criterion=NAME, chunk=64)
+    assert (flops(chunked).forward, flops(chunked).train) == (found.forward, 3 * found.forward)
 
 
-@pytest.mark.parametrize("every", [0, 1, 2])
-def test_flops_are_torchs(every):
+@pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"])
+@pytest.mark.parametrize("model", [MT, LM, MASKED])
+def test_flops_are_torchs(model, flags):
     """torch.utils.flop_counter sees what is planned, forward, backward and recomputed."""
-    setting = planned(checkpoint_every=every)
-    setting.cfg.checkpoint_activations, setting.cfg.checkpoint_every = every > 0, every or None
-    model = built(setting, "cpu").train()
-    src, prev = torch.randint(FIRST, 60, (2, 8, 20))
+    setting = planned(model, flags)
+    run = Trial(setting)
     with FlopCounterMode(display=False) as counter:
-        logits = model(src, None, prev)[0]
+        loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
         forward = counter.get_total_flops()
-        logits.sum().backward()
+        loss.backward()
+    run.close()
     found = flops(setting)
-    assert forward == found.forward * 160
+    assert forward == pytest.approx(found.forward * 160, rel=1e-9)
     assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
 
 
 def test_time():
-    setting = planned(gpus=4, update_freq=2)
+    setting = replace(planned(MT), gpus=4, update_freq=2)
     work = flops(setting)
     found = speed(setting, work, 1e9, updates=3600)
     assert setting.batch == 160 * 2 * 4
@@ -131,3 +142,127 @@ def test_time():
     assert found.hours == pytest.approx(found.step)
     assert updates_of(setting, 2.5, 128_000) == 250
     assert math.isclose(speed(setting, work, 2e9).step, found.step / 2)
+
+
+TRAININGS = [(MT, f"--method {method}") for method in sorted(METHODS)]
+TRAININGS += [
+    (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
+    (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
+    (MT, "--method dlcl --dlcl-norm post --dlcl-window 2"),
+    (MT, f"{LARGE} --criterion {NAME} --loss-chunk-tokens 256"),
+    (MT, f"{LARGE} --bf16"),
+    (MT, "--method rezero --bf16 --update-freq 2"),
+    (MT, "--length 400 --optimizer deepnet_adam"),
+    (LM, "--share-decoder-input-output-embed --checkpoint-activations"),
+    (LM, f"{LARGE} --criterion {PLAIN} --loss-chunk-tokens 256"),
+    (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
+    (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
+]
+
+
+@pytest.mark.parametrize(("model", "flags"), TRAININGS)
+def test_peak_is_what_torch_hands_out(model, flags):
+    """Through fairseq's Trainer, beside weights and optimiser, which were there before."""
+    setting = planned(model, f"{DEEP} {flags}")
+    run = Trial(setting)
+    for _ in range(2):
+        run.step()
+    found = memory(setting)
+    before = found.weights + found.optimiser + found.objects
+    run.trainer.zero_grad()
+    measured = allocated(run.step)
+    run.close()
+    assert found.peak - before == pytest.approx(measured, rel=0.04)
+
+
+def allocated(function) -> int:
+    """Most bytes that torch's CPU allocator handed out while the function ran, beside what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        function()
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def test_a_plan_leaves_nothing_fake_behind():
+    """A model that computes after a plan in the same process finds no tensor without storage in a cache."""
+    setting = planned(MT)
+    memory(replace(setting, max_tokens=setting.max_tokens * 2))
+    run = Trial(setting)
+    run.step()
+    run.close()
+
+
+@pytest.mark.parametrize("method", ["post_ln", "dlcl"])
+def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
+    """Layers that were not traced, of 14: as if all had been."""
+    setting = planned(MT, f"--method {method} --encoder-layers 14 --decoder-layers 14")
+    extrapolated = trace(setting)
+    for name in ("ALIKE", "MIXED"):
+        monkeypatch.setattr(f"deepnet_fairseq.plan.trace.{name}", 14)
+    whole = trace(replace(setting, mask_prob=0.2))  # not the same trace again
+    assert len(whole) == len(extrapolated) == 2 + 28 + 2 + 1
+    for mine, traced in zip(extrapolated, whole, strict=True):
+        for name, number in vars(traced).items():
+            assert getattr(mine, name) == (number if isinstance(number, str) else pytest.approx(number, rel=0.01)), mine
+
+
+def test_a_group_holds_its_input_and_recomputes_the_rest():
+    """Of L layers of which k are one: ceil(L / k) inputs stay, and k layers come back at a time."""
+    deep = planned(MT, "--encoder-layers 12 --decoder-layers 12")
+    one, three = (memory(replace(deep, checkpoint_every=every)) for every in (1, 3))
+    x = 160 * 32 * 4
+    assert one.activations - three.activations == 2 * (12 - 4) * x
+    mask = 20 * 20 * 4  # which the first layer makes for all
+    assert three.recomputed == 3 * one.recomputed + 2 * x - 2 * mask
+    assert memory(deep).recomputed == 0
+
+
+def test_offloaded_inputs_are_not_on_the_gpu():
+    """--offload-activations: of 12 inputs a stack none stays, but for the encoder's output and what comes out last."""
+    deep = planned(MT, "--encoder-layers 12 --decoder-layers 12 --checkpoint-activations --offload-activations")
+    kept, offloaded = (memory(replace(deep, device=device)).activations for device in ("cpu", "cuda"))
+    x = 160 * 32 * 4
+    assert kept - offloaded >= 2 * 12 * x
+
+
+@pytest.mark.parametrize("update_freq", [1, 2])
+def test_best_group_is_the_best_of_all(update_freq):
+    """Within 1%; with gradients waiting from the batch before it lies near sqrt(L C / A)."""
+    setting = planned(MT, f"--encoder-layers 40 --decoder-layers 40 --max-tokens 4000 --update-freq {update_freq}")
+    peaks = {every: memory(replace(setting, checkpoint_every=every)).peak for every in range(1, 41)}
+    found = best_group(setting)
+    assert peaks[found] <= 1.01 * min(peaks.values()) < peaks[1]
+    if update_freq == 2:
+        single = memory(replace(setting, checkpoint_every=1))
+        assert found == pytest.approx(math.sqrt(single.activations / single.recomputed), abs=1)
+
+
+def test_half_precision_and_optimisers():
+    """Bytes a parameter: 16 in fp32; 20 in half precision with float32 weights, gradients and moments, 16 with flat
+    Adam, whose float32 gradients are a piece of the model (here all of it); 12 without a master copy; over 4 GPUs a
+    quarter of moments and float32 weights."""
+    setting = replace(planned(MT), device="cuda")
+
+    def bytes_each(precision="fp32", **changes):
+        found = memory(replace(setting, precision=PRECISIONS[precision], **changes))
+        return (found.weights + found.gradients + found.optimiser) / count(setting).total
+
+    flat = {"optimizer": "deepnet_adam"}
+    assert (bytes_each(), bytes_each(**flat)) == (16, 16 + 4)
+    for half in ("fp16", "bf16"):
+        assert (bytes_each(half), bytes_each(half, **flat)) == (20, 16 + 4)
+        assert bytes_each(f"memory-efficient-{half}") == 12
+        assert bytes_each(half, gpus=4, sharding="os", **flat) == pytest.approx(4 + 12 / 4 + 4, abs=0.01)
+
+
+def test_measured_rate_is_that_of_the_steps(monkeypatch):
+    """Operations of an update over the median of its seconds, of a model of 4 layers a stack."""
+    monkeypatch.setattr(trial, "_seconds", lambda _: next(seconds))
+    seconds = iter((1.0, 9.0, 2.0, 2.0, 3.0))
+    setting = planned(LM, "--decoder-layers 9")
+    assert archs.depths(trial.shallow(setting).cfg) == (0, 4)
+    assert trial.measured_rate(setting) == pytest.approx(flops(trial.shallow(setting)).step / 2.0)

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.plan import check, fit, measure
+from deepnet_fairseq.plan import fit, trial
 from deepnet_fairseq.plan.fit import recommend
 from deepnet_fairseq.plan.flags import parse
-from deepnet_fairseq.plan.flops import flops
-from deepnet_fairseq.plan.memory import memory
+from deepnet_fairseq.plan.needs import memory
 from deepnet_fairseq.plan.setting import GIB
 
 from .support.helpers import ROOT
@@ -22,27 +21,34 @@ from .support.refused import assert_refused
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 
 
+LM = ["--arch", "deepnet_lm_100", "--vocab", "51200", "--max-tokens", "8192", "--bf16"]
+MASKED = ["--arch", "deepnet_masked_lm_100", "--bf16", "--max-tokens", "8192", "--gpus", "4"]
+
+
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [
-        (["--gpu-memory", "80"], ["as given"]),
-        (["--gpu-memory", "42"], ["as given", "loss in chunks"]),
-        (["--gpu-memory", "32"], ["as given", "loss in chunks", "batches of 4,096 tokens x 2"]),
-        (["--gpu-memory", "20", "--vocab", "8000"], None),
-        (["--gpu-memory", "8", "--gpus", "4"], None),
+        ([*BASE, "--gpu-memory", "80"], ["as given"]),
+        ([*BASE, "--gpu-memory", "42"], ["as given", "loss in chunks"]),
+        ([*BASE, "--gpu-memory", "32"], ["as given", "loss in chunks", "batches of 4,096 tokens x 2"]),
+        ([*BASE, "--gpu-memory", "8", "--gpus", "4"], None),
+        ([*LM, "--gpu-memory", "8"], None),
+        ([*MASKED, "--gpu-memory", "6"], None),
     ],
 )
 def test_what_is_recommended_fits(flags, steps):
     """Each step needs less than the one before; the flags of the last, given back to the command, give its peak."""
-    options = recommend(parse([*BASE, *flags]))
+    options = recommend(parse(flags))
     peaks = [option.memory.peak for option in options]
     assert peaks == sorted(peaks, reverse=True)
     assert [option.fits for option in options] == [False] * (len(options) - 1) + [True]
     assert steps is None or [option.name for option in options] == steps
     last = options[-1]
-    again = parse([*BASE, *flags, *last.flags.split(), "--gpus", str(last.setting.gpus)])
+    again = parse([*flags, *last.flags.split(), "--gpus", str(last.setting.gpus)])
     assert memory(again) == last.memory
     assert again.max_tokens * again.update_freq == 8192
+    chunks = any("chunk" in option.name for option in options)
+    assert chunks == (len(options) > 1 and flags[1] != MASKED[1])  # a masked model's loss has none
 
 
 def test_recomputation_costs_a_third():
@@ -80,14 +86,12 @@ def test_without_a_rate_no_time_is_made_up(capsys):
     assert "--flops" in printed and "seconds an update" not in printed
 
 
-def test_measured_rate_is_that_of_the_steps(monkeypatch):
-    """Operations of an update over the median of its seconds."""
-    monkeypatch.setattr(measure, "_seconds", lambda trial: next(seconds))
-    seconds = iter((1.0, 9.0, 2.0, 2.0, 3.0))
-    setting = parse(["--arch", "deepnet_transformer_tiny", "--vocab", "100", "--max-tokens", "64", "--cpu"])
-    shallow = measure._shallow(setting)
-    assert shallow.cfg.encoder_layers == measure.LAYERS
-    assert measure.measured_rate(setting) == pytest.approx(flops(shallow).step / 2.0)
+@pytest.mark.parametrize(("model", "stack"), [("deepnet_lm", "decoder"), ("deepnet_masked_lm", "encoder")])
+def test_report_speaks_of_the_one_stack(model, stack, capsys):
+    main(["plan", "--arch", f"{model}_48"])
+    printed = capsys.readouterr().out
+    absent = ({"encoder", "decoder"} - {stack}).pop()
+    assert f"{model}_48, 48, deepnorm" in printed and stack in printed and absent not in printed
 
 
 MISTAKES = [
@@ -120,6 +124,12 @@ MISTAKES = [
         marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
     ),
     ("--check --json", "--check: prints a table"),
+    ("--arch deepnet_lm --encoder-layers 6", "did you mean --decoder-layers?"),
+    ("--arch deepnet_lm --share-all-embeddings", "unknown: --share-all-embeddings"),
+    ("--arch deepnet_lm --vocab 3,4", "--vocab 3,4: a deepnet_lm has one vocabulary"),
+    ("--arch deepnet_lm --criterion label_smoothed_cross_entropy", "knows cross_entropy or chunked_cross_entropy"),
+    ("--arch deepnet_masked_lm --loss-chunk-tokens 64", "--loss-chunk-tokens 64: not of masked_lm"),
+    ("--arch deepnet_masked_lm --mask-prob 0", "--mask-prob 0: must be above 0"),
 ]
 
 
@@ -130,16 +140,16 @@ def test_mistakes_end_in_one_line(flags, said):
 
 def test_a_training_that_fails_is_named(monkeypatch):
     """The process that is measured runs out of what it needs: its last line is the reason."""
-    monkeypatch.setattr(check.sys, "executable", "/bin/false")
+    monkeypatch.setattr(trial.sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="--check: the training of --arch deepnet_transformer_tiny failed"):
-        check.measure(["--arch", "deepnet_transformer_tiny"], {})
+        trial.measure(["--arch", "deepnet_transformer_tiny"], {})
 
 
 def test_documented_plans_are_those_of_today():
     """docs/planning.md: the column of planned peaks, and that each is within 10% of the measured one beside it."""
     page = (ROOT / "docs" / "planning.md").read_text()
     rows = re.findall(r"^\| `(--arch .*?)` \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|", page, re.MULTILINE)
-    assert len(rows) == len(check.cases())
+    assert len(rows) == len(trial.cases())
     for flags, planned, measured, ratio in rows:
         planned, measured = (int(number.replace(",", "")) for number in (planned, measured))
         now = memory(parse([*flags.split(), "--share-all-embeddings", "--cpu"])).peak / 2**20
@@ -149,7 +159,7 @@ def test_documented_plans_are_those_of_today():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", check.cases(), ids=" ".join)
+@pytest.mark.parametrize("flags", trial.cases(), ids=" ".join)
 def test_planned_peaks_are_the_measured_ones(flags):
     """Resident memory on a CPU, torch's allocator on a GPU: within 10%, four sizes, with and without recomputation."""
-    assert check.check(flags).ratio == pytest.approx(1, abs=0.1)
+    assert trial.check(flags).ratio == pytest.approx(1, abs=0.1)

@@ -25,9 +25,7 @@ def plan(args) -> None:
     """
     from ..plan.fit import recommend
     from ..plan.flags import parse
-    from ..plan.flops import flops
-    from ..plan.memory import memory
-    from ..plan.parameters import count
+    from ..plan.needs import count, flops, memory
     from ..plan.report import Report
 
     if args.check:
@@ -41,8 +39,8 @@ def plan(args) -> None:
 
 def _speed(args, setting, work):
     """At the rate that is given or measured; None without one."""
-    from ..plan.measure import measured_rate
-    from ..plan.speed import TERA, speed, updates_of
+    from ..plan.needs import TERA, speed, updates_of
+    from ..plan.trial import measured_rate
 
     if args.epochs is not None and args.corpus_tokens is None:
         raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
@@ -61,8 +59,8 @@ def _speed(args, setting, work):
 
 
 def _check(args) -> None:
-    from ..plan.check import cases, check
     from ..plan.report import check_table
+    from ..plan.trial import cases, check
 
     if args.json:
         raise UserError("--check: prints a table; drop --json")

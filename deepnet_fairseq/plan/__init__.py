@@ -1,5 +1,5 @@
 """What a training will need before it is started: parameters, operations, memory, time, and the flags that make it fit.
 
-One symbolic trace of the model (tracing.py) follows the forward pass of transformer/layer.py and writes on a tape
-(tape.py) what autograd keeps and how many operations are made; the rest is arithmetic on the tape.
+A few layers of the model run on tensors without storage, and what torch then keeps and computes is counted (trace.py);
+the rest is arithmetic on that (needs.py).
 """

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UserError
-from .flops import flops
-from .memory import Memory, best_group, memory
-from .setting import SHARDED, SHARDING_FLAGS, Setting
+from .needs import Memory, best_group, flops, memory
+from .setting import SHARDED, SHARDING_FLAGS, Setting, recomputation
 
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
@@ -140,8 +139,8 @@ def _per_token(setting: Setting) -> float:
 
 def _changes(given: Setting, setting: Setting) -> str:
     flags = []
-    if setting.optimizer is not given.optimizer:
-        flags.append(f"--optimizer {setting.optimizer.name}")
+    if setting.optimizer != given.optimizer:
+        flags.append(f"--optimizer {setting.optimizer}")
     if setting.criterion != given.criterion:
         flags.append(f"--criterion {setting.criterion}")
     if setting.checkpoint_every != given.checkpoint_every:
@@ -151,8 +150,3 @@ def _changes(given: Setting, setting: Setting) -> str:
     if setting.sharding != given.sharding:
         flags.append(SHARDING_FLAGS[setting.sharding])
     return " ".join(flags)
-
-
-def recomputation(every: int) -> str:
-    """fairseq-train's flags for recomputing `every` layers together."""
-    return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")

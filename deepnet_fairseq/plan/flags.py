@@ -12,11 +12,18 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from .. import archs, config
 from ..compat.command_line import unknown_arch
 from ..errors import UserError
-from ..transformer.recomputation import Recomputation
-from .objective import MASK_PROB, OBJECTIVES, Objective
-from .precision import OPTIMIZERS, PRECISIONS, Precision
-from .setting import GIB, SHARDING_FLAGS, Setting
-from .tape import DEVICES
+from .setting import (
+    GIB,
+    MASK_PROB,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+    SHARDING_FLAGS,
+    Objective,
+    Precision,
+    Setting,
+    checkpoint_every,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,7 +57,7 @@ def parse(flags: list[str]) -> Setting:
         update_freq=args.update_freq,
         length=args.length,
         precision=_precision(args),
-        optimizer=OPTIMIZERS[args.optimizer],
+        optimizer=args.optimizer,
         criterion=args.criterion,
         chunk=args.loss_chunk_tokens,
         mask_prob=args.mask_prob,
@@ -58,14 +65,8 @@ def parse(flags: list[str]) -> Setting:
         sharding=_sharding(args),
         gpus=args.gpus,
         gpu_memory=int(args.gpu_memory * GIB),
-        device=DEVICES["cpu" if args.cpu else "cuda"],
+        device="cpu" if args.cpu else "cuda",
     )
-
-
-def checkpoint_every(cfg) -> int:
-    """Layers that a filled model config recomputes together, 0 for none."""
-    recomputation = Recomputation.from_config(cfg)
-    return 0 if recomputation is None else recomputation.every
 
 
 def _arch(flags: list[str]) -> str:
@@ -114,7 +115,7 @@ def _add_training(parser: argparse.ArgumentParser, objective: Objective) -> None
     parser.add_argument("--mask-prob", type=float, default=MASK_PROB)
     for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
         parser.add_argument(f"--{flag}", action="store_true", default=False)
-    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--criterion", default=objective.criterion)
     parser.add_argument("--loss-chunk-tokens", type=int, default=0)
     parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")

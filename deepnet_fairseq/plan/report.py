@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..text_table import render
-from .check import Checked
-from .fit import Option, recomputation
-from .flops import Flops
-from .memory import Memory
-from .parameters import Parameters
-from .setting import GIB, SHARDING_FLAGS, Setting
-from .speed import TERA, Speed
+from .fit import Option
+from .needs import TERA, Flops, Memory, Parameters, Speed
+from .setting import GIB, SHARDING_FLAGS, Setting, recomputation
+from .trial import Checked
 
 MEMORY_ROWS = (
     ("weights", "weights"),
@@ -67,11 +64,11 @@ def describe(setting: Setting) -> dict:
         "update_freq": setting.update_freq,
         "length": setting.length,
         "precision": setting.precision.name,
-        "optimizer": setting.optimizer.name,
+        "optimizer": setting.optimizer,
         "criterion": setting.criterion,
         "checkpoint_every": setting.checkpoint_every,
         "sharding": SHARDING_FLAGS[setting.sharding],
-        "device": setting.device.name,
+        "device": setting.device,
         "gpus": setting.gpus,
         "gpu_memory": setting.gpu_memory,
     }
@@ -92,9 +89,9 @@ def _title(setting: Setting) -> str:
     if setting.target_vocab != setting.source_vocab:
         vocab += f" and {setting.target_vocab:,}"
     model = f"{cfg.arch}, {layers(setting)}, {cfg.method}, vocabulary {vocab}"
-    unit = "GPU" if setting.device.name == "cuda" else "process"
+    unit = "GPU" if setting.device == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
-    return f"{model}\n{setting.precision.name}, {setting.optimizer.name}, {batch} = {setting.batch:,} an update"
+    return f"{model}\n{setting.precision.name}, {setting.optimizer}, {batch} = {setting.batch:,} an update"
 
 
 def _parameters(setting: Setting, found: Parameters) -> str:
@@ -106,7 +103,7 @@ def _parameters(setting: Setting, found: Parameters) -> str:
 
 
 def _memory(setting: Setting, found: Memory) -> str:
-    place = "a GPU" if setting.device.name == "cuda" else "the process"
+    place = "a GPU" if setting.device == "cuda" else "the process"
     rows = [[f"memory of {place}", "GiB"]]
     rows += [[label, gib(getattr(found, name))] for name, label in MEMORY_ROWS if getattr(found, name)]
     rows.append(["peak", gib(found.peak)])

@@ -1,25 +1,58 @@
-"""A model in fairseq's Trainer on made-up sentences, to measure what a plan says."""
+"""A model in fairseq's Trainer on made-up sentences, to measure what a plan says: its rate here, and its peak.
+
+`deepnet plan --check` sets planned beside measured peaks. Each training runs in a process of its own, for a process's
+peak does not come down again: `python -m deepnet_fairseq.plan.trial FLAGS` prints it. On a GPU it is what torch's
+allocator handed out at most. On a CPU it is the resident memory, less what is resident after an update of a 1L-1L model
+(imports, first uses). glibc keeps freed blocks that are larger than 128 KiB, once it has seen one freed, and cuts
+others out of them: the default settings hold up to three times the tensors' own memory. So the process runs with
+MALLOC_MMAP_THRESHOLD_=131072, which returns such blocks; `--check` shows both numbers.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from fairseq.logging import metrics
+from torch import Tensor
 
 from .. import config
 from ..building import SPECIALS
-from ..trainer import build_trainer, parse
-from .fit import recomputation
-from .objective import batch
-from .setting import SHARDING_FLAGS, Setting
+from ..errors import UserError
+from ..trainer import build_trainer
+from ..trainer import parse as parse_training
+from .flags import parse
+from .needs import flops, memory
+from .setting import SHARDING_FLAGS, Setting, recomputation
 
+PADDING = 1  # index of fairseq's padding symbol
 RUN = {"_name", "probe_dir", "checkpoint_activations", "checkpoint_every"}  # fields that the flags below say
+LAYERS = 4  # of each stack, to take the rate of; a layer costs the same at any depth, the optimiser's share included
+WARMUP, STEPS = 3, 5
+UPDATES = 3  # Adam's moments appear in the first, so the second is the first whole one
+VARIABLE, THRESHOLD = "MALLOC_MMAP_THRESHOLD_", "131072"
+SIZES = (
+    ("deepnet_transformer_tiny_18_18", 4000, 4096),
+    ("deepnet_transformer_tiny_100_100", 4000, 2048),
+    ("deepnet_transformer_6_6", 10_000, 2048),
+    ("deepnet_transformer_18_18", 10_000, 2048),
+)
+VARIANTS = ((), ("--checkpoint-activations",), ("--checkpoint-every", "4"))
 
 
 class Trial:
-    """The training of a setting, one process; `step` makes an update on a batch without padding."""
+    """The training of a setting, one process; `step` makes an update on batches without padding."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
@@ -27,7 +60,7 @@ class Trial:
         for name, size in zip(setting.objective.dictionaries, setting.vocabularies, strict=False):
             words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.added))
             Path(self.folder.name, name).write_text(words, encoding="utf-8")
-        args = parse(self._flags())
+        args = parse_training(self._flags())
         for name in {field.name for field in dataclasses.fields(config.config_of(setting.cfg))} - RUN:
             setattr(args, name, getattr(setting.cfg, name))
         self.trainer = build_trainer(args)
@@ -47,14 +80,154 @@ class Trial:
         setting, folder = self.setting, self.folder.name
         words = [folder, "--save-dir", folder, "--no-save", "--task", setting.objective.task, *setting.objective.flags]
         words += ["--arch", setting.cfg.arch, "--max-tokens", str(setting.max_tokens), "--lr", "1e-4"]
-        words += ["--optimizer", setting.optimizer.name, "--lr-scheduler", "fixed", "--disable-validation"]
+        words += ["--optimizer", setting.optimizer, "--lr-scheduler", "fixed", "--disable-validation"]
         words += ["--criterion", setting.criterion]
         words += ["--loss-chunk-tokens", str(setting.chunk)] if setting.chunk else []
         words += recomputation(setting.checkpoint_every).split() + setting.precision.flags.split()
-        words += SHARDING_FLAGS[setting.sharding].split() + (["--cpu"] if setting.device.name == "cpu" else [])
+        words += SHARDING_FLAGS[setting.sharding].split() + (["--cpu"] if setting.device == "cpu" else [])
         return words
 
     def _batch(self, seed: int) -> dict:
-        setting = self.setting
+        """A full sample as the task's data sets give it; ntokens counts all, masked or not."""
+        setting, generator = self.setting, torch.Generator().manual_seed(seed)
         sentences = setting.max_tokens // setting.length
-        return batch(setting.objective, setting.vocabularies, sentences, setting.length, setting.mask_prob, seed)
+
+        def tokens(vocabulary: int) -> Tensor:
+            return torch.randint(SPECIALS, vocabulary, (sentences, setting.length), generator=generator)
+
+        net_input, target = {"src_tokens": tokens(setting.source_vocab)}, tokens(setting.target_vocab)
+        if setting.objective.translates:
+            net_input["prev_output_tokens"] = tokens(setting.target_vocab)
+        if setting.objective.masks:  # padding where nothing is; the first places stand for those that are
+            target.flatten()[setting.scored :] = PADDING
+        return {
+            "id": torch.arange(sentences),
+            "nsentences": sentences,
+            "ntokens": target.numel(),
+            "net_input": net_input | {"src_lengths": torch.full((sentences,), setting.length)},
+            "target": target,
+        }
+
+
+def measured_rate(setting: Setting) -> float:
+    """Floating-point operations a second of a training update, on one device of the setting's kind.
+
+    The median of 5 updates through fairseq's Trainer, with the setting's widths, method, batch, precision and loss, and
+    4 layers a stack. UserError without such a device.
+    """
+    if setting.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--measure: there is no GPU here; give --flops, or plan for this CPU with --cpu")
+    small = shallow(setting)
+    trial = Trial(small)
+    try:
+        for _ in range(WARMUP):
+            trial.step()
+        seconds = statistics.median(_seconds(trial) for _ in range(STEPS))
+    finally:
+        trial.close()
+    return flops(small).step / seconds
+
+
+def shallow(setting: Setting, layers: int = LAYERS, **changes) -> Setting:
+    """The same on one device, with at most so many layers a stack; changes: of its other fields."""
+    fields = vars(setting.cfg)
+    cfg = config.namespace(**(fields | {name: min(layers, fields[name]) for name in setting.layer_fields}))
+    return replace(setting, cfg=cfg, update_freq=1, gpus=1, sharding="none", **changes)
+
+
+def _seconds(trial: Trial) -> float:
+    _synchronise()
+    start = time.perf_counter()
+    trial.step()
+    _synchronise()
+    return time.perf_counter() - start
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Bytes: planned, measured with blocks returned, and as glibc does by itself (None where nobody asked)."""
+
+    flags: list[str]
+    planned: int
+    measured: int
+    by_default: int | None
+
+    @property
+    def ratio(self) -> float:
+        """Planned peak by measured peak; 1 is a perfect plan."""
+        return self.planned / self.measured
+
+
+def cases() -> list[list[str]]:
+    """Flags of `deepnet plan` for the sizes that are checked, with and without recomputation, on this machine."""
+    place = [] if torch.cuda.is_available() else ["--cpu"]
+    return [
+        ["--arch", arch, "--vocab", str(vocab), "--max-tokens", str(tokens), "--share-all-embeddings", *variant, *place]
+        for arch, vocab, tokens in SIZES
+        for variant in VARIANTS
+    ]
+
+
+def check(flags: list[str], default_too: bool = False) -> Checked:
+    """The plan for `flags` beside the peak of three updates."""
+    planned = memory(parse(flags)).peak
+    measured = measure(flags, {VARIABLE: THRESHOLD})
+    return Checked(flags, planned, measured, measure(flags, {}) if default_too else None)
+
+
+def measure(flags: list[str], environment: dict[str, str]) -> int:
+    """Peak bytes of a training with these flags of `deepnet plan`, in a fresh process with `environment` besides.
+
+    UserError with its last line where that training fails.
+    """
+    surroundings = {key: value for key, value in os.environ.items() if key != VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *flags], env=surroundings | environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"--check: the training of {' '.join(flags)} failed: {last}")
+    return json.loads(done.stdout.splitlines()[-1])["peak"]
+
+
+def main(flags: list[str]) -> None:
+    """Prints {"peak", "baseline"} of a training with these flags of `deepnet plan`, in bytes.
+
+    baseline: held once an update of a model of one layer a stack has been made; peak: the most beyond it.
+    """
+    setting = parse(flags)
+    _train(shallow(setting, 1, source_vocab=100, target_vocab=100, max_tokens=setting.length), 2)
+    gc.collect()
+    on_gpu = setting.device == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        baseline = torch.cuda.memory_allocated()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
+        baseline = _status("VmRSS")
+    _train(setting, UPDATES)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM")
+    print(json.dumps({"peak": peak - baseline, "baseline": baseline}))
+
+
+def _train(setting: Setting, updates: int) -> None:
+    trial = Trial(setting)
+    for _ in range(updates):
+        trial.step()
+    trial.close()
+
+
+def _status(key: str) -> int:
+    """Bytes the kernel knows of this process; VmHWM is the most that was resident since its start."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
