@@ -11,21 +11,19 @@ import time
 import pytest
 import torch
 
-from deepnet_fairseq.bench.candidate import STOCK, Candidate, candidates
-from deepnet_fairseq.bench.cell import FAILED, Cell
 from deepnet_fairseq.bench.contender import Contender
-from deepnet_fairseq.bench.markdown import number, render
-from deepnet_fairseq.bench.measures.memory import measure_memory
-from deepnet_fairseq.bench.measures.training import PARTS, Watched
-from deepnet_fairseq.bench.report import failures
-from deepnet_fairseq.bench.settings import Shape
+from deepnet_fairseq.bench.memory import measure_memory
+from deepnet_fairseq.bench.report import failures, number, render
+from deepnet_fairseq.bench.settings import STOCK, Candidate, Shape, candidates
+from deepnet_fairseq.bench.trials import PARTS, Watched
+from deepnet_fairseq.bench.turns import FAILED, Cell
 from deepnet_fairseq.cli import main
 
 from .support.benched import SHAPE, short_sentences, short_settings
 from .support.helpers import ROOT
 
 CPU = torch.device("cpu")
-PEER = "deepnet_fairseq.bench.peers.torchscale"
+PEER = "deepnet_fairseq.bench.torchscale"
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +45,8 @@ def bench(short, tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setitem(sys.modules, PEER, None)
-        main(
-            [
-                "bench",
-                *words.split(),
-                "--sentences",
-                "3",
-                "--beams",
-                "1,2",
-                "--lengths",
-                short,
-                "--device",
-                "cpu",
-                "--out",
-                str(out),
-            ]
-        )
+        more = ["--sentences=3", "--beams=1,2", f"--lengths={short}", "--device=cpu", f"--out={out}"]
+        main(["bench", *words.split(), *more])
     return json.loads(out.read_text()), printed.getvalue().rstrip("\n")
 
 
@@ -167,10 +151,10 @@ def test_peak_memory_is_of_a_process_of_its_own(settings):
     assert 16 * cell.facts["parameters"] < values["bytes"] < 2**29
 
 
-def test_memory_of_a_candidate_that_fails_says_why(settings):
+def test_memory_of_a_candidate_that_fails_says_why(settings, capfd):
     cell = Cell("memory", "odd", SHAPE.depth, SHAPE.width)
     measure_memory(Candidate("odd", ("--arch=no_such_arch", "--optimizer=adam")), SHAPE, settings, cell)
-    assert cell.state == FAILED and "no_such_arch" in cell.reason
+    assert (cell.state, cell.reason) == (FAILED, "status 2") and "no_such_arch" in capfd.readouterr().err
 
 
 def test_the_json_renders(bench, tmp_path, capsys):
@@ -191,9 +175,9 @@ def test_the_json_renders(bench, tmp_path, capsys):
 
 def test_variants_are_ours_with_more_flags():
     """Flags of --ours are in both; --method and --optimizer reach ours only, deepnorm torchscale too."""
-    ours, stock, variant = candidates("ours,stock", "deepnorm", "adam", "--a 1", ("graphs=--b '2 3'",))
+    ours, stock, variant = candidates("ours,stock", "deepnorm", "adam", "--a 1", ("rows=--b '2 3'",))
     assert ours.flags == ("--arch=deepnet_transformer", "--method=deepnorm", "--optimizer=adam", "--a", "1")
-    assert variant.flags == (*ours.flags, "--b", "2 3") and variant.name == "graphs"
+    assert variant.flags == (*ours.flags, "--b", "2 3") and variant.name == "rows"
     assert stock.flags == ("--arch=transformer", "--optimizer=adam")
 
 
@@ -204,7 +188,7 @@ def test_variants_are_ours_with_more_flags():
         ("--widths huge", "--widths huge: no such width"),
         ("--only speed", "--only speed: no measure"),
         ("--candidates nobody", "--candidates nobody: no candidate"),
-        ("--variant graphs", "--variant graphs: give NAME=FLAGS"),
+        ("--variant rows", "--variant rows: give NAME=FLAGS"),
         ("--variant stock=--x", "--variant stock=--x: give NAME=FLAGS"),
         ("--repeats 0", "--repeats 0: must be at least 1"),
         ("--sentences many", "--sentences many: give whole numbers"),

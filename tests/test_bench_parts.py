@@ -10,14 +10,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepnet_fairseq.bench import capacity, interleave, lengths
-from deepnet_fairseq.bench.candidate import STOCK, candidates
-from deepnet_fairseq.bench.cell import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
-from deepnet_fairseq.bench.clock import Clock
-from deepnet_fairseq.bench.contender import Contender
-from deepnet_fairseq.bench.markdown import number
-from deepnet_fairseq.bench.roofline import training_flops
-from deepnet_fairseq.bench.settings import Settings, Shape
+from deepnet_fairseq.bench import memory, task, turns
+from deepnet_fairseq.bench.contender import Clock, Contender
+from deepnet_fairseq.bench.report import number
+from deepnet_fairseq.bench.settings import STOCK, Settings, Shape, candidates
+from deepnet_fairseq.bench.trials import training_flops
+from deepnet_fairseq.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 from deepnet_fairseq.errors import UserError
 
 from .support.benched import SHAPE, short_sentences, short_settings
@@ -60,22 +58,20 @@ def test_order_rotates_and_failures_are_recorded():
         "d": FloatingPointError("not finite"),
     }
     found = {name: Cell("train", name, "6-6", "tiny") for name in errors}
-    interleave.interleave(found, {name: run(name, error) for name, error in errors.items()}, range(3), 60)
+    turns.interleave(found, {name: run(name, error) for name, error in errors.items()}, range(3), 60)
     assert called == ["a", "b", "c", "d", "a", "a"]
     assert [cell.state for cell in found.values()] == ["measured", FAILED, NO_MEMORY, DIVERGED]
     assert found["b"].reason == "ValueError: odd" and found["a"].repeats == [0, 1, 2]
-    assert interleave.rotated(["a", "b", "c"], 1) == ["b", "c", "a"]
+    assert turns.rotated(["a", "b", "c"], 1) == ["b", "c", "a"]
     with pytest.raises(UserError):
-        interleave.interleave(
-            {"e": Cell("train", "e", "6-6", "tiny")}, {"e": run("e", UserError("--flag"))}, range(1), 60
-        )
+        turns.interleave({"e": Cell("train", "e", "6-6", "tiny")}, {"e": run("e", UserError("--flag"))}, range(1), 60)
 
 
 def test_time_is_bounded():
     """The repeat that is too long is broken off; those before it stand, and none follows."""
     found = {name: Cell("train", name, "6-6", "tiny") for name in ("slow", "slower")}
     start = time.monotonic()
-    interleave.interleave(
+    turns.interleave(
         found,
         {
             "slow": lambda repeat: time.sleep(30 * repeat) or {"seconds": 1.0},
@@ -91,28 +87,28 @@ def test_time_is_bounded():
 
 def test_memory_that_is_not_there_is_an_error_not_a_killed_process():
     """The block is never touched: without the limit the system would give it."""
-    cell, bytes_ = Cell("train", "ours", "6-6", "tiny"), capacity.free_memory(CPU) + 2**28
-    with capacity.limited(CPU), interleave.recorded(cell, 60):
+    cell, bytes_ = Cell("train", "ours", "6-6", "tiny"), memory.free_memory(CPU) + 2**28
+    with memory.limited(CPU), turns.recorded(cell, 60):
         torch.empty(bytes_, dtype=torch.uint8)
     assert cell.state == NO_MEMORY
 
 
 def test_candidates_that_do_not_fit_together_take_turns():
     """500L-500L base is 3.7 billion parameters, 59 GB of training state; a tiny 6L-6L one 18 MB."""
-    assert capacity.parameters(Shape(500, 500, "base"), 10_000) == pytest.approx(3.68e9, rel=0.01)
+    assert memory.parameters(Shape(500, 500, "base"), 10_000) == pytest.approx(3.68e9, rel=0.01)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capacity, "free_memory", lambda device: 24 * 2**30)
-        assert capacity.side_by_side(3, Shape(6, 6, "tiny"), Settings())
-        assert not capacity.side_by_side(1, Shape(500, 500, "base"), Settings())
+        patch.setattr(memory, "free_memory", lambda device: 24 * 2**30)
+        assert memory.side_by_side(3, Shape(6, 6, "tiny"), Settings())
+        assert not memory.side_by_side(1, Shape(500, 500, "base"), Settings())
 
 
 def test_lengths_are_like_those_of_iwslt14():
     """25.2 and 24.6 tokens on average; the same from one seed."""
-    drawn = lengths.log_normal(20_000, seed=3)
+    drawn = task.log_normal(20_000, seed=3)
     assert drawn.mean(axis=0) == pytest.approx([25.2, 24.6], rel=0.04)
     assert drawn.min() >= 1
     assert numpy.corrcoef(numpy.log(drawn), rowvar=False)[0, 1] == pytest.approx(0.97, abs=0.01)
-    assert (drawn == lengths.log_normal(20_000, seed=3)).all()
+    assert (drawn == task.log_normal(20_000, seed=3)).all()
 
 
 @pytest.mark.parametrize("text", ["3\n", "3 4 5\n", "3 x\n", "0 3\n", ""])
@@ -120,7 +116,7 @@ def test_lengths_are_like_those_of_iwslt14():
 def test_a_file_of_other_things_is_refused(tmp_path, text):
     (tmp_path / "lengths").write_text(text)
     with pytest.raises(UserError, match="--lengths .*SOURCE TARGET"):
-        lengths.from_file(tmp_path / "lengths", 10, 1)
+        task.from_file(tmp_path / "lengths", 10, 1)
 
 
 def test_batches_are_fairseqs(settings):

@@ -13,7 +13,7 @@ from deepnet_fairseq.analysis.logs import read_log, read_validation
 from deepnet_fairseq.analysis.recorded_run import RecordedRun
 from deepnet_fairseq.analysis.scoring.generated import read_generated
 from deepnet_fairseq.analysis.scoring.prepared import read_corpus
-from deepnet_fairseq.bench import lengths
+from deepnet_fairseq.bench import task as lengths
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.cli.bench import rendered
 from deepnet_fairseq.data.lines import read_lines

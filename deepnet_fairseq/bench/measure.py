@@ -1,22 +1,15 @@
-"""The cells of one shape: all candidates at the same work, in turn."""
+"""DOC"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .candidate import Candidate
-from .capacity import limited, side_by_side
-from .cell import UNAVAILABLE, Cell
-from .interleave import interleave, recorded
-from .measures.building import Building
-from .measures.checkpointing import Checkpointing
-from .measures.generating import Generating
-from .measures.memory import conditions, measure_memory
-from .measures.training import Training
-from .measures.trial import Trial
-from .settings import Settings, Shape
+from .memory import conditions, limited, measure_memory, side_by_side
+from .settings import Candidate, Settings, Shape
+from .trials import Building, Checkpointing, Generating, Training, Trial
+from .turns import UNAVAILABLE, Cell, interleave, recorded
 
 TRIALS = (Building, Training, Generating, Checkpointing)
 Cells = dict[str, Cell]  # by candidate
@@ -108,18 +101,12 @@ def _repeat(trial: Trial, alive: dict, condition: dict, cells: Cells, repeats: r
         for name, contender in alive.items()
         if not cells[name].reason
     }
-    interleave(cells, {name: _uncounted(run) for name, run in runs.items()}, range(-trial.warmup, 0), seconds)
+    warm_ups = {name: lambda repeat, run=run: run(repeat) and None for name, run in runs.items()}
+    interleave(cells, warm_ups, range(-trial.warmup, 0), seconds)
     interleave(cells, runs, repeats, seconds)
     for name in runs:
         if cells[name].repeats:
             cells[name].facts = trial.facts(alive[name], **condition)
-
-
-def _uncounted(run: Callable[[int], dict | None]) -> Callable[[int], None]:
-    def warm_up(repeat: int) -> None:
-        run(repeat)
-
-    return warm_up
 
 
 def _check_work(cells: Cells) -> None:

@@ -1,4 +1,4 @@
-"""A whole run of the bench as one JSON object; its keys are described in docs/benchmarks.md and stay."""
+"""A whole run as one JSON object, whose keys are described in docs/benchmarks.md and stay, and that as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,12 +14,11 @@ import torch
 
 from ..atomic_output import whole
 from ..environment import environment
-from .candidate import STOCK, Candidate
-from .cell import FAILED, Cell
 from .contender import Contender
 from .measure import measure
-from .roofline import matmul_rate
-from .settings import Settings, Shape
+from .settings import STOCK, Candidate, Settings, Shape
+from .trials import matmul_rate
+from .turns import FAILED, MEASURED, Cell
 
 FORMAT = 1
 PEERS = ("torchscale", "fairscale")
@@ -93,3 +92,131 @@ def failures(report: dict) -> list[str]:
         for cell in report["cells"]
         if cell["state"] == FAILED
     ]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity of a measure; spread: with its smallest and largest; compare: with its ratio to stock."""
+
+    quantity: str
+    head: str
+    unit: str = "s"
+    spread: bool = False
+    compare: bool = False
+
+
+def _seconds(*names: str) -> list[Column]:
+    return [Column(name, name) for name in names]
+
+
+TABLES = {
+    "build": (
+        "Building: seconds until the first step could be made",
+        [Column("build", "build", "s", True, True), *_seconds("model", "trainer", "optimizer")],
+    ),
+    "train": (
+        "Training: one update of fairseq's Trainer",
+        [
+            Column("tokens per second", "tokens/s", "", True, True),
+            Column("step", "step"),
+            *_seconds("forward", "backward", "clip", "optimizer", "rest"),
+            Column("flops per second", "of matmul", "flops"),
+        ],
+    ),
+    "memory": (
+        "Training: peak memory",
+        [
+            Column("bytes", "peak", "B", False, True),
+            Column("reserved", "reserved", "B"),
+            Column("peak RSS", "RSS", "B"),
+        ],
+    ),
+    "generate": (
+        "Translation: fairseq's generator, the same number of steps for all",
+        [Column("tokens per second", "tokens/s", "", True, True), Column("seconds", "a batch")],
+    ),
+    "checkpoint": (
+        "Checkpoints with the optimiser's state",
+        [
+            Column("save", "save", "s", True, True),
+            Column("resume", "resume", "s", True, True),
+            Column("load", "load to translate", "s", True, True),
+            Column("bytes", "size", "B", False, True),
+        ],
+    ),
+}
+
+
+def render(report: dict) -> str:
+    """Where and how, then the tables of the measures that were made."""
+    tables = [_table(measure, report) for measure in TABLES if any(c["measure"] == measure for c in report["cells"])]
+    return "\n\n".join([_where(report), *tables])
+
+
+def _where(report: dict) -> str:
+    where, settings = report["environment"], report["settings"]
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    commit = f"commit {where['commit']}{' with changes' * where['modified']}" if where["commit"] else "no commit"
+    lines = [
+        f"{where['hardware']}, {report['threads']} threads, {settings['precision']}, {commit}, {where['started']}; "
+        f"{versions}. A large product of matrices runs at {report['matmul flops per second'] / 1e9:,.0f} Gflop/s.",
+        f"Batches of {settings['max_tokens']:,} tokens, {settings['vocabulary']:,} types, dropout "
+        f"{settings['dropout']}, {settings['repeats']} repeats, {settings['clock']} time. "
+        f"Medians (smallest to largest) [times {STOCK}'s].",
+        "",
+    ]
+    for candidate in report["candidates"]:
+        why = f" ({candidate['unavailable']})" if candidate["unavailable"] else ""
+        lines.append(f"- {candidate['name']}: `{' '.join(candidate['flags'])}`{why}")
+    return "\n".join(lines)
+
+
+def _table(measure: str, report: dict) -> str:
+    title, columns = TABLES[measure]
+    cells = [cell for cell in report["cells"] if cell["measure"] == measure]
+    columns = [column for column in columns if any(column.quantity in cell["summary"] for cell in cells)]
+    conditions = list(cells[0]["condition"])
+    heads = ["depth", "width", *conditions, "candidate", *(column.head for column in columns)]
+    rows = [heads, ["---"] * len(heads)]
+    for cell in cells:
+        first = [cell["depth"], cell["width"], *(_condition(cell["condition"][name]) for name in conditions)]
+        rows.append([*first, cell["candidate"], *_values(cell, columns, report)])
+    return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _condition(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _values(cell: dict, columns: list[Column], report: dict) -> list[str]:
+    if cell["state"] != MEASURED:
+        return [f"{cell['state']}: {cell['reason']}", *[""] * (len(columns) - 1)]
+    return [_value(cell, column, report) for column in columns]
+
+
+def _value(cell: dict, column: Column, report: dict) -> str:
+    numbers = cell["summary"].get(column.quantity)
+    if numbers is None:
+        return ""
+    if column.unit == "flops":
+        return f"{numbers['median'] / report['matmul flops per second']:.0%}"
+    text = number(numbers["median"], column.unit)
+    if column.spread and numbers["n"] > 1:
+        text += f" ({number(numbers['min'], column.unit)} to {number(numbers['max'], column.unit)})"
+    if column.compare and column.quantity in cell["to_stock"]:
+        text += f" [{cell['to_stock'][column.quantity]:.2f}]"
+    return text
+
+
+def number(value: float, unit: str) -> str:
+    """Three digits: 1,234 tokens, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB."""
+    if unit == "B":
+        return f"{_digits(value / 2**30)} GiB" if value >= 2**30 else f"{_digits(value / 2**20)} MiB"
+    if unit == "s":
+        return f"{_digits(value)} s" if value >= 1 else f"{_digits(value * 1000)} ms"
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    places = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{places}f}"

@@ -17,10 +17,8 @@ def bench(args) -> None:
     whole after each depth and width; a table goes to the standard output.
     """
     from ..atomic_output import check_file
-    from ..bench.candidate import candidates
-    from ..bench.markdown import render
-    from ..bench.report import failures, run
-    from ..bench.settings import shapes
+    from ..bench.report import failures, render, run
+    from ..bench.settings import candidates, shapes
 
     if args.render:
         print(rendered(args.render))
@@ -64,7 +62,7 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
 
 def rendered(path: str) -> str:
     """The tables of a recorded benchmark in Markdown; UserError, naming the file, if it is none."""
-    from ..bench.markdown import render
+    from ..bench.report import render
 
     mend = "is not what `deepnet bench --out` writes"
     report = read_object(Path(path), mend)

@@ -30,11 +30,11 @@ from torch.utils.flop_counter import flop_registry
 
 from .. import config
 from ..building import blank_task
-from ..criterions.projected import BUDGET, FEWEST, label_smoothed_loss
+from ..criterions.chunked import BUDGET, FEWEST, label_smoothed_loss
 from ..methods import get_method
 from ..models import MODELS
 from ..models.base import DeepModel
-from ..transformer import products
+from ..transformer import attention
 from ..transformer.stack import Stack
 from .setting import FLOAT32, Setting
 
@@ -193,9 +193,9 @@ def _traced(key: _Key) -> tuple[Stage, ...]:
 @contextmanager
 def _without_storage(setting: Setting) -> Iterator[None]:
     """Tensors made inside are fake, and none of them stays in a cache."""
-    products._future.cache_clear()
+    attention._future.cache_clear()
     with ExitStack() as stack:
-        stack.callback(products._future.cache_clear)
+        stack.callback(attention._future.cache_clear)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if setting.device == "cuda":
             stack.enter_context(AsOnGPU())

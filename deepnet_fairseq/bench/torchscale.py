@@ -1,22 +1,64 @@
 """torchscale's EncoderDecoder as a fairseq model, the way of its own examples/fairseq, for stock fairseq.
 
 Same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are fairseq's, as in
-torchscale's example; layers, attention, masks and incremental decoding are torchscale's.
+torchscale's example; layers, attention, masks and incremental decoding are torchscale's. Of timm it takes one function,
+for stochastic depth, which is off; timm needs torchvision, whose wheel does not load beside a CPU build of torch. Of
+fairscale it takes the wrapper that recomputes a layer; fairseq has a copy. Stand-ins take their place.
+Annotations are not postponed: fairseq reads the types of a config's fields at run time.
 """
 
-# annotations are not postponed: fairseq reads the types of a config's fields at run time
-
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIncrementalDecoder, register_model
 from fairseq.models.transformer import Embedding
 from fairseq.modules import PositionalEmbedding
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from omegaconf import II
 from torch import nn
 
-from ...config import flag
-from .stand_ins import stand_ins
+from ..config import flag
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """In this block `timm.models.layers` and, if it is missing, `fairscale.nn` are these; nothing of it stays."""
+    modules = _package("timm.models.layers", drop_path=_drop_path)
+    try:
+        import fairscale.nn  # noqa: F401
+    except ImportError:
+        modules |= _package("fairscale.nn", checkpoint_wrapper=checkpoint_wrapper, wrap=_wrap)
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def _package(name: str, **content) -> dict[str, ModuleType]:
+    """A module by its full name, and those above it."""
+    parts = name.split(".")
+    found = {full: ModuleType(full) for full in (".".join(parts[: i + 1]) for i in range(len(parts)))}
+    vars(found[name]).update(content)
+    return found
+
+
+def _drop_path(*_):
+    raise AssertionError("stochastic depth is off")
+
+
+def _wrap(*_):
+    raise AssertionError("sharding is off")
+
 
 with stand_ins():
     from torchscale.architecture.config import EncoderDecoderConfig
