@@ -44,7 +44,7 @@ class Parameters(Record):
     embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
     a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
     trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
-    all; total: all, trained or not.
+    all; gradient_bytes: of those that are trained; total: all, trained or not.
     """
 
     embeddings: int
@@ -55,6 +55,7 @@ class Parameters(Record):
     tensors: int
     largest: int
     weight_bytes: int
+    gradient_bytes: int
     total: int
 
 
@@ -83,6 +84,7 @@ def count(setting: Setting) -> Parameters:
         tensors=sum(times.values()),
         largest=max(p.numel() for p in times),
         weight_bytes=sum(n * p.nbytes for p, n in times.items()),
+        gradient_bytes=sum(n * p.nbytes for p, n in times.items() if p.requires_grad),
         total=sum(numbers.values()),
     )
 
@@ -175,7 +177,7 @@ def follow(setting: Setting, parameters: Parameters, stages: list[Stage]) -> Mem
     shards = setting.gpus if fully else 1
     whole = max(stage.gradients for stage in stages) if fully else 0  # bytes of one layer's weights, gathered
     weights = -(-parameters.weight_bytes // shards) + GATHERED * whole
-    gradients = -(-sum(stage.gradients for stage in stages) // shards)
+    gradients = -(-parameters.gradient_bytes // shards)
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 and not fully else 0
     objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
