@@ -113,12 +113,6 @@ def test_names_and_comments_are_ascii():
     assert odd == []
 
 
-def test_test_files_have_tests_and_no_others_do():
-    with_tests = {p for p in tracked(".py") if any(name.startswith("test_") for name in read(p).functions)}
-    test_files = {path for path in tracked(".py") if re.match(r"test_.*\.py$", path.name)}
-    assert with_tests == test_files and all("tests" in path.relative_to(ROOT).parts for path in test_files)
-
-
 def test_no_import_cycle():
     graph = {name: {taken.module for taken in imports(name) if not taken.late} - {name} for name in modules()}
     while done := [name for name, needed in graph.items() if not needed & graph.keys()]:

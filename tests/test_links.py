@@ -72,12 +72,3 @@ def test_what_is_broken_is_found(tmp_path):
     assert leads_nowhere(page, "here.md") and leads_nowhere(page, "#none") and leads_nowhere(page, "page.md#two")
     assert not leads_nowhere(page, "#one-1") and not leads_nowhere(page, "page.md")
     assert targets('<img src="a.svg" alt="b"> ![c](d.png)') == ["d.png", "a.svg"]
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://example.org", "https:/example.org", "https://example", "https://exa mple.org", "https://example.org.",
-     "https://user@example.org", "https://example.org/{name}", "https://-a.org"],
-)  # fmt: skip
-def test_no_address(url):
-    assert not is_address(url) and is_address("https://example.org/a-b?c=d#e")

@@ -174,13 +174,6 @@ def test_an_index_that_does_not_answer(clone):
     assert clone.setup().returncode == 0
 
 
-@pytest.mark.slow
-def test_another_failure_shows_the_end_of_its_step(clone):
-    done = clone.setup(PIP_FAILS="fairseq-fixed", PIP_SAYS="error: no such file: fairseq.cpp")
-    assert_refused(done, "whole log: ", ".venv/setup.log")
-    assert "error: no such file: fairseq.cpp" in done.stdout
-
-
 WRONG = {  # what is missing -> environment, words of the answer
     "headers": ({"NO_HEADERS": "1"}, ("Python.h", "apt install python3-dev")),
     "venv": ({"NO_VENV": "1"}, ("python3.11 makes no environments", "apt install python3-venv")),
@@ -212,14 +205,6 @@ def test_another_python_makes_it_anew(clone):
 
 
 @pytest.mark.slow
-def test_the_cuda_build_of_torch_makes_it_anew(clone):
-    clone.setup()
-    clone.setup(TORCH_CUDA="1")
-    assert clone.steps == STEPS[1:]  # torch without +cpu
-    assert "install torch==2.13.0\n" in (clone.root.parent / "calls").read_text()
-
-
-@pytest.mark.slow
 def test_moved(clone):
     """Programs of an environment name their interpreter by its whole path."""
     clone.setup()
@@ -240,14 +225,6 @@ def test_new_versions_come_into_what_is_there(clone):
     clone.setup()
     assert clone.steps[-3:] == STEPS[1:]
     assert (clone.root / ".venv/made").read_text().startswith("torch==2.13.0\ntorch==2.14.0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("sh", "scripts/setup.sh"), ("bash", "../link")])
-def test_by_other_ways(clone, words):
-    (clone.root.parent / "link").symlink_to(clone.root / "scripts/setup.sh")
-    done = clone.setup(*words, CDPATH="/", PYTHONPATH="/somewhere", PIP_USER="1")
-    assert (done.returncode, clone.complete) == (0, True), done.stdout
 
 
 def test_sourced_it_activates_and_changes_nothing_else(clone):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import sys
 
 from .. import __version__
 from ..errors import UserError
+
+# in the order in which --help lists their commands
+GROUPS = (
+    "inspection", "models", "plan", "stability", "corpora", "results", "report", "figures", "bench",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,18 +22,6 @@ def parser() -> argparse.ArgumentParser:
     A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
     the parser to add flags to, function(args) runs it, and its docstring is its help.
     """
-    from . import (
-        bench,
-        corpora,
-        figures,
-        inspection,
-        models,
-        plan,
-        report,
-        results,
-        stability,
-    )
-
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -38,19 +32,8 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=function)
         return sub
 
-    groups = (
-        inspection,
-        models,
-        plan,
-        stability,
-        corpora,
-        results,
-        report,
-        figures,
-        bench,
-    )
-    for group in groups:
-        group.add(command)
+    for group in GROUPS:
+        importlib.import_module(f"{__name__}.{group}").add(command)
     return top
 
 
