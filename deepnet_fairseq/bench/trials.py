@@ -48,31 +48,20 @@ class Trial(ABC):
         return {"parameters": contender.parameters()}
 
 
-class Unbuilt:
-    """A candidate that is built anew in each repeat."""
-
-    def __init__(self, candidate: Candidate):
-        self.candidate, self.size = candidate, 0
-
-    def parameters(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class Building(Trial):
     """Quantities: seconds of the parts of a contender's making."""
 
     name = "build"
     alone = True
 
-    def enter(self, candidate: Candidate) -> Unbuilt:
-        return Unbuilt(candidate)
+    def enter(self, candidate: Candidate) -> SimpleNamespace:
+        """Nothing yet: it is built anew in each repeat."""
+        return SimpleNamespace(candidate=candidate, close=lambda: None)
 
-    def run(self, contender: Unbuilt, repeat: int) -> dict[str, float]:
+    def run(self, contender: SimpleNamespace, repeat: int) -> dict[str, float]:
         built = Contender(contender.candidate, self.shape, self.settings)
-        contender.size = built.parameters()
+        size = built.parameters()
+        contender.parameters = lambda: size
         built.close()
         return built.seconds
 

@@ -45,14 +45,8 @@ class Option:
 
     def as_dict(self) -> dict:
         """For JSON; peak in bytes."""
-        return {
-            "name": self.name,
-            "flags": self.flags,
-            "gpus": self.setting.gpus,
-            "peak": self.memory.peak,
-            "fits": self.fits,
-            "cost": self.cost,
-        }
+        numbers = {"gpus": self.setting.gpus, "peak": self.memory.peak, "fits": self.fits, "cost": self.cost}
+        return {"name": self.name, "flags": self.flags} | numbers
 
 
 def recommend(setting: Setting) -> list[Option]:

@@ -12,7 +12,7 @@ causal or not. The backward pass costs twice the forward pass; recomputed layers
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -30,15 +30,8 @@ TERA = 1e12
 OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
 
-class Record:
-    """Of numbers; as_dict gives them for JSON, in the units of the class."""
-
-    def as_dict(self) -> dict:
-        return asdict(self)  # type: ignore[call-overload]  # of a dataclass
-
-
 @dataclass(frozen=True)
-class Parameters(Record):
+class Parameters:
     """Numbers of parameters.
 
     embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
@@ -90,7 +83,7 @@ def count(setting: Setting) -> Parameters:
 
 
 @dataclass(frozen=True)
-class Flops(Record):
+class Flops:
     """Floating-point operations of the forward and backward passes.
 
     Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
@@ -114,7 +107,7 @@ def flops(setting: Setting) -> Flops:
 
 
 @dataclass(frozen=True)
-class Speed(Record):
+class Speed:
     """How fast a training is.
 
     rate: floating-point operations a second that one GPU achieves in training; step: seconds of an update;
@@ -144,7 +137,7 @@ def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class Memory(Record):
+class Memory:
     """Bytes on one GPU, or of a process on the CPU.
 
     optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:

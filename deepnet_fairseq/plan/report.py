@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..text_table import render
 from .fit import Option
@@ -38,11 +38,9 @@ class Report:
         """For JSON, one object a part; bytes, operations, seconds."""
         return {
             "setting": describe(self.setting),
-            "parameters": self.parameters.as_dict(),
-            "flops": self.flops.as_dict(),
-            "memory": self.memory.as_dict(),
+            **{name: asdict(getattr(self, name)) for name in ("parameters", "flops", "memory")},
             "options": [option.as_dict() for option in self.options],
-            "speed": self.speed and self.speed.as_dict(),
+            "speed": self.speed and asdict(self.speed),
         }
 
     def as_text(self) -> str:
@@ -54,24 +52,11 @@ class Report:
 
 def describe(setting: Setting) -> dict:
     """What a plan was made for, in the words of the flags."""
-    cfg = setting.cfg
-    return {
-        "arch": cfg.arch,
-        "method": cfg.method,
-        **{name: getattr(cfg, name) for name in setting.layer_fields},
-        "vocab": [setting.source_vocab, setting.target_vocab],
-        "max_tokens": setting.max_tokens,
-        "update_freq": setting.update_freq,
-        "length": setting.length,
-        "precision": setting.precision.name,
-        "optimizer": setting.optimizer,
-        "criterion": setting.criterion,
-        "checkpoint_every": setting.checkpoint_every,
-        "sharding": SHARDING_FLAGS[setting.sharding],
-        "device": setting.device,
-        "gpus": setting.gpus,
-        "gpu_memory": setting.gpu_memory,
-    }
+    model = {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
+    own = ("max_tokens", "update_freq", "length", "precision", "optimizer", "criterion", "checkpoint_every", "sharding")
+    words = {name: getattr(setting, name) for name in (*own, "device", "gpus", "gpu_memory")}
+    words |= {"precision": setting.precision.name, "sharding": SHARDING_FLAGS[setting.sharding]}
+    return model | {"vocab": list(setting.vocabularies)} | words
 
 
 def gib(number: float) -> str:
@@ -79,16 +64,12 @@ def gib(number: float) -> str:
     return f"{number / GIB:.2f}"
 
 
-def layers(setting: Setting) -> str:
-    """ "100-100", or "48" of a single stack."""
-    return "-".join(str(getattr(setting.cfg, name)) for name in setting.layer_fields)
-
-
 def _title(setting: Setting) -> str:
     cfg, vocab = setting.cfg, f"{setting.source_vocab:,}"
     if setting.target_vocab != setting.source_vocab:
         vocab += f" and {setting.target_vocab:,}"
-    model = f"{cfg.arch}, {layers(setting)}, {cfg.method}, vocabulary {vocab}"
+    layers = "-".join(str(getattr(cfg, name)) for name in setting.layer_fields)
+    model = f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}"
     unit = "GPU" if setting.device == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
     return f"{model}\n{setting.precision.name}, {setting.optimizer}, {batch} = {setting.batch:,} an update"
@@ -141,12 +122,8 @@ def _work(found: Flops) -> str:
 def _time(setting: Setting, found: Speed | None) -> str:
     if found is None:
         return "time: give --flops, the TFLOP/s that one GPU achieves in training, or --measure"
-    rows = [
-        ["time", "value"],
-        ["TFLOP/s of each", f"{found.rate / TERA:.4g}"],
-        ["seconds an update", f"{found.step:.4g}"],
-    ]
-    rows.append(["tokens a second", f"{found.tokens_per_second:,.0f}"])
+    rows = [["time", "value"], ["TFLOP/s of each", f"{found.rate / TERA:.4g}"]]
+    rows += [["seconds an update", f"{found.step:.4g}"], ["tokens a second", f"{found.tokens_per_second:,.0f}"]]
     if found.updates is not None:
         rows += [["updates", f"{found.updates:,}"], ["hours", f"{found.hours:,.2f}"]]
     return render(rows)
