@@ -133,7 +133,7 @@ class AsOnGPU(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func == Tensor.is_cpu.__get__:  # another object each time
+        if func == vars(torch._C.TensorBase)["is_cpu"].__get__:  # another object each time
             return False
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
@@ -206,14 +206,14 @@ def run(setting: Setting, layers: int) -> Run:
     """One forward and backward pass of a model of so many layers a stack."""
     model = skeleton(setting, layers, mixers=False)
     with _without_storage(setting):
-        made: dict[Tensor, Tensor] = {}  # nn.Module.to would part what is shared
+        made: dict[nn.Parameter, nn.Parameter] = {}  # nn.Module.to would part what is shared
         for module in model.modules():
-            for name, tensor in module._parameters.items():
-                if tensor is not None:
-                    fake = nn.Parameter(torch.empty_like(tensor, device="cpu"), tensor.requires_grad)
-                    module._parameters[name] = made.setdefault(tensor, fake)  # type: ignore[assignment]
-            for name, tensor in module._buffers.items():
-                module._buffers[name] = tensor if tensor is None else torch.empty_like(tensor, device="cpu")
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                    module._parameters[name] = made.setdefault(parameter, fake)
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
         return Run(setting, model)
 
 
