@@ -21,10 +21,9 @@ from deepnet_fairseq.analysis.figures import EVERY, redraw
 from deepnet_fairseq.analysis.figures.losses import rows_by_depth
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, folder_of, name_of, runs_of
 from deepnet_fairseq.analysis.report.collect import PAIRED, Report, collect
-from deepnet_fairseq.analysis.report.document import Grid, Text, published
-from deepnet_fairseq.analysis.report.entry import described, environment_of
 from deepnet_fairseq.analysis.report.formats import escape, grid_text
-from deepnet_fairseq.analysis.report.layout import BANNER
+from deepnet_fairseq.analysis.report.layout import BANNER, Grid, Text, published
+from deepnet_fairseq.analysis.report.result import described, environment_of
 from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.analysis.report.write import has_block, put_into, reports
 from deepnet_fairseq.atomic_output import check_file, whole

@@ -106,8 +106,8 @@ def test_power_law_is_found():
 
 
 def test_figure_5_as_digitised():
-    assert len(paper.FIGURE5_POST_LN) == len(paper.FIGURE5_DEEPNORM) == len(paper.FIGURE5_LAYERS) == 95
-    theirs = by_depth.PAPER5
+    theirs = paper.FIGURE5
+    assert len(theirs["post_ln"]) == len(theirs["deepnorm"]) == 95
     assert power_law(theirs["post_ln"]).slope == pytest.approx(1.1, abs=0.05)
     assert theirs["deepnorm"][100] / theirs["deepnorm"][6] == pytest.approx(5, abs=0.2)
     sums = [sum(values.values()) for values in theirs.values()]

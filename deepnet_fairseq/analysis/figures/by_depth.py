@@ -19,10 +19,6 @@ from .sheet import Sheet, means, number, read_off, summary
 
 CONFIDENCE = 0.95  # of the intervals
 COMPARED = ("post_ln", "deepnorm")  # in Figure 5
-PAPER5 = {
-    "post_ln": dict(zip(paper.FIGURE5_LAYERS, paper.FIGURE5_POST_LN, strict=True)),
-    "deepnorm": dict(zip(paper.FIGURE5_LAYERS, paper.FIGURE5_DEEPNORM, strict=True)),
-}
 ASKED = (50, 100)  # layers where they are compared
 PANELS = {"post": "(a) Post-LN", "none": "(b) no LN", "pre": "(c) Pre-LN"}  # of Figure 6
 EVERYWHERE = "deepnorm"
@@ -95,7 +91,7 @@ def early(run: RecordedRun) -> int:
 
 def _updates(sheet: Sheet, runs: list[RecordedRun], method: str) -> dict[int, float]:
     """Draws both panels of one method; layers -> mean update of the decoder of the runs that stayed finite."""
-    style, theirs = style_of(method), PAPER5[method]
+    style, theirs = style_of(method), paper.FIGURE5[method]
     updates = [(run.layers, run.probe(early(run), "model_update").get("decoder", np.nan)) for run in runs]
     points = means((layers, update) for layers, update in updates if np.isfinite(update) and update > 0)
     failed = {layers for layers, update in updates if not np.isfinite(update)}
@@ -119,7 +115,7 @@ def _slopes(points: dict[str, dict[int, float]]) -> list[list[str]]:
     """Exponents p of update ~ N^p, with 95% confidence, and how the law grows over the depths there are."""
     rows = [["method", "source", "layers", "slope", "95%", "R2", "growth by the law"]]
     for method in COMPARED:
-        for source, values in (("measured", points[method]), ("paper", PAPER5[method])):
+        for source, values in (("measured", points[method]), ("paper", paper.FIGURE5[method])):
             if len(values) > 1:
                 law, low, high = power_law(values), min(values), max(values)
                 rows.append([
@@ -136,8 +132,8 @@ def _ratios(points: dict[str, dict[int, float]]) -> list[list[str]]:
     nearest = {min(both, key=lambda layers: (abs(layers - asked), layers)) for asked in ASKED if both}
     for layers in sorted(nearest | set(ASKED)):
         mine = points["post_ln"][layers] / points["deepnorm"][layers] if layers in both else None
-        theirs = PAPER5["post_ln"].get(layers, np.nan) / PAPER5["deepnorm"].get(layers, np.nan)
-        laws = [10 ** float(power_law(PAPER5[method])(np.log10(layers))) for method in COMPARED]
+        theirs = paper.FIGURE5["post_ln"].get(layers, np.nan) / paper.FIGURE5["deepnorm"].get(layers, np.nan)
+        laws = [10 ** float(power_law(paper.FIGURE5[method])(np.log10(layers))) for method in COMPARED]
         rows.append([str(layers), number(mine), number(theirs), number(laws[0] / laws[1])])
     return rows
 

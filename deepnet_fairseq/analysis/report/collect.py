@@ -13,8 +13,7 @@ from ...errors import UserError
 from ...json_text import read_object
 from ...methods import METHODS
 from ..recorded_run import recorded_below
-from .entry import Entry, State, environment_of
-from .result import Result, results_of
+from .result import Entry, Result, State, environment_of, results_of
 from .tables import TABLES, Table
 
 PAIRED = "paired.json"  # of a record: p against each baseline's run; for it has neither translations nor references

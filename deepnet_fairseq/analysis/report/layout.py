@@ -1,19 +1,19 @@
-"""A report laid out as a document: the overview, one row a result, a run and a method, and notes."""
+"""A report laid out as a document of plain text, each format's own to escape: overview, tables of runs, notes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from ...methods import METHODS
 from .collect import Report
-from .document import DASH, MISSING, Document, Grid, Text, change, hours, interval, number, numeral, published, size
-from .entry import Entry, beside, described
-from .result import Cell, Result, shallow_first
+from .result import Cell, Entry, Result, beside, described, shallow_first
 from .tables import DEPTH, Table
 
+DASH, MINUS = "–", "−"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
 FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu"}  # metrics by their keys in score.json
 SIGNED = {"tokenised": "tokenised BLEU"} | {key: name for name, key in FURTHER.items()}
@@ -33,6 +33,107 @@ PAPERS = {  # where they are to be read; a method added later has no link until 
     "sub_ln": "https://arxiv.org/abs/2210.06423",
     "t_fixup": "https://proceedings.mlr.press/v119/huang20f.html",
 }
+
+
+@dataclass(frozen=True)
+class Text:
+    """A cell. kind: the state of its run, "number", "absent", "environment" or "". paper: the published value in it.
+
+    marks: letters of footnotes; link: where the text leads, a relative path or an address.
+    """
+
+    text: str
+    kind: str = ""
+    paper: str = ""
+    marks: tuple[str, ...] = ()
+    link: str = ""
+
+
+MISSING = Text(DASH, "absent")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of cells. name: short, for addresses within a page. The first column says what a row is."""
+
+    name: str
+    title: str
+    caption: str
+    header: list[str]
+    rows: list[list[Text]]
+
+    @property
+    def of_words(self) -> list[bool]:
+        """Of each column: does it hold words, to be aligned left?"""
+        words = {"", "absent", "environment"}
+        return [all(row[place].kind in words for row in self.rows) for place in range(len(self.header))]
+
+
+@dataclass(frozen=True)
+class Document:
+    """overview: the table in brief; grids: further ones. footnotes: letter -> what runs were trained with.
+
+    commands, logs: name of a run -> how it was trained, where its log lies.
+    """
+
+    title: str
+    source: str
+    link: str
+    banner: str
+    warnings: list[str]
+    overview: Grid
+    grids: list[Grid]
+    footnotes: dict[str, str]
+    notes: list[str]
+    commands: dict[str, str]
+    logs: dict[str, str]
+
+
+def numeral(value: object | None) -> Text:
+    """A number as it is, or a text of one; a dash for None."""
+    return Text(DASH if value is None else str(value), "number")
+
+
+def number(value: float | None, digits: int) -> Text:
+    """With so many decimals."""
+    return numeral(None if value is None else f"{value:.{digits}f}")
+
+
+def change(value: float | None, digits: int) -> Text:
+    """With its sign, a minus as typographers have it."""
+    return numeral(None if value is None else f"{value:+.{digits}f}".replace("-", MINUS))
+
+
+def size(parameters: int | None) -> str:
+    """As papers give it: 61M, 3.8B."""
+    if parameters is None:
+        return DASH
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.{0 if parameters >= 10 * unit else 1}f}{name}"
+    return str(parameters)
+
+
+def hours(cost: tuple[float, str] | None) -> Text:
+    """With at most three decimals: 0.042 GPU-hours, 1250 GPU-hours."""
+    if cost is None:
+        return numeral(None)
+    value, unit = cost
+    return numeral(f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {unit}-hours")
+
+
+def published(cell: Cell, missing: str = DASH) -> str:
+    """With the digits the paper gives."""
+    return missing if cell.published is None else str(cell.published)
+
+
+def interval(score: dict, metric: str, digits: int) -> Text:
+    """A score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
+    value, mean, half = (beside(score, metric, key) for key in ("score", "mean", "ci"))
+    if value is None or half is None:
+        return number(value, digits)
+    middle = value if mean is None else mean
+    return numeral(f"{value:.{digits}f} [{middle - half:.{digits}f}, {middle + half:.{digits}f}]")
 
 
 def lay_out(report: Report, out: Path | None) -> Document:

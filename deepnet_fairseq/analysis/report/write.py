@@ -9,9 +9,8 @@ from pathlib import Path
 from ...atomic_output import check_file, whole
 from ...errors import UserError
 from .collect import Report, collect, find_table
-from .document import DASH, Document, Grid, Text
 from .formats import as_json, escape, grid_text, html, linked, markdown, warnings
-from .layout import lay_out, relative_link
+from .layout import DASH, Document, Grid, Text, lay_out, relative_link
 
 FORMATS = {"md": markdown, "html": html, "json": as_json}
 NOT_RUN = "not run"
