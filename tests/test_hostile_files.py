@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from deepnet_fairseq.analysis.logs import read_log, read_validation
 from deepnet_fairseq.analysis.recorded_run import RecordedRun
-from deepnet_fairseq.analysis.scoring.generated import read_generated
-from deepnet_fairseq.analysis.scoring.prepared import read_corpus
+from deepnet_fairseq.analysis.scoring.generated import read_corpus, read_generated
 from deepnet_fairseq.bench import task as lengths
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.cli.bench import rendered

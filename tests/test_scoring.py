@@ -12,11 +12,9 @@ from fairseq.scoring.bleu import BleuConfig, Scorer
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
-from deepnet_fairseq.analysis.scoring import metrics, score
-from deepnet_fairseq.analysis.scoring.generated import Output
-from deepnet_fairseq.analysis.scoring.metrics import kinds_of_bleu, tokenizer_for
-from deepnet_fairseq.analysis.scoring.prepared import prepare, read_corpus
-from deepnet_fairseq.analysis.scoring.scores import group
+from deepnet_fairseq.analysis.scoring import score, scores
+from deepnet_fairseq.analysis.scoring.generated import Output, prepare, read_corpus
+from deepnet_fairseq.analysis.scoring.scores import group, kinds_of_bleu, tokenizer_for
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
@@ -174,9 +172,9 @@ def test_command(tmp_path, capsys):
 def spbleu_home(tmp_path, monkeypatch):
     """Where sacreBLEU looks for its models, and one that is not there."""
     monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path / "home"))
-    metrics._check_model.cache_clear()
+    scores._check_model.cache_clear()
     yield tmp_path / "home" / "models"
-    metrics._check_model.cache_clear()
+    scores._check_model.cache_clear()
 
 
 def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_home):
@@ -220,7 +218,7 @@ def test_tokenizer_goes_by_recipe_and_language(tmp_path, monkeypatch):
         assert f"tok:{expected}|" in result["signature"]
     assert "tok:zh|" in score(path, write_corpus(tmp_path / "auto", tokenize="language"))["signature"]
     assert "tok:intl|" in score(path, tmp_path / "char" / "bin", "intl")["signature"]
-    monkeypatch.setattr(metrics, "PACKAGES", {"ja-mecab": "not_installed", "ko-mecab": "json"})
+    monkeypatch.setattr(scores, "PACKAGES", {"ja-mecab": "not_installed", "ko-mecab": "json"})
     codes = ("de", "zh_cn", "cmn", "jpn_Jpan", "ko", "th", "khm")
     assert [tokenizer_for("language", c) for c in codes] == ["13a", "zh", "zh", "char", "ko-mecab", "char", "char"]
     with pytest.raises(UserError, match=r"sacrebleu\[ja\]"):

@@ -12,9 +12,8 @@ from sacrebleu.significance import PairedTest, Result
 
 from ...errors import UserError
 from ...text_table import render
-from .generated import Output, find_outputs
-from .metrics import RESAMPLES, bleu_metric, tokenizer_for
-from .prepared import Prepared, prepare, read_corpus
+from .generated import Output, Prepared, find_outputs, prepare, read_corpus
+from .scores import RESAMPLES, bleu_metric, tokenizer_for
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
 SEED = 12345  # sacreBLEU's
