@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,9 +14,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from .disk import NAMESPACE, ShortFiles, SmallDisk, namespaces_work
-
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 KINDS = ("alone", "background", "pair")
 
 
@@ -28,13 +28,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=45, help="of a training")
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--full-disks", type=float, default=0.25, help="share of lives in which the disk fills up")
-    parser.add_argument("--no-namespace", action="store_true", help="limit the size of files instead of filling a disk")
     return parser.parse_args()
+
+
+def namespaces_work() -> bool:
+    """May this user mount a disk of his own?"""
+    trial = [*NAMESPACE, "sh", "-c", 'mount -t tmpfs faults "$0"', "/mnt"]
+    return bool(shutil.which(trial[0])) and subprocess.run(trial, capture_output=True).returncode == 0
 
 
 def main() -> int:
     given = arguments()
-    if not given.no_namespace and INSIDE not in os.environ and namespaces_work():
+    if given.full_disks and INSIDE not in os.environ and namespaces_work():
         words = [*NAMESPACE, sys.executable, "-m", "tests.faults", *sys.argv[1:], "--seed", str(given.seed)]
         os.execvpe(NAMESPACE[0], words, os.environ | {INSIDE: "1"})
     folder = Path(tempfile.mkdtemp(prefix="faults"))
@@ -47,15 +52,18 @@ def main() -> int:
 
 
 def run(given: argparse.Namespace, folder: Path) -> str | None:
-    """One campaign for each number of processes; what went wrong, if anything."""
+    """One campaign for each kind of training; what went wrong, if anything."""
     import torch
 
-    from . import campaign  # which imports what every life needs
+    from . import campaign, life  # which imports what every life needs
 
     torch.set_num_threads(1)  # a process with threads cannot be forked
-    begun, chance = time.monotonic(), random.Random(given.seed)
-    disk = SmallDisk(folder / "disk", 64 << 20) if INSIDE in os.environ else ShortFiles(folder / "disk")
-    print(f"seed {given.seed}; full disks: {disk.name}", flush=True)
+    begun, chance, disk = time.monotonic(), random.Random(given.seed), campaign.Disk(folder / "disk")
+    if INSIDE in os.environ:
+        disk.mount()
+    else:
+        given.full_disks = 0.0
+    print(f"seed {given.seed}; full disks: {'a tmpfs' if given.full_disks else 'none, or no namespaces'}", flush=True)
     data, tallies = campaign.make_data(folder), {}
     try:
         for place, name in enumerate(given.kinds):
@@ -67,22 +75,13 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
     except campaign.Lost as error:
         return str(error)
     disk.close()
-    print(table(tallies))
+    heads = ("training", "trainings", "kills", *life.PHASES, *campaign.COUNTED)
+    rows = [(name, tally["trainings"], sum(tally[phase] for phase in life.PHASES), *(tally[h] for h in heads[3:]))
+            for name, tally in tallies.items()]  # fmt: skip
+    print(tabulate(rows, heads, "plain", colalign=("right",) * len(heads)))
     print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
     print(f"{time.monotonic() - begun:.0f} s")
     return None
-
-
-def table(tallies: dict) -> str:
-    from .log import PHASES
-
-    rows = []
-    for name, tally in tallies.items():
-        kills = [tally.kills[phase] for phase in PHASES]
-        numbers = (tally.resumes, tally.full_disks, tally.failed_saves, tally.survivors)
-        rows.append((name, tally.trainings, sum(kills), *kills, *numbers))
-    heads = ("training", "trainings", "kills", *PHASES, "resumes", "full disks", "failed saves", "survivors ended")
-    return tabulate(rows, heads, "plain", colalign=("right",) * len(heads))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +15,7 @@ from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
 
 from . import states
-from .disk import ShortFiles, SmallDisk
-from .life import FLAGS, Launched, Life
-from .log import FAILED, SAVES, START, UPDATE, VALIDATED, VALIDATES, Log
+from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
 from .states import Lost
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
@@ -27,6 +27,7 @@ KINDS = {  # name: processes, flags
     "background": (1, ("--optimizer", "adam", BACKGROUND)),
     "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", "--heartbeat-timeout", "15")),
 }
+COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # and kills by phase, and trainings
 
 
 def make_data(folder: Path) -> Path:
@@ -34,6 +35,44 @@ def make_data(folder: Path) -> Path:
     write_corpus(make_corpus(SPLITS, nouns=20, verbs=10), folder / "text")
     prepare_text(("qaa", "qab"), {split: str(folder / "text" / split) for split in SPLITS}, folder / "bin", vocab=150)
     return folder / "bin"
+
+
+class Disk:
+    """A folder; mounted as a disk in memory, a file in it takes the room when told."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, self._ballast, self._mounted = folder, folder / "ballast", False
+
+    def mount(self, size: int = 64 << 20) -> None:
+        """In a mount namespace of our own; size: bytes."""
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(self.folder)], check=True)
+        self._mounted = True
+
+    def close(self) -> None:
+        """Nothing on it is wanted any more."""
+        if self._mounted:
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+    @property
+    def full(self) -> bool:
+        return self._ballast.exists()
+
+    def fill(self, leave: int) -> None:
+        """leave: bytes."""
+        with self._ballast.open("wb") as file:
+            while True:  # the training takes room and gives room at the same time
+                state = os.statvfs(self.folder)
+                room = state.f_bavail * state.f_frsize - leave
+                try:
+                    if room > 0:
+                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, room)
+                    return
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        self._ballast.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -82,23 +121,11 @@ def draw(chance: random.Random, seconds: dict, processes: int, full: bool, share
     yield Event("kill", "", 1, chance.uniform(0, seconds[START]), ranks)
 
 
-@dataclass
-class Tally:
-    """What was done to the trainings on one number of processes."""
-
-    kills: Counter = field(default_factory=Counter)  # by phase
-    failed_saves: int = 0
-    full_disks: int = 0
-    resumes: int = 0
-    survivors: int = 0  # ranks that ended by themselves when another was killed
-    trainings: int = 0
-
-
 class Campaign:
     """KILLS of one training, spread over as many repetitions of it as they take."""
 
-    def __init__(self, training: Training, disk: SmallDisk | ShortFiles, logs: Path, chance: random.Random) -> None:
-        self.training, self.disk, self.chance, self.tally = training, disk, chance, Tally()
+    def __init__(self, training: Training, disk: Disk, logs: Path, chance: random.Random) -> None:
+        self.training, self.disk, self.chance, self.tally = training, disk, chance, Counter()
         self._logs, self._lives = logs, 0
         logs.mkdir()
         folder = logs / "undisturbed"
@@ -113,13 +140,13 @@ class Campaign:
             SAVES: log.seconds(SAVES, log.end_of_save),
         }
 
-    def run(self, kills: int, launched: int, full: float) -> Tally:
+    def run(self, kills: int, launched: int, full: float) -> Counter:
         """Kills that many times, `launched` of them trainings started as a user does; Lost if anything is.
 
-        full: the share of lives in which the disk fills up.
+        full: the share of lives in which the disk fills up. What was done: kills by phase, and what else is COUNTED.
         """
         while kills > 0:
-            folder = self.disk.folder / f"{self.training.name}-{self.tally.trainings}"
+            folder = self.disk.folder / f"{self.training.name}-{self.tally['trainings']}"
             known, done = 0, False
             while not done:
                 life = self._birth(folder, Launched if 0 < kills <= launched else Life)
@@ -130,9 +157,9 @@ class Campaign:
                 # one rank may be done in the instant in which another is killed
                 known = states.check(folder, self.training.updates if 0 in statuses else max(known, life.log.saved()))
                 kills -= killed
-                self.tally.resumes += not done
+                self.tally["resumes"] += not done
             self._compare(folder)
-            self.tally.trainings += 1
+            self.tally["trainings"] += 1
         return self.tally
 
     def _birth(self, folder: Path, kind: type[Life] = Life) -> Life:
@@ -149,35 +176,31 @@ class Campaign:
             for event in fate:
                 if not life.reaches(event.text, event.times, event.delay):
                     break  # it was done before
-                full |= event.act == "fill"
-                self._act(life, event)
                 if event.act == "kill":
-                    self._mourn(life)
+                    self._kill(life, event.ranks)
                     return True
-            self.disk.empty(life.ranks())
+                if event.act == "fill":
+                    self.disk.fill(int(self.chance.uniform(0, 0.9) * self.size))
+                    self.tally["full disks"] += 1
+                    full = True
+                else:
+                    self.disk.empty()
+            self.disk.empty()
             self._end(life, full)
             return False
         finally:
             life.bury()
-            self.tally.failed_saves += life.log.count(FAILED)
+            self.tally["failed saves"] += life.log.count(FAILED)
 
-    def _act(self, life: Life, event: Event) -> None:
-        if event.act == "kill":
-            life.kill(event.ranks)
-            life.log.read()
-            self.tally.kills[life.log.phase()] += 1
-        elif event.act == "fill":
-            self.disk.fill(life.ranks(), self.size, self.chance)
-            self.tally.full_disks += 1
-        else:
-            self.disk.empty(life.ranks())
-
-    def _mourn(self, life: Life) -> None:
-        """After a kill: the other ranks end; with status 0 only if all is saved, as `run` sees."""
+    def _kill(self, life: Life, ranks: tuple[int, ...]) -> None:
+        """The other ranks end by themselves; with status 0 only if all is saved, as `run` sees."""
+        life.kill(ranks)
+        life.log.read()
+        self.tally[life.log.phase()] += 1
         statuses = life.wait(PATIENCE)
         if None in statuses:
             raise Lost(f"{life.log.path}: {PATIENCE} s after the death of its launcher or another a rank still lives")
-        self.tally.survivors += sum(status > 0 for status in statuses)
+        self.tally["survivors ended"] += sum(status > 0 for status in statuses)
 
     def _end(self, life: Life, full: bool = False) -> None:
         """Waits for its natural death; full: the disk was, its last save may have failed, and it must tell."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -12,11 +13,16 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 from ..support.helpers import USER_DIR
+from ..support.lives import rows
 from ..support.ranks import fairseq_train
-from .log import Log
 
+START, VALIDATES, VALIDATED = "Start iterating over samples", 'begin validation on "', "| valid | {"
+UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Saved checkpoint"
+WRITTEN, FAILED = "written in the background", "the training goes on"
+PHASES = ("start", "training", "validation", "saving")
 POLL = 5e-4  # seconds
 FORK = multiprocessing.get_context("fork")
 PROGRAMS = Path(sys.executable).parent
@@ -28,6 +34,61 @@ FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third upda
     "--clip-norm", "1.0", "--max-tokens", "300", "--num-workers", "0", "--log-format", "json", "--log-interval", "1",
     "--save-interval-updates", "3", "--keep-interval-updates", "2", "--no-epoch-checkpoints",
 )  # fmt: skip
+
+
+class Log:
+    """A file that grows; reading it notes when each line was first seen."""
+
+    def __init__(self, path: Path, background: bool = False) -> None:
+        """background: does it go on while it saves?"""
+        self.path, self.background, self.end_of_save = path, background, WRITTEN if background else SAVED
+        self.text, self.lines, self._read = "", [], 0  # lines: (moment, line)
+
+    def read(self) -> str:
+        """All that is there by now, in lines that are whole."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            new = new[: new.rfind(b"\n") + 1]
+            self._read += len(new)
+            text = new.decode()
+            self.text += text
+            self.lines += [(time.monotonic(), line) for line in text.splitlines()]
+        return self.text
+
+    def count(self, text: str) -> int:
+        return self.read().count(text)
+
+    def phase(self) -> str:
+        """One of PHASES: what the training was at when it said its last."""
+        last = {text: self.text.rfind(text) for text in (START, UPDATE, VALIDATES, VALIDATED, SAVES)}
+        saved = max(self.text.rfind(self.end_of_save), self.text.rfind(FAILED))
+        if last[START] < 0 and last[UPDATE] < 0:
+            return "start"
+        if last[SAVES] > saved and (self.background or last[SAVES] > last[UPDATE]):
+            return "saving"
+        return "validation" if last[VALIDATES] > max(last[VALIDATED], last[UPDATE], saved) else "training"
+
+    def saved(self) -> int:
+        """The last number of updates that it says it has saved; 0 without."""
+        saves = self.text.split(SAVES)[1:]  # "... @ 3 updates" and what follows
+        return max((int(re.search(r"@ (\d+)", save).group(1)) for save in saves if self.end_of_save in save), default=0)
+
+    def rows(self) -> dict:
+        """(train_inner | train | valid, number of updates) -> what was logged, without what depends on the clock."""
+        return rows(self.path) if self.text else {}
+
+    def seconds(self, begin: str, end: str) -> float:
+        """The median time from a line with `begin` to the next one with `end`, as seen; 0 without."""
+        begun, times = None, []
+        for moment, line in self.lines:
+            if begun is not None and end in line:
+                times.append(moment - begun)
+                begun = None
+            if begin in line:
+                begun = moment
+        return median(times) if times else 0.0
 
 
 class Life:
