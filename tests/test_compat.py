@@ -6,7 +6,7 @@ import pathlib
 import numpy
 import pytest
 import torch
-from fairseq.data import Dictionary, FairseqDataset, LanguagePairDataset, data_utils
+from fairseq.data import Dictionary, LanguagePairDataset, ListDataset, data_utils
 from fairseq.file_io import PathManager
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -21,13 +21,11 @@ from .support.helpers import EOS, PAD, VOCAB, sentences, small
 SHORT, EMPTY = [[7, 8, 9], [7, EOS, PAD]], [[7, 8, 9], [EOS, PAD, PAD]]
 
 
-@pytest.mark.parametrize("count", [1, 7, 20, 500, 6750])
+@pytest.mark.parametrize("count", [1, 20, 6750])
 def test_no_sentence_is_lost_in_batches(count):
     sizes = numpy.sort(numpy.random.default_rng(0).integers(5, 40, count))
-    batches = data_utils.batch_by_size(
-        numpy.arange(count), num_tokens_fn=lambda i: sizes[i], num_tokens_vec=sizes, max_tokens=1000,
-        required_batch_size_multiple=8,
-    )  # fmt: skip
+    length = {"num_tokens_fn": lambda i: sizes[i], "num_tokens_vec": sizes}
+    batches = data_utils.batch_by_size(numpy.arange(count), **length, max_tokens=1000, required_batch_size_multiple=8)
     assert numpy.concatenate(batches).tolist() == list(range(count))
     assert all(len(batch) * sizes[batch[-1]] <= 1000 for batch in batches)
 
@@ -74,7 +72,7 @@ def test_a_checkpoint_is_replaced_in_one_move(tmp_path, monkeypatch):
     new.write_bytes(b"new" * 1000)
 
     def breaks_off(source, destination):
-        pathlib.Path(destination).write_bytes(pathlib.Path(source).read_bytes()[:100])
+        pathlib.Path(destination).write_bytes(b"new")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(SaveError, match="No space left"):
@@ -87,32 +85,15 @@ def test_a_checkpoint_is_replaced_in_one_move(tmp_path, monkeypatch):
     assert sorted(path.stem for path in tmp_path.iterdir()) == [f"checkpoint_{s}" for s in ("1_50", "last", "previous")]
 
 
-class Sentences(FairseqDataset):
-    """Of given lengths."""
-
-    def __init__(self, sizes):
-        self.sizes = sizes
-
-    def __getitem__(self, index):
-        return torch.full((self.sizes[index],), 5)
-
-    def __len__(self):
-        return len(self.sizes)
-
-
-def test_each_bucket_has_as_many_sentences():
+def test_buckets_have_few_shapes_and_every_sentence():
     """--num-batch-buckets: of lengths 1 to 100, a quarter up to 25, and so on."""
     assert data_utils.get_buckets(numpy.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
     assert data_utils.get_buckets(numpy.full(10, 7), 4).tolist() == [7]
-
-
-def test_batches_have_few_shapes_and_every_sentence():
     lengths = numpy.random.default_rng(0).integers(3, 60, (2, 3000))
     words = Dictionary()
     words.add_symbol("word")
-    pairs = LanguagePairDataset(
-        Sentences(lengths[0]), lengths[0], words, Sentences(lengths[1]), lengths[1], words, num_buckets=4
-    )
+    sides = [ListDataset([torch.full((length,), 5) for length in side], side) for side in lengths]
+    pairs = LanguagePairDataset(sides[0], lengths[0], words, sides[1], lengths[1], words, num_buckets=4)
     batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=1000, required_batch_size_multiple=8)
     assert sorted(numpy.concatenate(batches)) == list(range(3000))
     shapes = set()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,15 +29,15 @@ def soon(monkeypatch):
     holding.release()
 
 
-def in_child(work) -> int:
-    """Status of a forked process that does `work`: 0, or 1 for a UserError."""
+def taken_by_child(folder) -> bool:
+    """Does a forked process get it?"""
     if not (child := os.fork()):
         try:
-            work()
+            holding.take(folder)
         except UserError:
             os._exit(1)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def heartbeat(folder, host: str, pid: int, age: float) -> Path:
@@ -46,12 +47,6 @@ def heartbeat(folder, host: str, pid: int, age: float) -> Path:
     return path
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
 def test_held_until_released(tmp_path):
     """And nothing is left; the same process may ask again."""
     folder = tmp_path / "new" / "run"
@@ -59,20 +54,16 @@ def test_held_until_released(tmp_path):
     holding.take(folder)
     told = json.loads((folder / holding.HEARTBEAT).read_text())
     assert (told["host"], told["pid"]) == (HOST, os.getpid())
-    assert in_child(lambda: holding.take(folder)) == 1
+    assert not taken_by_child(folder)
     holding.release()
-    assert not list(folder.iterdir()) and in_child(lambda: holding.take(folder)) == 0
+    assert not list(folder.iterdir()) and taken_by_child(folder)
 
 
 @pytest.mark.parametrize("file_locks", [True, False])
 def test_whose_heartbeat_counts(file_locks, tmp_path, monkeypatch):
     """Another host's while it is fresh, this host's where there is no flock and its process lives."""
-    if not file_locks:
-
-        def flock(*args):
-            raise OSError(9, "Bad file descriptor")  # as of NFS
-
-        monkeypatch.setattr(fcntl, "flock", flock)
+    if not file_locks:  # as of NFS
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(9, "Bad file descriptor")))
     another = pytest.raises(UserError, match=r"process 7 on far, begun .*, heard of 5\d\d s ago.*remove .*in_use\.json")
     heartbeat(tmp_path, "far", 7, 599)
     with another:
@@ -81,7 +72,9 @@ def test_whose_heartbeat_counts(file_locks, tmp_path, monkeypatch):
     holding.take(tmp_path)
     assert json.loads((tmp_path / holding.HEARTBEAT).read_text())["host"] == HOST
     holding.release()
-    heartbeat(tmp_path, HOST, dead_pid(), 1)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    heartbeat(tmp_path, HOST, dead.pid, 1)
     holding.take(tmp_path)
     holding.release()
     path = heartbeat(tmp_path, HOST, os.getppid(), 1)
@@ -93,13 +86,6 @@ def test_whose_heartbeat_counts(file_locks, tmp_path, monkeypatch):
         assert path.exists()
 
 
-def test_another_that_took_over_keeps_its_file(tmp_path):
-    holding.take(tmp_path)
-    path = heartbeat(tmp_path, "far", 7, 0)
-    holding.release()
-    assert path.exists()
-
-
 def test_half_a_heartbeat_and_a_full_disk(tmp_path, monkeypatch):
     """A file that names nobody counts for a moment; one that cannot be written is no obstacle, nor is it left."""
     (tmp_path / holding.HEARTBEAT).write_text("{")
@@ -107,22 +93,22 @@ def test_half_a_heartbeat_and_a_full_disk(tmp_path, monkeypatch):
     assert not half.begin() and "another training holds it; wait" in half.taken()
     holding.take(tmp_path)  # half a second later
     holding.release()
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", Mock(side_effect=OSError(28, "No space left on device")))
     holding.take(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_heart_beats(tmp_path, monkeypatch):
+    """And another that took over keeps its file."""
     monkeypatch.setattr(holding, "BEAT", 0.05)
     holding.take(tmp_path)
     path = tmp_path / holding.HEARTBEAT
     os.utime(path, (0, 0))
     time.sleep(0.3)
     assert time.time() - path.stat().st_mtime < 60
+    heartbeat(tmp_path, "far", 7, 0)
+    holding.release()
+    assert path.exists()
 
 
 def test_a_killed_holder_is_no_obstacle(tmp_path):

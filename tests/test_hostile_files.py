@@ -47,28 +47,29 @@ def omega(value) -> bytes:
 
 
 CUT, NOT_UTF8, DIGITS = b'{"method": "deepnorm", "enc', b'{"\xff\xfe": 1}', b'{"method": ' + b"9" * 5000 + b"}"
-PROFILES = {
-    "cut": CUT,
-    "not in UTF-8": NOT_UTF8,
-    "a number of 5000 digits": DIGITS,
-    "another object": b'{"a": 1}',
-    "omega NaN": omega(float("nan")),
-    "omega of 10**400": omega(10**400),
-    "omegas in a list": as_json(PROFILE, omega=[1.5] * 5),
-    "of another format": as_json(PROFILE, format="deepnet_fairseq admin profile 9"),
-    "with another key": as_json(PROFILE, nonsense=1),
-    "columns not in order": b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n",
-    "one stack's columns": b"1 1.5\n2 1.5\n",
-}
+FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
+WRONG = {  # file -> contents that no program wrote; any bytes are tried below
+    "profile.json": (
+        CUT, NOT_UTF8, DIGITS, omega(float("nan")), omega(10**400), as_json(PROFILE, omega=[1.5] * 5),
+        as_json(PROFILE, format="deepnet_fairseq admin profile 9"), as_json(PROFILE, nonsense=1),
+        b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n",  # columns not in order, of one stack
+    ),
+    "run.json": (CUT, NOT_UTF8, DIGITS, as_json(FACTS, encoder_layers=0), as_json(FACTS, decoder_layers="6"),
+                 as_json(FACTS, method=[])),
+    "train.log": (b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n',
+                  b"now | INFO | train_inner | {'loss': 1}\n"),
+    "probes.jsonl": (b'{"format": 2}\n{"update": 0}\n', b'{"format": 1}\n{"update": \n{"update": 1}\n'),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PROFILES)
-def test_profiles(case, tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_bytes(PROFILES[case])
-    with pytest.raises(UserError) as caught:
-        read_profile(str(path))
-    check_line(caught.value, f"--admin-profile {path}", "not a ")
+@pytest.mark.parametrize("name", WRONG)
+def test_own_formats(name, tmp_path):
+    path = tmp_path / name
+    for content in WRONG[name]:
+        path.write_bytes(content)
+        with pytest.raises(UserError) as caught:
+            PARSERS[name][0](path)
+        check_line(caught.value, str(path), "not a " if name == "profile.json" else "")
 
 
 @pytest.mark.parametrize("case", ["a pipe", "of other branches"])
@@ -80,63 +81,22 @@ def test_training_with_a_profile(case, data, tmp_path):
     assert_one_line(done, f"--admin-profile {path}")
 
 
-FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
-RUN_FILES = {
-    "run.json cut": ("run.json", CUT),
-    "run.json not in UTF-8": ("run.json", NOT_UTF8),
-    "run.json of many digits": ("run.json", DIGITS),
-    "depth below 1": ("run.json", as_json(FACTS, encoder_layers=0)),
-    "depth is text": ("run.json", as_json(FACTS, decoder_layers="6")),
-    "method is a list": ("run.json", as_json(FACTS, method=[])),
-    "score.json cut": ("score.json", b'{"bleu": 2'),
-    "score is text": ("score.json", b'{"bleu": "many"}'),
-}
-
-
-@pytest.mark.parametrize("case", RUN_FILES)
-def test_recorded_runs(case, tmp_path):
-    name, content = RUN_FILES[case]
-    folder = record(tmp_path / "runs", 8, "x", layers=6, bleu=27.0)
+@pytest.mark.parametrize(
+    "name, content",
+    [("run.json", CUT), ("score.json", b'{"bleu": 2'), ("score.json", b'{"bleu": "many"}'),
+     ("probes.jsonl", b'{"format": 1}\n{"update": 0, "ln_input": {"a": "b"}}\n')],
+)  # fmt: skip
+def test_recorded_runs(name, content, tmp_path):
+    """By a command, which leaves everything as it was."""
+    figure = 4 if name == "probes.jsonl" else 8
+    facts = {"method": "post_ln", "probes": watched(), "series": "post_ln_no_warmup"} if figure == 4 else {"bleu": 27.0}
+    folder = record(tmp_path / "runs", figure, "x", layers=18 if figure == 4 else 6, **facts)
     (folder / name).write_bytes(content)
-    refuse(tmp_path, folder / name, "figures", tmp_path / "runs", "--only", "8", "--out", tmp_path)
-
-
-def refuse(room, path, *words) -> None:
-    """By a command, which leaves the room as it was."""
-    before = contents(room)
+    before = contents(tmp_path)
     with pytest.raises(SystemExit) as caught:
-        main([str(word) for word in words])
-    check_line(caught.value, "deepnet: error: ", str(path))
-    assert contents(room) == before
-
-
-LOGS = {
-    "row without a loss": ("train.log", b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n'),
-    "row that is no JSON": ("train.log", b"now | INFO | train_inner | {'loss': 1}\n"),
-    "probes.jsonl of another format": ("probes.jsonl", b'{"format": 2}\n{"update": 0}\n'),
-    "probes.jsonl broken": ("probes.jsonl", b'{"format": 1}\n{"update": \n{"update": 1}\n'),
-    "probes.jsonl with text": ("probes.jsonl", b'{"format": 1}\n{"update": 0, "ln_input": {"a": "b"}}\n'),
-}
-
-
-@pytest.mark.parametrize("case", LOGS)
-def test_logs_and_probes(case, tmp_path):
-    name, content = LOGS[case]
-    folder = record(tmp_path / "runs", 4, "x", "post_ln", probes=watched(), series="post_ln_no_warmup")
-    (folder / name).write_bytes(content)
-    if name == "train.log":
-        with pytest.raises(UserError) as caught:
-            read_log(folder / name)
-        check_line(caught.value, str(folder / name))
-    else:
-        refuse(tmp_path, folder / name, "figures", tmp_path / "runs", "--only", "4", "--out", tmp_path)
-
-
-MODELS = {
-    "empty": lambda model: b"",
-    "a bit": lambda model: bytes([model[0] ^ 0xFF]) + model[1:],
-    "2**60 bytes claimed": lambda model: b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x0f" + model,
-}
+        main(["figures", str(tmp_path / "runs"), "--only", str(figure), "--out", str(tmp_path)])
+    check_line(caught.value, "deepnet: error: ", str(folder / name))
+    assert contents(tmp_path) == before
 
 
 def test_sentencepiece_models(tmp_path):
@@ -145,8 +105,8 @@ def test_sentencepiece_models(tmp_path):
         sentence_iterator=iter(["ab ba", "aab"] * 9), model_prefix=str(tmp_path / "m"), vocab_size=8, minloglevel=2
     )
     model = path.read_bytes()
-    for change in MODELS.values():
-        path.write_bytes(change(model))
+    for content in (b"", bytes([model[0] ^ 0xFF]) + model[1:], b"\x0a" + b"\xff" * 8 + b"\x0f" + model):
+        path.write_bytes(content)
         with pytest.raises(UserError) as caught:
             Vocabulary(path)
         check_line(caught.value, str(path), "no SentencePiece model")

@@ -77,12 +77,12 @@ def test_lines(place, lines):
     assert list(read_lines(place / "lines")) == lines
 
 
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
-    | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @bounded

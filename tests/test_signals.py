@@ -54,10 +54,9 @@ def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
     warning, *others, end = said(log)
     start = f"a resume would start from {save / LAST}"
     assert len(others) == 2  # of the end of the epoch, and of the last update
-    assert warning == f"{save}/checkpoint_1_8.pt: could not be saved (File too large); the training goes on, {start}"
-    assert end.endswith(
-        f"the last save failed: {save}/checkpoint_2_12.pt: could not be saved (File too large); {start}"
-    )
+    failed = "could not be saved (File too large)"
+    assert warning == f"{save}/checkpoint_1_8.pt: {failed}; the training goes on, {start}"
+    assert end.endswith(f"the last save failed: {save}/checkpoint_2_12.pt: {failed}; {start}")
     assert "Traceback" not in log.read_text() and [name for kind, name in rows(log) if kind == "train_inner"][-1] == 12
     assert live(log, *command, "--max-update", "12") == 0 and integrity.updates(save / LAST) == 12
 
@@ -83,15 +82,6 @@ def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
     assert left == {path.name: path.stat().st_mtime_ns for path in save.iterdir()}
 
 
-@pytest.fixture
-def watched():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground
-    training.watch()
-    yield
-    training.unwatch()
-    signal.signal(signal.SIGINT, before)
-
-
 def test_second_signal_ends_at_once():
     """But not its echo: a scheduler tells torchrun and its processes, and torchrun tells them again."""
     for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
@@ -105,12 +95,12 @@ def test_second_signal_ends_at_once():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
-def test_handlers_are_those_before(watched):
+def test_handlers_are_those_before():
+    training.watch()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert training.received() == signal.SIGUSR1 and training._before
     training.unwatch()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training._before
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _load_data(ready) -> None:
