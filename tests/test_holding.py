@@ -93,7 +93,7 @@ def test_half_a_heartbeat_and_a_full_disk(tmp_path, monkeypatch):
     assert not half.begin() and "another training holds it; wait" in half.taken()
     holding.take(tmp_path)  # half a second later
     holding.release()
-    monkeypatch.setattr(os, "write", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(json, "dumps", Mock(side_effect=OSError(28, "No space left on device")))
     holding.take(tmp_path)
     assert not list(tmp_path.iterdir())
 

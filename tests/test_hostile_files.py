@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-import sentencepiece
 from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,11 +100,7 @@ def test_recorded_runs(name, content, tmp_path):
 
 def test_sentencepiece_models(tmp_path):
     path = tmp_path / "m.model"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ab ba", "aab"] * 9), model_prefix=str(tmp_path / "m"), vocab_size=8, minloglevel=2
-    )
-    model = path.read_bytes()
-    for content in (b"", bytes([model[0] ^ 0xFF]) + model[1:], b"\x0a" + b"\xff" * 8 + b"\x0f" + model):
+    for content in (b"", b"\x0a" + b"\xff" * 8 + b"\x0f"):  # the second claims 2**60 bytes
         path.write_bytes(content)
         with pytest.raises(UserError) as caught:
             Vocabulary(path)

@@ -1,7 +1,6 @@
 """What we write is read again as it was; settings for eval() and the index of data are what they say."""
 
 import ast
-import json
 import math
 import string
 
@@ -10,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnet_fairseq.analysis.logs import read_log
 from deepnet_fairseq.compat.data import check_mapped
 from deepnet_fairseq.compat.yaml_config import LONGEST, literal
 from deepnet_fairseq.data.lines import read_lines, write_lines
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.probes.record import Writer, read_record
-from deepnet_fairseq.profiling.profile import Profile, read_profile
 
 from .support.broken import sentences
-from .support.examples import FINITE, bounded
+from .support.examples import bounded
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
 NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=12)
@@ -28,21 +25,6 @@ NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_si
 @pytest.fixture(name="place", scope="module")
 def a_place(tmp_path_factory):
     return tmp_path_factory.mktemp("formats")
-
-
-def branches(N, M):
-    names = [f"encoder.{l}.{s}" for l in range(1, N + 1) for s in ("self_attn", "ffn")]
-    return names + [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
-
-
-@bounded
-@given(st.data(), st.integers(1, 4), st.integers(1, 4), st.booleans())
-def test_profiles(place, data, N, M, official):
-    omegas = data.draw(st.lists(FINITE, min_size=2 * N + 3 * M, max_size=2 * N + 3 * M))
-    profile = Profile(dict(zip(branches(N, M), omegas, strict=True)), N, M)
-    path = place / "profile"
-    (profile.write_official if official else profile.write)(path)
-    assert read_profile(str(path)) == profile
 
 
 @bounded
@@ -57,17 +39,6 @@ def test_records_of_probes(place, rows):
         for name, value in record.rows[update]["model_update"].items():
             given_value = values[name] if abs(values[name]) < 1.79765e308 else math.nan
             assert math.isclose(value, given_value, rel_tol=1e-4) or (math.isnan(value) and math.isnan(given_value))
-
-
-@bounded
-@given(st.dictionaries(st.integers(1, 10**6), FINITE, min_size=1, max_size=8), st.text(max_size=30))
-def test_logs(place, losses, noise):
-    """fairseq's lines of numbers in quotes, whatever stands between them."""
-    rows = [{"num_updates": str(update), "loss": str(loss), "wall": "9"} for update, loss in losses.items()]
-    lines = [f"now | INFO | train_inner | {json.dumps(row)}\n{noise}\n" for row in rows]
-    (place / "train.log").write_text("".join(lines), encoding="utf-8", newline="")
-    log = read_log(place / "train.log")
-    assert dict(zip(log.updates, log.losses, strict=True)) == losses and log.updates == sorted(losses)
 
 
 @bounded
@@ -89,15 +60,6 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_plain_settings_are_what_python_says(value):
     assert literal(repr(value)) == ast.literal_eval(repr(value)) == value
-
-
-@bounded
-@given(st.text("()[]{},.:+-*/'\"abc_ 0129=\\\n", max_size=30))
-def test_settings_are_plain_or_refused(text):
-    try:
-        literal(text)
-    except UserError as error:
-        assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,14 @@ def test_signals(data, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert "is saved" in (tmp_path / "log").read_text()
-    process, workers = begin(data, tmp_path)
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    process, workers = begin(data, folder)
     os.kill(workers[-1], signal.SIGKILL)
     assert process.wait(60) not in (0, None)
-    text = (tmp_path / "log").read_text()
+    text = (folder / "log").read_text()
     assert "Traceback" not in text, text[text.index("Traceback") :]
-    assert f"it resumes from {tmp_path}" in text
+    assert f"it resumes from {folder}" in text
 
 
 @pytest.mark.smoke

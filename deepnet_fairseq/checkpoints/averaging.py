@@ -18,8 +18,8 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # within one run, between attempts
-MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile"}
-MAY_DIFFER |= {"compile_layers", "deepnet_probe", "probe_interval", "probe_dir"}
+MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile", "compile_layers",
+              "deepnet_probe", "probe_interval", "probe_dir"}  # fmt: skip
 OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
 
 
@@ -77,15 +77,14 @@ def average(paths: list[Path], out: Path) -> None:
                 if not value.isfinite().all():
                     raise UserError(f"{path}: {key} holds values that are not finite; leave this checkpoint out")
                 total[key] = total.get(key, 0) + value.double()
-    mean = {key: _mean(value, total.get(key), len(paths)) for key, value in first["model"].items()}
+    mean = {
+        key: (total[key] / len(paths)).to(value.dtype) if key in total else value
+        for key, value in first["model"].items()
+    }
     _keep_ties(first["model"], mean)
     extra = {key: value for key, value in first["extra_state"].items() if key not in OF_TRAINING}
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
     save(first | {"model": mean, "cfg": cfg, "extra_state": extra, "last_optimizer_state": None}, out)
-
-
-def _mean(value: Tensor, total: Tensor | None, count: int) -> Tensor:
-    return value if total is None else (total / count).to(value.dtype)
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
@@ -102,8 +101,8 @@ def _check_same_run(first: dict, first_config, other: dict, config, first_path: 
         if config[name] != first_config[name] and name not in MAY_DIFFER:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{path}: trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
-    seeds = [state["cfg"].common.seed for state in (first, other)]
-    if seeds[0] != seeds[1]:
-        raise UserError(f"{path}: trained with --seed {seeds[1]}, {first_path} with {seeds[0]}; average one run's")
+    seed, another = (state["cfg"].common.seed for state in (first, other))
+    if seed != another:
+        raise UserError(f"{path}: trained with --seed {another}, {first_path} with {seed}; average one run's")
     if ours.keys() != theirs.keys() or any(ours[key].shape != theirs[key].shape for key in ours):
         raise UserError(f"{path}: its parameters are not those of {first_path}; average checkpoints of one run")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from fairseq.logging import meters, metrics, progress_bar
@@ -158,38 +158,17 @@ def _load_state_dict(original, optimizer, state_dict, optimizer_overrides=None) 
         scaler.load_state_dict(counts)
     elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
         vars(scaler).update(counts)
-    saved = state_dict.get(WEIGHTS) or []
-    if getattr(optimizer, "fp32_params", None) is None or not _round_to(optimizer.fp16_params, saved):
+    params, saved = getattr(optimizer, "fp16_params", []), state_dict.get(WEIGHTS) or []
+    if getattr(optimizer, "fp32_params", None) is None or len(params) != len(saved):
         return
+    if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
+        return  # not what was loaded in half precision: of another model, or a part of one
     if isinstance(optimizer.optimizer, FlatAdam):
         optimizer.optimizer.load_weights(saved)
     else:
         with torch.no_grad():
             ours = weights(optimizer)
             torch._foreach_copy_(ours, [given.to(value.device) for value, given in zip(ours, saved, strict=True)])
-
-
-def _round_to(params: list[Tensor], saved: list[Tensor]) -> bool:
-    """Are these the float32 weights of those that were loaded? Not if another model was, or a part of one."""
-    return len(params) == len(saved) and all(
-        param.shape == value.shape and torch.equal(value.to(param), param.data)
-        for param, value in zip(params, saved, strict=True)
-    )
-
-
-@dataclass
-class _Place:
-    """What a save asks an epoch's iterator, of one whose batches are gone."""
-
-    epoch: int
-    ended: bool
-    state: dict
-
-    def end_of_epoch(self) -> bool:
-        return self.ended
-
-    def state_dict(self) -> dict:
-        return self.state
 
 
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
@@ -200,7 +179,9 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     global averages
     ours, state = extra_state.get(KEY) or {}, extra_state["train_iterator"]
     program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, between_epochs(extra_state)
-    place = _Place(state["epoch"] - at_end, at_end, state)
+    epoch = state["epoch"] - at_end
+    # what a save asks an epoch's iterator, of one whose batches are gone
+    place = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: at_end, state_dict=lambda: state)
     losses, over = [extra_state.get("val_loss")], _over(trainer)
     schedule = getattr(trainer.lr_scheduler, "lr_scheduler", None)  # torch's, which fairseq moves when it resumes
     if ours.get("lr_scheduler") and hasattr(schedule, "load_state_dict") and not cfg.checkpoint.reset_lr_scheduler:
@@ -210,9 +191,9 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
         losses, over = program.validate_and_save(cfg, trainer, trainer.task, place, subsets, ours["unfinished"])
         averages = {}
     if ours.get("averages") and (at_end or over):
-        _log_averages(trainer, place.epoch, ours["averages"])
+        _log_averages(trainer, epoch, ours["averages"])
     if at_end and not over:
-        trainer.lr_step(place.epoch, losses[0])
+        trainer.lr_step(epoch, losses[0])
     return losses, over
 
 

@@ -119,12 +119,11 @@ class _Hold:
         """What the file tells, None if it names nobody, and seconds since the last beat; for ever without a file."""
         try:
             age = abs(time.time() - self._file.stat().st_mtime)
-        except OSError:
-            return None, float("inf")
-        try:
             told = json.loads(self._file.read_text())
             return (told if isinstance(told["host"], str) and isinstance(told["pid"], int) else None), age
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError:
+            return None, float("inf")
+        except (ValueError, KeyError, TypeError):
             return None, age
 
     def _of_another(self) -> bool:
@@ -132,25 +131,20 @@ class _Hold:
         told, age = self._read()
         if told is None:
             return age < GRACE / 2  # it is just being written, or was killed there
-        if told["host"] == self._mine["host"] and (self._lock is not None or not _alive(told["pid"])):
-            return False
-        return age <= STALE
+        here = told["host"] == self._mine["host"]
+        return age <= STALE and not (here and (self._lock is not None or not _alive(told["pid"])))
 
     def _write(self) -> bool:
         """In place of one that counts no longer; of two that come together one makes it."""
         try:
             self._file.unlink(missing_ok=True)
-            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with self._file.open("x") as file:
+                file.write(json.dumps(self._mine))
         except FileExistsError:
             return False
         except OSError:  # read-only, or full: fairseq will tell, or the disk has room again at the next save
-            return True
-        try:
-            os.write(handle, json.dumps(self._mine).encode())
-        except OSError:
-            self._file.unlink(missing_ok=True)
-        finally:
-            os.close(handle)
+            with suppress(OSError):
+                self._file.unlink()
         return True
 
     def _beat(self) -> None:

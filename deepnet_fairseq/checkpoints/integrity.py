@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import re
 import struct
 import zipfile
@@ -43,7 +42,7 @@ def damage(path: str | Path) -> str | None:
     """What is wrong with the checkpoint at `path` in a few words, or None. Reads all of it, once until it changes."""
     path = Path(path)
     try:
-        stat = os.stat(path)
+        stat = path.stat()
     except OSError as error:
         return error.strerror
     found = _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
@@ -109,11 +108,16 @@ def earlier(folder: Path, suffix: str) -> list[Path]:
     files = list(folder.iterdir()) if folder.is_dir() else []
     previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]
     numbered, best = (re.compile(pattern.format(re.escape(suffix))) for pattern in (NUMBERED, BEST))
-    by_number = {path: _number(match) for path in files if (match := numbered.fullmatch(path.name))}
+    # the end of an epoch comes after every update in it
+    by_number = {
+        path: (int(match[1]), 1, 0) if match[1] else (int(match[2]), 0, int(match[3]))
+        for path in files
+        if (match := numbered.fullmatch(path.name))
+    }
     in_order = sorted(by_number, key=by_number.get, reverse=True)
-    scored = [path for path in files if best.fullmatch(path.name)]
     newest = sorted(previous + in_order[:1], key=updates, reverse=True)
-    return newest + in_order[1:] + sorted(scored, key=updates, reverse=True)
+    scored = sorted((path for path in files if best.fullmatch(path.name)), key=updates, reverse=True)
+    return newest + in_order[1:] + scored
 
 
 def updates(path: Path) -> int:
@@ -123,9 +127,3 @@ def updates(path: Path) -> int:
         return state["optimizer_history"][-1]["num_updates"]
     except Exception:  # of whatever a damaged file makes torch raise
         return -1
-
-
-def _number(match: re.Match) -> tuple[int, int, int]:
-    """The end of an epoch comes after every update in it."""
-    epoch, within, update = match.groups()
-    return (int(epoch), 1, 0) if epoch else (int(within), 0, int(update))

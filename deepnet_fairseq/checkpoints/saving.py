@@ -11,8 +11,8 @@ import copy
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -65,36 +65,9 @@ def check(trainer) -> None:
         raise UserError(failure)
 
 
-def do(job: Job) -> None:
-    """Does `job` now, or, while a save is being put together for the background, when its turn comes."""
-    if _held is None or threading.current_thread() is not threading.main_thread():
-        job()
-    else:
-        _held.append(job)
-
-
 def in_background() -> bool:
     """Is a save being put together for the background? Then what it holds must not change with the training."""
     return _held is not None
-
-
-@contextmanager
-def held() -> Iterator[list[Job]]:
-    """Jobs given to `do` meanwhile are not done but come in the list."""
-    global _held
-    _held = jobs = []
-    try:
-        yield jobs
-    finally:
-        _held = None
-
-
-def start(jobs: list[Job], failed: Callable[[Exception], None]) -> None:
-    """Does the jobs in a thread of their own, until one raises, which `failed` is told; the ones before are over."""
-    global _thread
-    wait()
-    _thread = threading.Thread(target=_work, args=(jobs, failed), name="checkpoint")
-    _thread.start()
 
 
 def wait() -> None:
@@ -105,17 +78,17 @@ def wait() -> None:
         _thread = None
 
 
-def _work(jobs: list[Job], failed: Callable[[Exception], None]) -> None:
-    try:
-        while jobs:
-            jobs.pop(0)()  # and lets go of the state it held
-    except Exception as error:
-        failed(error)
+def _do(job: Job) -> None:
+    """Now, or, while a save is being put together for the background, when its turn comes."""
+    if _held is None:
+        job()
+    else:
+        _held.append(job)
 
 
 def _persist(original, obj, filename, async_write: bool = False) -> None:
-    if isinstance(filename, (str, Path)) and PathManager.supports_rename(str(filename)):
-        do(lambda: atomic.save(obj, filename))
+    if PathManager.supports_rename(str(filename)):
+        _do(lambda: atomic.save(obj, filename))
     else:
         original(obj, filename)
 
@@ -124,7 +97,7 @@ def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
     """fairseq copies the file of a save over others, checkpoint_last.pt among them: killed there, a run has lost it."""
     if not PathManager.supports_rename(dst_path):
         return original(src_path, dst_path, overwrite=overwrite)
-    do(lambda: atomic.copy(src_path, dst_path))
+    _do(lambda: atomic.copy(src_path, dst_path))
     return dst_path
 
 
@@ -142,19 +115,36 @@ def _save(original, cfg, trainer, epoch_itr, val_loss):
 
 
 def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
-    """Old checkpoints go when the new one is whole."""
+    global _held, _thread
     keep_all = copy.deepcopy(cfg)
     for rule in RULES[:2]:  # the third says too that the best are saved under names of their own
         setattr(keep_all, rule, -1)
-    mid_epoch, suffix = not epoch_itr.end_of_epoch(), trainer.checkpoint_suffix
+    mid_epoch, _held = not epoch_itr.end_of_epoch(), []
+    jobs = _held
     try:
-        with held() as jobs:
-            path = original(keep_all, trainer, epoch_itr, val_loss)
+        path = original(keep_all, trainer, epoch_itr, val_loss)
     except OSError as error:
         return _failed(cfg, error)
+    finally:
+        _held = None
     if jobs:
-        start([*jobs, partial(remove_old, cfg, suffix, mid_epoch), partial(_succeeded, path)], partial(_failed, cfg))
+        jobs.append(partial(remove_old, cfg, trainer.checkpoint_suffix, mid_epoch))  # when the new one is whole
+        _thread = threading.Thread(target=_work, args=(jobs, cfg, path), name="checkpoint")
+        _thread.start()
     return path
+
+
+def _work(jobs: list[Job], cfg, path: str) -> None:
+    """Until one of them raises; the ones before are over."""
+    global _failure
+    try:
+        while jobs:
+            jobs.pop(0)()  # and lets go of the state it held
+    except Exception as error:
+        _failed(cfg, error)
+    else:
+        _failure = None
+        log.info(f"{path}: written in the background")
 
 
 def remove_old(cfg, suffix: str, mid_epoch: bool) -> None:
@@ -177,12 +167,6 @@ def remove_old(cfg, suffix: str, mid_epoch: bool) -> None:
     for path in gone:
         with suppress(OSError):
             os.remove(path)
-
-
-def _succeeded(path: str) -> None:
-    global _failure
-    _failure = None
-    log.info(f"{path}: written in the background")
 
 
 def _failed(cfg, error: Exception) -> None:

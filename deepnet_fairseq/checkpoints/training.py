@@ -85,8 +85,8 @@ def _load(original, cfg, trainer, **kwargs):
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
             watch()  # it may validate
-            losses, over = exact_resume.catch_up(trainer, extra_state)
-            trainer.over = (losses, over) if over else None
+            answer = exact_resume.catch_up(trainer, extra_state)
+            trainer.over = answer if answer[1] else None
         if exact_resume.between_epochs(extra_state) and metrics.get_meters("train"):
             metrics.reset_meters("train")
     return extra_state, epoch_itr

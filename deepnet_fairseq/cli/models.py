@@ -19,10 +19,7 @@ def profile(args) -> None:
 
     check_file("--out", Path(args.out))
     found = profile_run(args.rest)
-    if args.official:
-        found.write_official(Path(args.out))
-    else:
-        found.write(Path(args.out))
+    (found.write_official if args.official else found.write)(Path(args.out))
     ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
     print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: {', '.join(ends)}")
     print(f"train with the same flags and --method admin --admin-profile {args.out}")
@@ -61,9 +58,8 @@ def average(args) -> None:
 
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]
-        folders = [path for path in paths if path.is_dir()]
-        if folders:
-            raise UserError(f"{folders[0]}: a folder; add --last K or --best K")
+        if folder := next(filter(Path.is_dir, paths), None):
+            raise UserError(f"{folder}: a folder; add --last K or --best K")
     else:
         folder, k = Path(args.inputs[0]), args.last if args.best is None else args.best
         if len(args.inputs) > 1 or not folder.is_dir():
@@ -86,25 +82,24 @@ def generate(args) -> None:
     translate(args.directions.split(","), Path(args.out), args.rest)
 
 
+def _pass_flags_on(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(passes_flags_on=True)
+    sub.formatter_class, sub.allow_abbrev = argparse.RawDescriptionHelpFormatter, False
+
+
 def add(command) -> None:
     """Registers `deepnet generate`, `profile`, `export` and `average`; command: as parser() gives it."""
     sub = command("generate", generate)
     sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
     sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")
-    sub.set_defaults(passes_flags_on=True)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.usage = (
-        "deepnet generate DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [flags of fairseq-generate]"
-    )
-    sub.allow_abbrev = False
+    sub.usage = "deepnet generate DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [fairseq-generate's]"
+    _pass_flags_on(sub)
 
     sub = command("profile", profile)
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
     sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")
-    sub.set_defaults(passes_flags_on=True)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.usage = "deepnet profile DATA --arch ARCH --max-tokens N --out FILE [--official] [flags of fairseq-train]"
-    sub.allow_abbrev = False
+    _pass_flags_on(sub)
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT")

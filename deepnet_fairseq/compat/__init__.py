@@ -34,8 +34,11 @@ LOGGED = {  # logger -> how its messages begin
 def apply() -> None:
     """Idempotent: a process that imports the package twice under two names patches once."""
     silence()  # before fairseq is imported
+    from . import launch
+
+    launch.end_with_launcher()
     from .. import checkpoints, distributed, divergence
-    from . import arithmetic, batches, command_line, data, launch, yaml_config
+    from . import arithmetic, batches, command_line, data, yaml_config
     from . import checkpoints as files
 
     calm_root_logger()  # after

@@ -28,17 +28,15 @@ def bring_their_own_half_precision() -> None:
     fairseq's trainer names one for --fp16 and --bf16; deepnet_adam has its own.
     """
     original = FP16Optimizer.build_optimizer.__func__
-    if not hasattr(original, "__wrapped__"):
-        FP16Optimizer.build_optimizer = classmethod(_own(original))
+    if hasattr(original, "__wrapped__"):
+        return
 
-
-def _own(build):
-    @functools.wraps(build)
+    @functools.wraps(original)
     def build_optimizer(cls, cfg, params, **kwargs):
         own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
-        return build(cls, cfg, params, **kwargs) if own is None else own.build_optimizer(cfg, params, **kwargs)
+        return original(cls, cfg, params, **kwargs) if own is None else own.build_optimizer(cfg, params, **kwargs)
 
-    return build_optimizer
+    FP16Optimizer.build_optimizer = classmethod(build_optimizer)
 
 
 def average_all_at_once() -> None:

@@ -1,9 +1,8 @@
 """Checkpoints: only plain data is unpickled, a file that cannot be used says so in one line, views of one memory stay.
 
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
-below; each holds data, none runs code when it is rebuilt. What a file must hold, weights that are finite numbers and
-the config of the model they are of, fairseq finds out later, if at all: weights that are no numbers translate into
-anything, and a config that is not the weights' builds a model of a thousand million layers first.
+below; each holds data, none runs code when it is rebuilt. That a file holds weights that are finite numbers, and the
+config of their model, fairseq finds out later, if at all: weights that are no numbers translate into anything.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from .. import archs
 from ..checkpoints import saving
 from ..errors import UserError
 from .wrapping import wrap
@@ -122,12 +120,10 @@ def _short(error: Exception) -> str:
 
 
 def _refusal(path: str, message: str) -> str:
-    name = re.search(
-        r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL|Unsupported class) (\S+)", message
-    ) or re.search(r"but got <class '(.+?)'>", message)
+    name = re.search(r"(?:[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) |but got <class ')([^\s']+)", message)
     if name is None:
         return f"{path}: truncated, damaged or not a checkpoint; take another one of the same folder"
-    return f"{path}: refused, it asks to load {name.group(1)}, which is not plain data; nothing of it was run"
+    return f"{path}: refused, it asks to load {name[1]}, which is not plain data; nothing of it was run"
 
 
 def check_content(path: str, state: object) -> None:
@@ -138,67 +134,25 @@ def check_content(path: str, state: object) -> None:
     if not isinstance(state, dict):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds a {type(state).__name__})")
     weights = state.get("model")
-    if not isinstance(weights, dict) or not weights or not all(map(_is_weight, weights, weights.values())):
+    if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
     if name := not_finite(weights):
         raise UserError(f"{path}: {name} holds values that are not finite; take a checkpoint from before that")
-    _check_progress(path, state)
-    _check_config(path, state, weights)
-
-
-def _is_weight(name: object, value: object) -> bool:
-    if not isinstance(name, str) or not isinstance(value, Tensor):
-        return False
-    strange = value.layout is not torch.strided or value.is_complex() or value.is_quantized or value.is_meta
-    return not strange and (value.is_floating_point() or value.dim() < 2)  # counters are whole numbers
+    cfg, args = state.get("cfg"), state.get("args")
+    if not (isinstance(cfg, DictConfig) and "model" in cfg) and not isinstance(args, argparse.Namespace):
+        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train")
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
     """The first of the floating-point tensors with NaN or an infinity in it.
 
-    A sum takes a twentieth of the time of isfinite and is finite if its terms are, unless it grows too large: 0.3 s for
-    10^9 weights, 0.07 s for 20,000 tensors.
+    A sum takes a twentieth of the time of isfinite and is finite if its terms are, unless it grows too large.
     """
-    floats = {name: value for name, value in weights.items() if value.is_floating_point()}
-    if not floats:
-        return None
-    sums = [value.sum(dtype=torch.float32 if value.dtype in HALF else None).double() for value in floats.values()]
-    if torch.stack(sums).isfinite().all():
-        return None
-    suspects = (name for name, total in zip(floats, sums, strict=True) if not total.isfinite())
-    return next((name for name in suspects if not floats[name].isfinite().all()), None)
-
-
-def _check_progress(path: str, state: dict) -> None:
-    """Where the training was: what a resumed one takes without a look."""
-    iterator = state["extra_state"].get("train_iterator")
-    numbers = [state["optimizer_history"][-1].get("num_updates")]
-    numbers += [iterator.get(key, 0) for key in ("epoch", "iterations_in_epoch")] if isinstance(iterator, dict) else []
-    if any(not isinstance(number, int) or number < 0 for number in numbers):
-        raise UserError(f"{path}: damaged (epoch, batch or update is no number); take another one of the same folder")
-
-
-def _check_config(path: str, state: dict, weights: dict[str, Tensor]) -> None:
-    """Of our own models: the depth and width in the config are those of the weights."""
-    from ..building import own_config  # which imports the model
-    from ..models.fitting import depth
-
-    cfg, args = state.get("cfg"), state.get("args")
-    if not (isinstance(cfg, DictConfig) and "model" in cfg) and not isinstance(args, argparse.Namespace):
-        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train")
-    section = args if args is not None else cfg.get("model")
-    if args is not None or getattr(section, "arch", getattr(section, "_name", None)) not in archs.PRESETS:
-        return
-    config = own_config(state, path)
-    for stack in archs.STACKS[archs.model_of(config)]:
-        held, said = depth(weights, stack), config[f"{stack}_layers"]
-        if held != said:
-            raise UserError(f"{path}: damaged (its config says {said} {stack} layers, it has {held}); take another one")
-        name = f"{stack}.layers.0.fc1.weight"
-        said = (config[f"{stack}_ffn_embed_dim"], config[f"{stack}_embed_dim"])
-        if name in weights and weights[name].shape != said:
-            held = tuple(weights[name].shape)
-            raise UserError(f"{path}: damaged ({name} is {held}, by its config {said}); take another one")
+    for name, value in weights.items():
+        kind = torch.float32 if value.dtype in HALF else None
+        if value.is_floating_point() and not value.sum(dtype=kind).isfinite() and not value.isfinite().all():
+            return name
+    return None
 
 
 def keep_views() -> None:

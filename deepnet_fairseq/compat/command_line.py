@@ -42,11 +42,8 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {  # task -> its model, fairseq'
     "sentence_prediction": (archs.MASKED_LM, ("sentence_prediction",)),
     "sentence_ranking": (archs.MASKED_LM, ("sentence_ranking",)),
 }
-OWN = {
-    archs.MODEL_NAME: "translation",
-    archs.LM: "language_modeling",
-    archs.MASKED_LM: "masked_lm or sentence_prediction",
-}
+OWN = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling"}
+OWN |= {archs.MASKED_LM: "masked_lm or sentence_prediction"}
 # losses that no translation model has the parts for
 NEVER = ("masked_lm", "sentence_prediction", "sentence_ranking", "adaptive_loss")
 PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASKED_LM: "roberta"}  # fairseq's
@@ -72,11 +69,10 @@ def refuse_misfits() -> None:
 
 
 def _print_one_line(kind, error, traceback) -> None:
-    line = user_error_line(error)
-    if line is None:
-        sys.__excepthook__(kind, error, traceback)
-    else:
+    if line := user_error_line(error):
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _careful(parse, parser, input_args=None, *args, **kwargs):
@@ -169,11 +165,8 @@ def unknown_arch(setting: str) -> str:
     near = difflib.get_close_matches(name, archs.PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     model = archs.MODELS[near[0]] if near else archs.MODEL_NAME
-    layers = " and ".join(archs.STACKS[model])
-    return (
-        f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is "
-        f"{model} with its own {layers} layers"
-    )
+    depth = f"{model} with its own {' and '.join(archs.STACKS[model])} layers"
+    return f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is {depth}"
 
 
 def _model(words: list[str]) -> str:
@@ -186,7 +179,9 @@ def _model(words: list[str]) -> str:
 def _unknown_flags(words: list[str], model: str) -> str:
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
     owners = {f"fairseq's `{PEERS[model]}`": peer_flags(model)}
-    owners |= {name: _flags_of(config.CONFIGS[name]) for name in config.CONFIGS if name != model}
+    for name in (name for name in config.CONFIGS if name != model):
+        fields = dataclasses.fields(config.CONFIGS[name])
+        owners[name] = {f"--{field.name.replace('_', '-')}" for field in fields}
     for owner, known in owners.items():
         if unsupported := [flag for flag in flags if flag in known]:
             return f"{', '.join(unsupported)}: {owner} has it, {model} does not; drop it"
@@ -198,10 +193,6 @@ def peer_flags(model: str) -> set[str]:
     parser = argparse.ArgumentParser(add_help=False)
     MODEL_REGISTRY[PEERS[model]].add_args(parser)
     return {flag for action in parser._actions for flag in action.option_strings}
-
-
-def _flags_of(kind: type) -> set[str]:
-    return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}
 
 
 def check_pair(arch: str | None, task: str | None, criterion: str | None) -> None:
@@ -216,15 +207,11 @@ def check_criterion(task: str | None, criterion: str | None) -> None:
     """The second half of `check_pair`, with its UserError, for programs that name no architecture."""
     if task not in TASKS:
         return
-    losses = TASKS[task][1]
-    if criterion in NEVER if not losses else criterion not in losses and _of_fairseq(criterion):
+    losses, kind = TASKS[task][1], CRITERION_REGISTRY.get(criterion)
+    theirs = kind is not None and kind.__module__.startswith("fairseq.criterions.")
+    if criterion in NEVER if not losses else criterion not in losses and theirs:
         usual = losses[0] if losses else TOKENS[1]
         raise UserError(f"--criterion {criterion}: --task {task} is trained by --criterion {usual}")
-
-
-def _of_fairseq(criterion: str | None) -> bool:
-    kind = CRITERION_REGISTRY.get(criterion)
-    return kind is not None and kind.__module__.startswith("fairseq.criterions.")
 
 
 def _fitting(setup, cfg, *args, **kwargs):

@@ -46,11 +46,10 @@ LONGER = {
 def explain_broken_data() -> None:
     """Wraps what opens dictionaries and data: UserError, naming the file and the way out, where they cannot be used.
 
-    In fairseq these are Dictionary.add_from_file, indexed_dataset.infer_dataset_impl and make_dataset,
-    LanguagePairDataset, FairseqTask.filter_indices_by_size and tasks.translation.load_langpair_dataset, the tasks in
-    LONGER, and, for --prefix-size, FairseqTask.inference_step. Idempotent.
+    In fairseq these are Dictionary.add_from_file, indexed_dataset.make_dataset, LanguagePairDataset,
+    FairseqTask.filter_indices_by_size, tasks.translation.load_langpair_dataset, load_dataset of the tasks in LONGER,
+    and, for --prefix-size, FairseqTask.inference_step. Idempotent.
     """
-    wrap(indexed_dataset, "infer_dataset_impl", _ordinary)
     wrap(indexed_dataset, "make_dataset", _checked)
     wrap(Dictionary, "add_from_file", _read_dictionary)
     wrap(LanguagePairDataset, "__init__", _same_length)
@@ -58,15 +57,7 @@ def explain_broken_data() -> None:
     wrap(translation, "load_langpair_dataset", _found)
     wrap(FairseqTask, "inference_step", _begun)
     for task in LONGER:
-        wrap(task, "filter_indices_by_size", _short_enough_for_lm)
         wrap(task, "load_dataset", _found_lm)
-
-
-def _ordinary(infer, path: str):
-    for file in (indexed_dataset.index_file_path(path), indexed_dataset.data_file_path(path)):
-        if os.path.exists(file) and not os.path.isfile(file):  # a pipe would be waited for
-            raise UserError(f"{file}: is no ordinary file; {MEND}")
-    return infer(path)
 
 
 def _checked(make, path: str, impl, *args, dictionary=None, **kwargs):
@@ -90,11 +81,9 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     if len(start) < HEADER.size:
         raise UserError(f"{index}: truncated; {MEND}")
     _, version, code, sentences = HEADER.unpack(start)
-    if version != 1:
-        raise UserError(f"{index}: is of version {version}, not 1; {MEND}")
     kind = numpy.dtype(TYPES.get(code, float))
-    if kind.kind not in "iu":
-        raise UserError(f"{index}: damaged, its type of token ({code}) is unknown; {MEND}")
+    if version != 1 or kind.kind not in "iu":
+        raise UserError(f"{index}: of version {version} with tokens of type {code}, or damaged; {MEND}")
     if os.path.getsize(index) != HEADER.size + 12 * sentences:
         raise UserError(f"{index}: truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
     if not sentences:
@@ -119,18 +108,14 @@ def _check_tokens(data: str, kind: numpy.dtype, tokens: int, vocabulary: int) ->
         part = numpy.fromfile(data, kind, min(AT_ONCE, tokens - first), offset=first * kind.itemsize)
         wrong = part.max() if part.max() >= vocabulary else part.min()
         if not 0 <= wrong < vocabulary:
-            raise UserError(
-                f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}; take the dict.LANG.txt that was made "
-                f"with it, or {MEND}"
-            )
+            told = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
+            raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
 def _read_dictionary(read, dictionary: Dictionary, file) -> None:
     if not isinstance(file, str):
         read(dictionary, file)
         return
-    if os.path.exists(file) and not os.path.isfile(file):
-        raise UserError(f"{file}: is no ordinary file; give fairseq's dictionary")
     before = len(dictionary)
     try:
         read(dictionary, file)
@@ -146,9 +131,8 @@ def _read_dictionary(read, dictionary: Dictionary, file) -> None:
 
 def _same_length(init, pairs, src, src_sizes, src_dict, tgt=None, *args, **kwargs) -> None:
     if tgt is not None and len(src) != len(tgt):
-        raise UserError(
-            f"{_name(src)} has {len(src):,} sentences, {_name(tgt)} {len(tgt):,}: each needs its twin; {MEND}"
-        )
+        told = f"{_name(src)} has {len(src):,} sentences, {_name(tgt)} {len(tgt):,}"
+        raise UserError(f"{told}: each needs its twin; {MEND}")
     init(pairs, src, src_sizes, src_dict, tgt, *args, **kwargs)
 
 
@@ -160,26 +144,24 @@ def _found(load, data_path: str, split: str, src: str, src_dict, tgt: str, *args
     try:
         return load(data_path, split, src, src_dict, tgt, *args, **kwargs)
     except FileNotFoundError as error:
-        raise UserError(
-            f"{data_path}: holds no {split}.{src}-{tgt} with .{src}.idx, .{src}.bin and those of {tgt}; {MEND}, or "
-            "name the languages that are there"
-        ) from error
+        told = f"{data_path}: holds no {split}.{src}-{tgt} with .{src}.idx, .{src}.bin and those of {tgt}"
+        raise UserError(f"{told}; {MEND}, or name the languages that are there") from error
 
 
 def _short_enough(filtered, task, indices, dataset, max_positions=None, *args, **kwargs):
     """fairseq's words for a sentence that is too long, a bare Exception, in one line; and not all may be."""
     path = _name(getattr(dataset, "src", None))
+    way_out = next((f"; {LONGER[kind]}" for kind in type(task).__mro__ if kind in LONGER), "")
     try:
         kept = filtered(task, indices, dataset, max_positions, *args, **kwargs)
     except Exception as error:
         if not str(error).startswith("Size of sample"):
             raise
         reason = re.sub(r"np\.int\d+\((\d+)\)", r"\1", str(error))
-        raise UserError(f"{path}: {reason[0].lower()}{reason[1:]}") from error
+        raise UserError(f"{path}: {reason[0].lower()}{reason[1:]}{way_out}") from error
     if len(indices) and not len(kept):
-        raise UserError(
-            f"{path}: all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
-        )
+        said = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
+        raise UserError(f"{path}: {said}{way_out}")
     return kept
 
 
@@ -208,15 +190,6 @@ def check_settings(task: str | None, setting: Callable[[str, object], object]) -
         raise UserError(f"--mask-prob {setting('mask_prob', 0.15)}: must be above 0 and below 1")
     if sum(setting(name, 0) for name in SHARES[1:]) > 1:
         raise UserError("--leave-unmasked-prob and --random-token-prob: must be at most 1 together")
-
-
-def _short_enough_for_lm(filtered, task, *args, **kwargs):
-    """Adds the way out to what is said of a sentence that is too long."""
-    try:
-        return filtered(task, *args, **kwargs)
-    except UserError as error:
-        way_out = next(LONGER[kind] for kind in type(task).__mro__ if kind in LONGER)
-        raise UserError(f"{error}; {way_out}") from error
 
 
 def _found_lm(load, task, split: str, *args, **kwargs):
@@ -254,12 +227,11 @@ def _check_labels(task: SentencePredictionTask, split: str) -> None:
 
 def _begun(step, task, generator, models, sample, prefix_tokens=None, constraints=None):
     """UserError for an empty reference: its </s> ends one hypothesis of the beam, and the others never end."""
-    if prefix_tokens is not None and getattr(generator, "beam_size", 1) > 1:
-        empty = prefix_tokens[:, 0] == task.target_dictionary.eos()
-        if empty.any():
-            lines = sorted(number + 1 for number in sample["id"][empty].tolist())
-            raise UserError(
-                f"--prefix-size {prefix_tokens.size(1)}: line {lines[0]} of the data has an empty translation, "
-                "which begins nothing; remove such pairs (scripts/prepare_text.sh --drop-empty), or take --beam 1"
-            )
+    searched = prefix_tokens is not None and getattr(generator, "beam_size", 1) > 1
+    if searched and (empty := prefix_tokens[:, 0] == task.target_dictionary.eos()).any():
+        raise UserError(
+            f"--prefix-size {prefix_tokens.size(1)}: line {int(sample['id'][empty].min()) + 1} of the data has an "
+            "empty translation, which begins nothing; remove such pairs (scripts/prepare_text.sh --drop-empty), or "
+            "take --beam 1"
+        )
     return step(task, generator, models, sample, prefix_tokens=prefix_tokens, constraints=constraints)

@@ -56,8 +56,6 @@ def _call_main(original, cfg, main, **kwargs):
     if on_cpu:
         place.distributed_backend = "gloo"
     _wait_at_most(place.heartbeat_timeout)
-    if LAUNCHED in os.environ or _slurm():
-        end_with(os.getppid())
     if place.distributed_init_method is None and _slurm():
         distributed_utils.infer_init_method(place)  # from its variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
@@ -114,6 +112,12 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+
+
+def end_with_launcher() -> None:
+    """In one of torchrun's or srun's processes, from the package's import on."""
+    if LAUNCHED in os.environ or _slurm():
+        end_with(os.getppid())
 
 
 def end_with(parent: int) -> None:

@@ -109,14 +109,10 @@ def literal(text: str):
 
 def _value(node: ast.expr):
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return _bounded(OPERATORS[type(node.op)], _value(node.left), _value(node.right))
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Mult):  # a list times a number may not fill the memory
+            for long, times in ((left, right), (right, left)):
+                if hasattr(long, "__len__") and len(long) * abs(times) > LONGEST:
+                    raise ValueError("too long")
+        return OPERATORS[type(node.op)](left, right)
     return ast.literal_eval(node)
-
-
-def _bounded(function, left, right):
-    """A list times a number may not fill the memory."""
-    lengths = [len(side) for side in (left, right) if hasattr(side, "__len__")]
-    factors = [abs(side) for side in (left, right) if isinstance(side, (int, float))]
-    if function is operator.mul and lengths and lengths[0] * (factors or [0])[0] > LONGEST:
-        raise ValueError("too long")
-    return function(left, right)
