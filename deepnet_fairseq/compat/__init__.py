@@ -38,14 +38,14 @@ def apply() -> None:
 
     launch.end_with_launcher()
     from .. import checkpoints, distributed, divergence
-    from . import arithmetic, batches, command_line, data, yaml_config
+    from . import arithmetic, command_line, data, yaml_config
     from . import checkpoints as files
 
     calm_root_logger()  # after
     arithmetic.flush_denormals()
     arithmetic.average_all_at_once()
     arithmetic.bring_their_own_half_precision()
-    batches.lose_no_sentence()
+    data.lose_no_sentence()
     data.explain_broken_data()
     files.allow_plain_data()
     command_line.explain_mistakes()
