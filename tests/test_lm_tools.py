@@ -13,7 +13,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.divergence import Diverged, report
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.theory.bounds import branches, largest_gain, matrices, stack_bound
+from deepnet_fairseq.theory import branches, largest_gain, matrices, stack_bound
 
 from .support.helpers import PAD, VOCAB
 from .support.lm_trainings import CAUSAL, FLAGS, KINDS, make_text, train, trainer_of

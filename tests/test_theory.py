@@ -13,8 +13,16 @@ from torch.nn.functional import cross_entropy
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
-from deepnet_fairseq.theory.bounds import Branch, branches, largest_gain, model_bound, stack_bound
-from deepnet_fairseq.theory.growth import measure, sgd_step, zipf_batch
+from deepnet_fairseq.theory import (
+    Branch,
+    branches,
+    largest_gain,
+    measure,
+    model_bound,
+    sgd_step,
+    stack_bound,
+    zipf_batch,
+)
 from deepnet_fairseq.transformer.slots import Site
 
 from .support.helpers import small

@@ -1,19 +1,22 @@
-"""Commands that look at what would be built, and where: architectures, methods, initialisation, environment."""
+"""Commands before a training: what would be built, and where; its first updates; DeepNet's theorems."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 
 from .. import archs
 from ..errors import UserError
+from ..text_table import render
 
+SMALLEST_LR = 1e-10  # of `theory`; below it rounding in float64 shows
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
 
 
 def list_archs(args) -> None:
     """architecture names, depths, widths and parameter counts"""
     from ..building import parameter_count
-    from ..text_table import render
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
@@ -32,9 +35,8 @@ def coefficients(args) -> None:
 
     depths = {"encoder": args.encoder_layers, "decoder": args.decoder_layers}
     if min(depths.values()) < 0 or not any(depths.values()):
-        raise UserError(
-            f"{args.encoder_layers} {args.decoder_layers}: a stack needs at least 1 layer, 0 where it is not"
-        )
+        given = f"{args.encoder_layers} {args.decoder_layers}"
+        raise UserError(f"{given}: a stack needs at least 1 layer, 0 where it is not")
     method = get_method(args.method)
     built = method(args.encoder_layers, args.decoder_layers)
     found = {stack: built.coefficients(stack) for stack, depth in depths.items() if depth}
@@ -55,17 +57,15 @@ def report_init(args) -> None:
     from ..config import namespace
     from ..initialisation import as_table, init_report
     from ..methods import get_method
-    from ..text_table import render
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
         raise UserError(f"--arch {args.arch}: no such architecture; `deepnet archs` lists them")
     for name in set(depth) - {f"{stack}_layers" for stack in archs.STACKS[archs.MODELS[args.arch]]}:
         raise UserError(f"--{name.replace('_', '-')}: {args.arch} has no such stack; drop it")
-    chosen = {"method": args.method} if args.method else {}
-    fields = depth | chosen | {"init_profile": args.init_profile}
+    fields = depth | ({"method": args.method} if args.method else {}) | {"init_profile": args.init_profile}
     cfg = namespace(args.arch, **fields)
-    fields = fields | {"method": cfg.method}
+    fields["method"] = cfg.method
     torch.manual_seed(args.seed)
     method = get_method(cfg.method).from_config(cfg)
     profile = args.init_profile or method.init_profiles[0]
@@ -118,9 +118,8 @@ def facts(name: str) -> dict:
 
 def as_cells(row: dict) -> list[str]:
     """One line of the table under HEADER."""
-    folds = "no" if row["obstacle"] else "yes"
-    last = "yes" if row["final_norm"] else "no"
     extra = f"{row['extra_parameters']:+,}" if row["extra_parameters"] else "0"
+    last, folds = ("yes" if holds else "no" for holds in (row["final_norm"], not row["obstacle"]))
     return [row["method"], row["equation"], row["paper"], extra, last, folds, " ".join(row["train_flags"])]
 
 
@@ -128,17 +127,12 @@ def markdown(rows: list[dict]) -> str:
     """The table, why methods do not fold, their options."""
     cells = [[f"`{first}`", *rest] for first, *rest in map(as_cells, rows)]
     reasons = [f"- `{row['method']}`: {row['obstacle']}" for row in rows if row["obstacle"]]
-    options = [
-        [f"`{flag}`", " / ".join(option["choices"]) or _kind(option["default"]), str(option["default"]), option["help"]]
-        for row in rows
-        for flag, option in row["options"].items()
-    ]
+    options = []
+    for flag, option in (pair for row in rows for pair in row["options"].items()):
+        kind = {bool: "flag", type(None): "text"}.get(type(option["default"]), "number")
+        options.append([f"`{flag}`", " / ".join(option["choices"]) or kind, str(option["default"]), option["help"]])
     why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
     return "\n".join([*_grid(HEADER, cells), *why, *_grid(["option", "values", "default", "meaning"], options)])
-
-
-def _kind(default) -> str:
-    return {bool: "flag", type(None): "text"}.get(type(default), "number")
 
 
 def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -148,7 +142,6 @@ def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
 def list_methods(args) -> None:
     """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
     from ..methods import METHODS, get_method
-    from ..text_table import render
 
     if args.flags:
         for name in args.flags.split(","):
@@ -167,8 +160,74 @@ def list_methods(args) -> None:
         print("\nextra parameters: beside post_ln, 6L-6L of width 512; options: fairseq-train --help, docs/methods.md")
 
 
+def check(args) -> None:
+    """will this fairseq-train command train? The first updates, watched, and a verdict
+
+    Takes every flag of fairseq-train: DATA and those of the run to come. Leaves no file behind. The exit status is 3
+    where the verdict is "diverging".
+    """
+    from ..stability import DIVERGING, LATEST, as_dict, judge, text, train_briefly
+
+    if args.updates < 2 * LATEST:
+        raise UserError(f"--updates {args.updates}: give at least {2 * LATEST}")
+    if args.compress_warmup is not None and args.compress_warmup < 1:
+        raise UserError(f"--compress-warmup {args.compress_warmup}: must be at least 1")
+    if args.seconds <= 0:
+        raise UserError(f"--seconds {args.seconds:g}: must be more than 0")
+    flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
+
+    def progress(update: int, loss: float) -> None:
+        if sys.stderr.isatty():
+            print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
+
+    training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
+    if sys.stderr.isatty():
+        print(end="\r" + " " * 40 + "\r", file=sys.stderr)
+    print(json.dumps(as_dict(training)) if args.json else text(training))
+    if judge(training).kind == DIVERGING:
+        sys.exit(3)
+
+
+def theory(args) -> None:
+    """bounds of DeepNet's Theorems 4.2 and 4.3 and the measured update of one SGD step, over depth
+
+    Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
+    """
+    from ..theory import as_dict, as_table, measure, slopes
+    from ..theory import check as check_names
+
+    if not SMALLEST_LR <= args.lr <= 1:
+        raise UserError(f"--lr {args.lr}: must be at least {SMALLEST_LR} and at most 1")
+    methods, depths = args.method.split(","), _depths(args.depths)
+    check_names(args.arch, methods)
+    found = {
+        m: [measure(m, depth, args.arch, args.lr, args.init_profile, args.seed) for depth in depths] for m in methods
+    }
+    if args.json:
+        settings = {"arch": args.arch, "lr": args.lr, "seed": args.seed, "init_profile": args.init_profile}
+        rows = [as_dict(row) for rows in found.values() for row in rows]
+        print(json.dumps(settings | {"rows": rows, "slopes": {m: slopes(rows) for m, rows in found.items()}}))
+        return
+    print(render(as_table([row for rows in found.values() for row in rows])))
+    print(
+        f"\nbounds, and measured updates of encoder output and decoder features, per unit of --lr ({args.lr:g})\n"
+        "|v,w|: mean sqrt(v^2 + w^2), Xavier is 1.414; ratio: update over bound; slope: p of a growth as N^p\n"
+        "all moved: the model's update when biases, LayerNorms, embeddings, q and k take the step too"
+    )
+
+
+def _depths(text: str) -> list[int]:
+    try:
+        depths = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--depths {text}: give whole numbers with commas between, as in 6,18,50") from error
+    if min(depths) < 1:
+        raise UserError(f"--depths {text}: a stack needs at least 1 layer")
+    return depths
+
+
 def add(command) -> None:
-    """Registers `deepnet environment`, `archs`, `coefficients`, `init-report` and `methods`, and their flags."""
+    """Registers this file's subcommands and their flags; command: as parser() gives it."""
     sub = command("environment", environment)
     sub.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of the training, 0 for the CPU")
 
@@ -196,3 +255,23 @@ def add(command) -> None:
     sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
     sub.add_argument("--names", action="store_true", help="only print their names")
     sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")
+
+    sub = command("check", check)
+    sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
+    sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
+    sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
+    sub.add_argument("--json", action="store_true")
+    sub.set_defaults(passes_flags_on=True)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.usage = "deepnet check [--updates N] [--seconds S] [--compress-warmup K] [--json] DATA [flags of fairseq-train]"
+    sub.allow_abbrev = False
+
+    sub = command("theory", theory)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.add_argument("--method", default="deepnorm,post_ln", metavar="METHODS", help="default deepnorm,post_ln")
+    sub.add_argument("--depths", default="6,18,50,100", help="layers of each stack, default 6,18,50,100")
+    sub.add_argument("--arch", default="deepnet_transformer_tiny", help="gives the widths; default the tiny one")
+    sub.add_argument("--lr", type=float, default=1e-4, help="default 1e-4, where the update is linear in it")
+    sub.add_argument("--init-profile")
+    sub.add_argument("--seed", type=int, default=1, help="of weights and tokens")
+    sub.add_argument("--json", action="store_true")

@@ -1,4 +1,7 @@
-"""From fairseq's training to a Session: the task's and the optimiser's methods are wrapped, on the instances alone."""
+"""Updates under observation, and how fairseq's training comes to be watched.
+
+The task's and the optimiser's methods are wrapped, on the instances alone.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,81 @@ from typing import Any
 import torch
 from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..profiling.profile import held_training_batch
 from .base import Held, Probe, get_probes
-from .model_update import REFERENCE, reference
-from .record import FILE, Writer
-from .session import Session
+from .model_update import REFERENCE, reference, token_masks
+from .record import FILE, Values, Writer
+
+NET_INPUT = ("src_tokens", "src_lengths", "prev_output_tokens")
+
+
+class Session:
+    """The probed updates of one run.
+
+    model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
+    without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
+    only: the passes that activation checkpointing repeats, and those of validation, find none.
+    """
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]]):
+        self.model, self.kinds = model, probes
+        self.held: Held | None = None  # set before the first update, where a probe needs it
+        self.watching: list[Probe] = []
+        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
+        self._outer: list[RemovableHandle] = []
+        self._inner: list[RemovableHandle] = []
+
+    @property
+    def active(self) -> bool:
+        """Is an update being watched?"""
+        return bool(self.watching)
+
+    def begin(self) -> None:
+        """The weights are theta_i and the forward passes of update i + 1 come next."""
+        self.end()
+        self.watching = [probe(self.model) for probe in self.kinds]
+        for probe in self.watching:
+            probe.begin(self.held)
+        self._outer = [
+            self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.model.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def gradients(self, scale: float | Tensor) -> None:
+        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
+        for probe in self.watching:
+            probe.gradients(scale)
+
+    def values(self) -> dict[str, Values]:
+        """Probe -> address -> value; on every rank at the same time."""
+        return {probe.name: probe.values() for probe in self.watching}
+
+    def summary(self, values: dict[str, Values]) -> Values:
+        """ "probe/address" -> value, what goes into fairseq's log."""
+        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
+        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
+
+    def end(self) -> None:
+        """Takes all hooks off; the model is as it was."""
+        for handle in self._outer + self._inner:
+            handle.remove()
+        self._outer, self._inner, self.watching = [], [], []
+
+    def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
+        given = dict(zip(NET_INPUT, inputs, strict=False)) | kwargs
+        masks = token_masks(model, {name: given[name] for name in NET_INPUT if name in given})
+        if self.dummy:
+            masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
+        with torch.no_grad():
+            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
+
+    def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
+        for handle in self._inner:
+            handle.remove()
+        self._inner = []
 
 
 class TrainingProbes:
@@ -30,7 +101,7 @@ class TrainingProbes:
         self.interval, self.folder = interval, folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
         self.writer: Writer | None = None  # of the first rank
-        self.iterator, self._opened = None, False
+        self.iterator: Any = None
         self.update = 0
         self._wrapped = None  # the optimiser in use
         self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
@@ -60,7 +131,7 @@ class TrainingProbes:
 
         dummy: the batch counts for nothing, it keeps a rank busy that has no more of its own.
         """
-        if not self._opened:
+        if self._wrapped is None:
             self._open(update)
         if optimizer is not self._wrapped:
             self._wrap(optimizer)
@@ -99,7 +170,6 @@ class TrainingProbes:
 
     def _open(self, update: int) -> None:
         """Starts or continues the run's file and settles on its held batch and F(x, theta_0)."""
-        self._opened = True
         first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
@@ -119,7 +189,7 @@ def attach_probes(model: nn.Module, task: Any, cfg: Any) -> None:
         TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
 
 
-def _scale(optimizer: Any) -> float | torch.Tensor:
+def _scale(optimizer: Any) -> float | Tensor:
     """What turns the gradients at hand into those of the mean loss.
 
     Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.

@@ -40,6 +40,7 @@ class Probe:
 
     def __init__(self, model: nn.Module):
         self.model = model
+        self.found: Values = {}
 
     def begin(self, held: Held | None) -> None:
         """Called once, before the update's first forward pass; held: the run's, if any of its probes needs one."""
@@ -53,7 +54,7 @@ class Probe:
 
     def values(self) -> Values:
         """What was found, by address; the same on every rank."""
-        raise NotImplementedError
+        return self.found
 
     @staticmethod
     def summary(values: Values) -> Values:

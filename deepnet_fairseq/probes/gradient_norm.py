@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..initialisation import branch_weights
 from .base import Probe, mean_by, register_probe
@@ -21,10 +21,6 @@ class GradientNorm(Probe):
     log: layers, the rest, and as "decoder.fc1" the norm over all weights of one role.
     """
 
-    def __init__(self, model: nn.Module):
-        super().__init__(model)
-        self.found: dict[str, float] = {}
-
     def gradients(self, scale: float | Tensor) -> None:
         named = [(name, p, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm([grad for *_, grad in named], 2, dtype=torch.float32)) * scale
@@ -35,9 +31,6 @@ class GradientNorm(Probe):
                 if address:
                     squares[address] = squares.get(address, 0.0) + norm * norm
         self.found = {address: math.sqrt(square) for address, square in squares.items()}
-
-    def values(self) -> Values:
-        return self.found
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -57,19 +50,12 @@ class GradientL1(Probe):
     layers, as "decoder.fc2".
     """
 
-    def __init__(self, model: nn.Module):
-        super().__init__(model)
-        self.found: dict[str, float] = {}
-
     def gradients(self, scale: float | Tensor) -> None:
         graded = [(w, grad) for w in branch_weights(self.model) if (grad := w.linear.weight.grad) is not None]
         if graded:  # not all frozen
             sums = torch.stack(torch._foreach_norm([grad for _, grad in graded], 1, dtype=torch.float32)) * scale
             for (weight, grad), norm in zip(graded, sums.tolist(), strict=True):
                 self.found[f"{weight.site}.{weight.role}"] = norm / grad.numel()
-
-    def values(self) -> Values:
-        return self.found
 
     @staticmethod
     def summary(values: Values) -> Values:

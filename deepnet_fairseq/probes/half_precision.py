@@ -43,7 +43,7 @@ class HalfPrecision(Probe):
         if torch.is_tensor(output) and output.is_floating_point():
             self._keep(address, output.detach().abs().amax().float())
 
-    def _keep(self, address: str, value: torch.Tensor) -> None:
+    def _keep(self, address: str, value: Tensor) -> None:
         self.largest[address] = torch.maximum(self.largest.get(address, value), value)
 
     def gradients(self, scale: float | Tensor) -> None:

@@ -27,16 +27,10 @@ class LearnedScale(Probe):
     """
 
     def values(self) -> Values:
-        found = dict(scales(self.model))
-        if not found:
-            return {}
-        levels = next(iter(found.values())).new_tensor(list(STATISTICS.values()))
-        numbers = torch.stack([scale.quantile(levels.to(scale.device)) for scale in found.values()])
-        return {
-            f"{address}.{statistic}": value
-            for address, row in zip(found, numbers.tolist(), strict=True)
-            for statistic, value in zip(STATISTICS, row, strict=True)
-        }
+        levels = torch.tensor([*STATISTICS.values()], device=next(self.model.parameters()).device)
+        found = {address: scale.quantile(levels) for address, scale in scales(self.model)}
+        numbers = torch.cat([*found.values()]).tolist() if found else []
+        return dict(zip((f"{address}.{name}" for address in found for name in STATISTICS), numbers, strict=True))
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -66,11 +60,8 @@ def slots(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for layer in stack.layers:
             for sublayer, site in layer.sites.items():
                 before, outer, residual, _norm = layer.around(sublayer)
-                branch = layer if sublayer == "ffn" else getattr(layer, sublayer)
-                hidden = layer.hidden if sublayer == "ffn" else None
-                filled = {
-                    "before": before, "hidden": hidden, "inner": branch.inner, "outer": outer, "residual": residual,
-                }  # fmt: skip
-                yield from ((f"{site}.{slot}", module) for slot, module in filled.items() if module is not None)
-        ends = {"mixer": stack.mixer, "ending": stack.ending}
-        yield from ((f"{name}.{slot}", module) for slot, module in ends.items() if module is not None)
+                inside = (layer.hidden, layer.inner) if sublayer == "ffn" else (None, getattr(layer, sublayer).inner)
+                filled = zip(("before", "hidden", "inner", "outer", "residual"), (before, *inside, outer, residual))
+                yield from ((f"{site}.{slot}", module) for slot, module in filled if module is not None)
+        ends = (("mixer", stack.mixer), ("ending", stack.ending))
+        yield from ((f"{name}.{slot}", module) for slot, module in ends if module is not None)

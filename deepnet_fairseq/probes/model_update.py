@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ..atomic_output import save
 from ..profiling.omega import in_mode
 from .base import Held, Probe, register_probe
-from .record import Values
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
+BROKEN = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, AttributeError, TypeError)
 logger = logging.getLogger(__name__)
 
 
@@ -28,17 +28,10 @@ class ModelUpdate(Probe):
 
     needs_held = True
 
-    def __init__(self, model: nn.Module):
-        super().__init__(model)
-        self.found: dict[str, float] = {}
-
     def begin(self, held: Held | None) -> None:
         assert held is not None  # needs_held
         now = outputs(self.model, held.net_input)
         self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
-
-    def values(self) -> Values:
-        return self.found
 
 
 def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
@@ -65,9 +58,12 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
     """
     held = net_input["src_tokens"]
     if update:
-        kept = _read(path)
-        if kept is not None and torch.equal(kept["src_tokens"], held.cpu()):
-            return {name: value.to(held.device) for name, value in kept["outputs"].items()}
+        try:
+            kept = torch.load(path, map_location="cpu", weights_only=True)
+            if torch.equal(kept["src_tokens"], held.cpu()):
+                return {name: value.to(held.device) for name, value in kept["outputs"].items()}
+        except BROKEN:
+            pass
         logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
     now = outputs(model, net_input)
     if write:
@@ -75,13 +71,3 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
         cpu = {name: value.cpu() for name, value in now.items()}
         save({"src_tokens": held.cpu(), "update": update, "outputs": cpu}, path)
     return now
-
-
-def _read(path: Path) -> dict | None:
-    if not path.is_file():
-        return None
-    try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        return kept if kept.keys() >= {"src_tokens", "outputs"} else None
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, IndexError, ValueError, AttributeError):
-        return None  # not what we wrote

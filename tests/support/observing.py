@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from deepnet_fairseq.probes import get_probes
+from deepnet_fairseq.probes.attach import Session
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
-from deepnet_fairseq.probes.session import Session
 from deepnet_fairseq.profiling.omega import variance, watching
 from deepnet_fairseq.transformer.slots import Site
 

@@ -1,5 +1,26 @@
-"""One SGD step on built models, its measured update beside the bounds, over depth; and how fast they grow.
+"""Theorems 4.2 and 4.3 of DeepNet: the most that a change of the branches' parameters can change a model's output.
 
+Wang et al. 2022, section 4. With ||theta_i* - theta_i|| the change of branch i, up to a constant,
+
+    4.2  one stack        ||dF|| <= sum_i sqrt(v_i^2 + w_i^2) / alpha_i  ||theta_i* - theta_i||
+    4.3  encoder-decoder  ||dF|| <= sum_{cross-attentions} v w / alpha  *  (4.2 of the encoder)  +  (4.2 of the decoder)
+
+Under SGD the change of a branch is at most lr sqrt(v^2 + w^2) / alpha times the gradient at the output, and DeepNorm's
+alpha and beta make both terms of 4.3 equal to lr at any depth; Post-LN's grow as N M and M.
+
+v, w and alpha are read off the matrices of a built model. The paper (appendix A) has hidden dimension 1: a branch is
+v w x (q and k do not change magnitudes, Lemma 4.1; ReLU, biases and LayerNorm's gains are left out), Xavier init is
+v = w = 1. The dictionary used here:
+
+    size of a vector    its RMS, ||x|| / sqrt(d), which a LayerNorm sets to 1
+    v, w                RMS gain of value_proj or fc1, and of out_proj or fc2, on an isotropic input, in units of a
+                        Xavier draw's: E ||Wx||^2 = ||W||_F^2 for unit x, so it is the RMS of the entries over Xavier's
+                        std; a method's gain on a Xavier profile is the expected value
+    dv, dw              the largest RMS gain of the change, spectral norm in place of Frobenius' over sqrt(d), in the
+                        same units: a gradient is made of the very inputs it will meet, an average would be no bound
+    alpha               factor of the shortcut over that of the branch; a vector counts by its RMS
+
+`measure` takes one SGD step on built models, its measured update beside the bounds, over depth; and how fast they grow.
 The loss is the mean cross-entropy over a batch of random tokens with Zipf's frequencies; no data are needed. The
 parameters of the theorems move: the value and output matrices of every attention, fc1 and fc2. Then, to compare, all:
 LayerNorm's gains and biases, which no theorem counts and no alpha divides, add up over the layers. No dropout. All is
@@ -15,6 +36,7 @@ greater width.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import linear_regression, mean
 
@@ -23,17 +45,77 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .. import archs
-from ..building import build
-from ..errors import UserError
-from ..methods import get_method
-from ..profiling.omega import apply_omegas, profile_omegas, residuals
-from ..transformer.slots import LearnedShortcut
-from .bounds import Branch, Changes, branches, largest_gain, matrices, model_bound, stack_bound
+from . import archs
+from .building import build
+from .errors import UserError
+from .initialisation import xavier_std
+from .methods import get_method
+from .profiling.omega import apply_omegas, profile_omegas, residuals
+from .transformer.slots import LearnedShortcut, Scale, Site
 
 GROWING = ("encoder_bound", "encoder_update", "bound", "update", "update_of_all")
 SENTENCES, LENGTH = 8, 32
 Gradients = dict[Tensor, Tensor]
+FIRST, LAST = ("v", "fc1"), ("out", "fc2")  # roles of v and of w
+Changes = dict[Site, float]  # ||theta_i* - theta_i|| of each branch, sqrt(dv^2 + dw^2)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One theta_i = (v, w) of the theorems, in units of a Xavier draw's gain, and the alpha it is merged with."""
+
+    site: Site
+    v: float
+    w: float
+    alpha: float
+
+    @property
+    def magnitude(self) -> float:
+        """||theta_i|| = sqrt(v^2 + w^2)."""
+        return math.hypot(self.v, self.w)
+
+
+def matrices(model: nn.Module) -> Iterator[tuple[Site, nn.Linear, nn.Linear]]:
+    """Every branch with the matrices of v (value or fc1) and of w (out or fc2), in forward order, the encoder first."""
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            first = {weight.site: weight.linear for weight in layer.weights() if weight.role in FIRST}
+            last = {weight.site: weight.linear for weight in layer.weights() if weight.role in LAST}
+            yield from ((site, first[site], last[site]) for site in first)
+
+
+@torch.no_grad()
+def branches(model: nn.Module) -> list[Branch]:
+    """v, w and alpha of every branch as the model stands, in the order of `matrices`."""
+    found = []
+    for site, first, last in matrices(model):
+        shortcut, branch = model.stacks()[site.stack].layers[site.layer - 1].residual[site.sublayer].scales()
+        v, w = (_rms(linear.weight) / xavier_std(linear) for linear in (first, last))
+        found.append(Branch(site, v, w, _rms(shortcut) / _rms(branch)))
+    return found
+
+
+def largest_gain(change: Tensor) -> float:
+    """Largest RMS gain of a change (d_out, d_in) of a matrix, over the isotropic gain of a Xavier draw."""
+    d_out, d_in = change.shape
+    xavier = math.sqrt(2 * d_in / (d_in + d_out))
+    return torch.linalg.matrix_norm(change, 2).item() * math.sqrt(d_in / d_out) / xavier
+
+
+def _rms(values: Scale) -> float:
+    return torch.as_tensor(values).double().square().mean().sqrt().item()
+
+
+def stack_bound(branches: list[Branch], changes: Changes, stack: str) -> float:
+    """Theorem 4.2 for the branches of one stack, "encoder" or "decoder": of a language model, of all."""
+    return sum(b.magnitude / b.alpha * changes[b.site] for b in branches if b.site.stack == stack)
+
+
+def model_bound(branches: list[Branch], changes: Changes) -> float:
+    """Theorem 4.3 for all branches of an encoder-decoder."""
+    encoder, decoder = (stack_bound(branches, changes, stack) for stack in ("encoder", "decoder"))
+    memory_factor = sum(b.v * b.w / b.alpha for b in branches if b.site.sublayer == "encoder_attn")
+    return memory_factor * encoder + decoder
 
 
 @dataclass(frozen=True)
@@ -134,36 +216,33 @@ class Row:
     update_of_all: float
 
 
-def check_method(name: str) -> None:
-    """UserError for a method that is unknown, or that the theorems do not speak of."""
-    method = get_method(name)
-    if method.norm != "post":
-        raise UserError(f"--method {name}: computes {method.equation}; the theorems speak of LN(alpha x + f(x)) only")
-
-
-def check_arch(name: str) -> None:
-    """UserError for an architecture that is unknown, or of a single stack."""
-    if name not in archs.PRESETS:
-        raise UserError(f"--arch {name}: no such architecture; `deepnet archs` lists them")
-    if len(archs.STACKS[archs.MODELS[name]]) == 1:
+def check(arch: str, methods: list[str]) -> None:
+    """UserError for an architecture that is unknown or of a single stack, and for a method not of the theorems."""
+    if arch not in archs.PRESETS:
+        raise UserError(f"--arch {arch}: no such architecture; `deepnet archs` lists them")
+    if len(archs.STACKS[archs.MODELS[arch]]) == 1:
         raise UserError(
-            f"--arch {name}: the table is of encoder-decoders, whose encoder's columns hold Theorem 4.2, that of a "
+            f"--arch {arch}: the table is of encoder-decoders, whose encoder's columns hold Theorem 4.2, that of a "
             f"stack alone; take a {archs.MODEL_NAME}"
         )
+    for name in methods:
+        if (method := get_method(name)).norm != "post":
+            speak = "the theorems speak of LN(alpha x + f(x)) only"
+            raise UserError(f"--method {name}: computes {method.equation}; {speak}")
 
 
 def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | None = None, seed: int = 1) -> Row:
     """Builds `arch` at depth N-N under `method`, in float64, and takes one SGD step; `seed` draws weights and tokens.
 
-    lr: small enough for the step to be linear. UserError for a method that the theorems do not speak of; check_arch is
-    for an architecture's name.
+    lr: small enough for the step to be linear; arch and method: as `check` allows them.
     """
-    check_method(method)
     torch.manual_seed(seed)
     depths = {"encoder_layers": depth, "decoder_layers": depth}
     model = build(arch, method=method, init_profile=init_profile, **depths).double().eval()
     batch = zipf_batch(model.encoder.dictionary, seed)
-    _set_omegas(model, batch, seed)
+    if all(isinstance(residual, LearnedShortcut) for _, residual in residuals(model)):  # Admin: unset until profiled
+        net_input = {"src_tokens": batch.source, "src_lengths": None, "prev_output_tokens": batch.previous}
+        apply_omegas(model, list(profile_omegas(model, net_input, seed).values()))
     found, step = branches(model), sgd_step(model, batch, lr)
     return Row(
         method,
@@ -176,13 +255,6 @@ def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | N
         step.model / lr,
         step.all_moved / lr,
     )
-
-
-def _set_omegas(model: nn.Module, batch: Batch, seed: int) -> None:
-    """Admin's shortcuts are unset until its profile of a first batch, here the one the step is taken on."""
-    if all(isinstance(residual, LearnedShortcut) for _, residual in residuals(model)):
-        net_input = {"src_tokens": batch.source, "src_lengths": None, "prev_output_tokens": batch.previous}
-        apply_omegas(model, list(profile_omegas(model, net_input, seed).values()))
 
 
 def _means(found: list[Branch], stack: str) -> tuple[float, float]:
@@ -213,19 +285,13 @@ def as_table(rows: list[Row]) -> list[list[str]]:
     lines = [header]
     for method in dict.fromkeys(row.method for row in rows):
         of_method = [row for row in rows if row.method == method]
-        lines += [_cells(row) for row in of_method]
+        for r in of_method:
+            numbers = [r.encoder_alpha, r.encoder_magnitude, r.decoder_alpha, r.decoder_magnitude]
+            numbers += [r.encoder_bound, r.encoder_update, r.encoder_update / r.encoder_bound]
+            numbers += [r.bound, r.update, r.update / r.bound, r.update_of_all]
+            cells = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in numbers)
+            lines.append([method, f"{r.depth}-{r.depth}", *cells])
         if found := slopes(of_method):
             encoder_bound, encoder, bound, model, moved = (f"{found[name]:.2f}" for name in GROWING)
             lines.append([method, "slope", "", "", "", "", encoder_bound, encoder, "", bound, model, "", moved])
     return lines
-
-
-def _cells(row: Row) -> list[str]:
-    numbers = [row.encoder_alpha, row.encoder_magnitude, row.decoder_alpha, row.decoder_magnitude]
-    encoder = [row.encoder_bound, row.encoder_update, row.encoder_update / row.encoder_bound]
-    model = [row.bound, row.update, row.update / row.bound, row.update_of_all]
-    return [row.method, f"{row.depth}-{row.depth}", *map(_short, numbers + encoder + model)]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
