@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -57,56 +58,62 @@ class Clone:
     """A folder with what the set-up reads, in an environment of stand-ins alone."""
 
     def __init__(self, folder: Path):
-        self.root, self.programs = folder / "a clone", folder / "bin"
-        self.environment = {"PATH": str(self.programs), "CALLS": str(folder / "calls"), "HOME": str(folder / "no home")}
+        self.root, self.programs, self.calls = folder / "a clone", folder / "bin", folder / "calls"
+        self.environment = {"PATH": str(self.programs), "CALLS": str(self.calls), "HOME": str(folder / "no home")}
         (self.root / "scripts").mkdir(parents=True)
         self.programs.mkdir()
         for file in ("setup.py", "scripts/setup.sh", "scripts/constraints.txt"):
             (self.root / file).write_bytes((ROOT / file).read_bytes())
         for name in NEEDED:
             (self.programs / name).symlink_to(shutil.which(name))
-        self.program("python3.11", PYTHON)
-        self.program("pip", PIP)
-        self.program("c++", COMPILER)
+        for name, text in (("python3.11", PYTHON), ("pip", PIP), ("c++", COMPILER)):
+            self.program(name, text)
 
     def program(self, name: str, text: str) -> None:
         (self.programs / name).write_text(text)
         (self.programs / name).chmod(0o755)
 
-    def setup(self, *words: str, **environment: str) -> subprocess.CompletedProcess:
-        """Runs `words`, by default the script by bash; the output is that of both streams."""
-        return self.start(*words, **environment).finish()
+    def start(self, *words: str, **environment: str) -> subprocess.Popen:
+        """`words`, by default the script by bash, leader of a process group that heeds Ctrl-C."""
+        self.calls.write_text("")
+        heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(
+            words or ("bash", "scripts/setup.sh"), cwd=self.root, env=self.environment | environment, text=True,
+            start_new_session=True, preexec_fn=heed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
-    def start(self, *words: str, **environment: str) -> Started:
-        (self.root.parent / "calls").write_text("")
-        return Started(words or ("bash", "scripts/setup.sh"), self.root, self.environment | environment)
+    def setup(self, *words: str, **environment: str) -> tuple[int, str]:
+        """Its status, and the output of both streams."""
+        process = self.start(*words, **environment)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    def hangs(self, step: str) -> subprocess.Popen:
+        """A set-up that has come to this step and waits in it."""
+        process = self.start(PIP_HANGS=step)
+        deadline = time.monotonic() + 30
+        while not self.calls.with_suffix(".hangs").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process
+
+    def refuses(self, *words: str, **environment: str) -> str:
+        """The output of a set-up that fails for the reason in its last line."""
+        status, output = self.setup(**environment)
+        last = output.splitlines()[-1]
+        assert status == 1 and last.startswith("setup: ") and all(word in last for word in words), output
+        return output
 
     @property
     def steps(self) -> list[str]:
         """What pip was to install in the last call, by its place in STEPS."""
-        lines = (self.root.parent / "calls").read_text().splitlines()
-        return [step for line in lines if "--dry-run" not in line for step in STEPS if step in line]
+        lines = [line for line in self.calls.read_text().splitlines() if "--dry-run" not in line]
+        return [step for line in lines for step in STEPS if step in line]
 
     @property
     def complete(self) -> bool:
         return (self.root / ".venv/complete").exists()
-
-
-class Started(subprocess.Popen):
-    """A set-up that runs, leader of its process group, to which Ctrl-C is not forbidden."""
-
-    def __init__(self, words, folder: Path, environment: dict[str, str]):
-        def heed():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-        super().__init__(
-            words, cwd=folder, env=environment, text=True, start_new_session=True, preexec_fn=heed,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def finish(self) -> subprocess.CompletedProcess:
-        output, _ = self.communicate(timeout=60)
-        return subprocess.CompletedProcess(self.args, self.returncode, output)
 
 
 @pytest.fixture
@@ -114,26 +121,17 @@ def clone(tmp_path):
     return Clone(tmp_path)
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def assert_refused(done: subprocess.CompletedProcess, *words: str) -> None:
-    """Failed, and the reason is the last line."""
-    last = done.stdout.splitlines()[-1]
-    assert done.returncode == 1, done.stdout
-    assert last.startswith("setup: ")
-    assert all(word in last for word in words), done.stdout
+@pytest.fixture
+def made(clone):
+    """One that is set up."""
+    clone.setup()
+    return clone
 
 
 def test_from_nothing_and_again(clone):
-    done = clone.setup()
-    assert (done.returncode, clone.steps, clone.complete) == (0, STEPS, True), done.stdout
-    again = clone.setup()
-    assert (again.returncode, again.stdout, clone.steps) == (0, "", [])
+    status, output = clone.setup()
+    assert (status, clone.steps, clone.complete) == (0, STEPS, True), output
+    assert (clone.setup(), clone.steps) == ((0, ""), [])
 
 
 @pytest.mark.slow
@@ -141,37 +139,31 @@ def test_from_nothing_and_again(clone):
 @pytest.mark.parametrize("step", STEPS[::2])
 def test_interrupted_it_goes_on(clone, step, kill):
     """In a package half installed: without INSTALLER it does not count. What is there is kept."""
-    first = clone.start(PIP_HANGS=step)
-    wait_for(clone.root.parent / "calls.hangs")
+    first = clone.hangs(step)
     os.killpg(first.pid, kill)
-    assert first.finish().returncode == -kill
-    assert not clone.complete
-    done = clone.setup()
-    assert (done.returncode, clone.complete) == (0, True), done.stdout
+    assert first.wait(timeout=60) == -kill and not clone.complete
+    status, output = clone.setup()
+    assert (status, clone.complete) == (0, True) and "going on" in output, output
     assert clone.steps == STEPS[step != STEPS[0] :]
-    assert "going on" in done.stdout
 
 
 @pytest.mark.slow
 def test_two_at_a_time(clone):
-    first = clone.start(PIP_HANGS="fairseq-fixed")
-    wait_for(clone.root.parent / "calls.hangs")
-    second = subprocess.Popen(
-        ["bash", "scripts/setup.sh"], cwd=clone.root, env=clone.environment, stdout=subprocess.PIPE, text=True
-    )
+    first, second = clone.hangs("fairseq-fixed"), clone.start()
     assert second.stdout.readline() == "setup: another set-up is at work here; waiting for it\n"
     os.killpg(first.pid, signal.SIGKILL)
-    first.finish()
-    assert second.wait(timeout=30) == 0
-    assert clone.complete
+    second.communicate(timeout=30)
+    assert (first.wait(), second.returncode, clone.complete) == (-signal.SIGKILL, 0, True)
 
 
 @pytest.mark.slow
-def test_an_index_that_does_not_answer(clone):
-    done = clone.setup(PIP_FAILS="torch==", PIP_SAYS=OFFLINE)
-    assert_refused(done, "index does not answer", "pip config list", "same command again")
-    assert OFFLINE not in done.stdout
-    assert clone.setup().returncode == 0
+def test_steps_that_fail(clone):
+    """An index that does not answer is named; of anything else the end of the log is shown."""
+    failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
+    assert OFFLINE not in clone.refuses("index does not answer", "pip config list", "same command again", **failing)
+    failing = {"PIP_FAILS": "fairseq-fixed", "PIP_SAYS": "error: no such file: fairseq.cpp"}
+    assert failing["PIP_SAYS"] in clone.refuses("whole log: ", ".venv/setup.log", **failing)
+    assert clone.setup()[0] == 0
 
 
 WRONG = {  # what is missing -> environment, words of the answer
@@ -188,47 +180,37 @@ def test_what_is_missing_is_named(clone, missing):
     environment, words = WRONG[missing]
     if missing == "compiler":
         (clone.programs / "c++").unlink()
-    assert_refused(clone.setup(**environment), *words)
-    assert clone.steps == [] and (missing == "compiler" or not (clone.root / ".venv" / "complete").exists())
+    clone.refuses(*words, **environment)
+    assert clone.steps == [] and (missing == "compiler" or not clone.complete)
     if missing == "compiler":  # none is needed where a wheel is
         clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
-        assert clone.setup().returncode == 0
+        assert clone.setup()[0] == 0
 
 
 @pytest.mark.slow
-def test_another_python_makes_it_anew(clone):
-    clone.setup()
-    clone.program("python3.12", PYTHON)
-    assert clone.setup(PYTHON="python3.11").stdout == ""
-    assert "Python of python3.12" in clone.setup(PYTHON="python3.12").stdout
-    assert clone.steps == STEPS
+def test_what_makes_it_anew(made):
+    """Another Python, torch's CUDA build, another place: programs name their interpreter by its whole path."""
+    made.program("python3.12", PYTHON)
+    assert made.setup(PYTHON="python3.11") == (0, "")
+    assert "Python of python3.12" in made.setup(PYTHON="python3.12")[1] and made.steps == STEPS
+    made.setup(PYTHON="python3.12", TORCH_CUDA="1")
+    assert made.steps == STEPS[1:] and "install torch==2.13.0\n" in made.calls.read_text()  # without +cpu
+    made.root = made.root.rename(made.root.with_name("moved"))
+    status, output = made.setup()
+    assert (status, made.steps) == (0, STEPS), output
 
 
 @pytest.mark.slow
-def test_moved(clone):
-    """Programs of an environment name their interpreter by its whole path."""
-    clone.setup()
-    clone.root = clone.root.rename(clone.root.with_name("moved"))
-    done = clone.setup()
-    assert (done.returncode, clone.steps) == (0, STEPS), done.stdout
-
-
-@pytest.mark.slow
-def test_new_versions_come_into_what_is_there(clone):
-    clone.setup()
-    with open(clone.root / "scripts/constraints.txt", "a") as file:
-        file.write("regex==2026.1.1\n")
-    clone.setup()
-    assert clone.steps == STEPS[1:]
-    with open(clone.root / "scripts/constraints.txt", "a") as file:
-        file.write("torch==2.14.0\n")
-    clone.setup()
-    assert clone.steps[-3:] == STEPS[1:]
-    assert (clone.root / ".venv/made").read_text().startswith("torch==2.13.0\ntorch==2.14.0")
+def test_new_versions_come_into_what_is_there(made):
+    for line, steps in (("regex==2026.1.1", STEPS[1:]), ("torch==2.14.0", STEPS[1:])):
+        with open(made.root / "scripts/constraints.txt", "a") as file:
+            file.write(f"{line}\n")
+        made.setup()
+        assert made.steps[-3:] == steps
+    assert (made.root / ".venv/made").read_text().startswith("torch==2.13.0\ntorch==2.14.0")
 
 
 def test_sourced_it_activates_and_changes_nothing_else(clone):
-    done = clone.setup(
-        "bash", "-euc", 'source scripts/setup.sh >&2; echo "$VIRTUAL_ENV $PYTHONPATH"', PYTHONPATH="/mine"
-    )
-    assert done.stdout.splitlines()[-1] == f"{clone.root}/.venv /mine"
+    command = 'source scripts/setup.sh >&2; echo "$VIRTUAL_ENV $PYTHONPATH"'
+    _, output = clone.setup("bash", "-euc", command, PYTHONPATH="/mine")
+    assert output.splitlines()[-1] == f"{clone.root}/.venv /mine"

@@ -11,9 +11,7 @@ from .. import __version__
 from ..errors import UserError
 
 # in the order in which --help lists their commands
-GROUPS = (
-    "inspection", "models", "plan", "stability", "corpora", "results", "report", "figures", "bench",
-)  # fmt: skip
+GROUPS = ("inspection", "models", "plan", "corpora", "results", "report", "figures", "bench")
 
 
 def parser() -> argparse.ArgumentParser:
