@@ -6,7 +6,7 @@ A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -38,13 +38,20 @@ class Bilingual:
 
     def __init__(self, steps: Steps, dest: Path, langs: tuple[str, str], workers: int):
         self.steps, self.dest, self.langs, self.workers = steps, dest, langs, workers
+        self.text = dest / "text"
+
+    def _pairs(self, prefix: Path) -> Iterator[tuple[str, str]]:
+        return read_pairs(*sides(prefix, self.langs))
+
+    def _write(self, prefix: Path, pairs: Iterable[tuple[str, str]]) -> int:
+        return write_columns(sides(prefix, self.langs), pairs)
 
     def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
         """The tokenised text, and its sentences.
 
         lines: language -> its raw lines. UserError if the languages have not as many.
         """
-        prefix = self._stage("tokenised") / subset
+        prefix = self.text / "tokenised" / subset
         counts = {}
         for lang, path in zip(self.langs, sides(prefix, self.langs), strict=True):
 
@@ -79,62 +86,66 @@ class Bilingual:
 
     def clean(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
         """The texts without the pairs outside the limits, and how many pairs are left of each."""
-        folder = self._stage(stage)
+        folder = self.text / stage
 
         def make() -> dict:
-            counts = {}
             with whole(folder) as part:
-                for subset, prefix in texts.items():
-                    kept = clean(read_pairs(*sides(prefix, self.langs)), limits)
-                    counts[subset] = write_columns(sides(part / subset, self.langs), kept)
-            return counts
+                return {
+                    name: self._write(part / name, clean(self._pairs(text), limits)) for name, text in texts.items()
+                }
 
         settings = {"limits": str(limits), "tools": {"sacremoses": version("sacremoses")}}
         counts = self.steps.run(stage, [folder], settings, make)
         return {subset: folder / subset for subset in texts}, counts
 
-    def hold_out(self, train: Path, every: int) -> tuple[Texts, dict[str, int]]:
+    def hold_out(self, train: Path, every: int) -> Texts:
         """Training and validation text: each `every`-th pair of `train` goes to the latter."""
-        folder = self._stage("split")
+        texts = {subset: self.text / "split" / subset for subset in ("train", "valid")}
 
-        def make() -> dict:
-            with whole(folder) as part:
-                return {
-                    subset: write_columns(
-                        sides(part / subset, self.langs),
-                        (
-                            pair
-                            for number, pair in enumerate(read_pairs(*sides(train, self.langs)), 1)
-                            if (number % every == 0) == (subset == "valid")
-                        ),
-                    )
-                    for subset in ("train", "valid")
-                }
+        def make() -> None:
+            with whole(self.text / "split") as part:
+                for subset in texts:
+                    numbered = enumerate(self._pairs(train), 1)
+                    chosen = (pair for number, pair in numbered if (number % every == 0) == (subset == "valid"))
+                    self._write(part / subset, chosen)
 
-        counts = self.steps.run("split", [folder], {"every": every}, make)
-        return {subset: folder / subset for subset in counts}, counts
+        self.steps.run("split", [self.text / "split"], {"every": every}, make)
+        return texts
 
     def learn(self, train: Path, merges: int) -> Path:
-        """DEST/text/codes: subword-nmt's codes, learnt on both languages together."""
-        codes = self.dest / "text" / "codes"
-        self.steps.run(
-            "learn-bpe", [codes], {"merges": merges}, lambda: learn_bpe(sides(train, self.langs), merges, codes)
-        )
+        """DEST/text/codes: subword-nmt's codes, a merge a line, learnt on both languages together.
+
+        They are `merges`, fewer if no pair of symbols occurs twice any more; Sennrich et al. 2016 (arXiv 1508.07909).
+        """
+        codes = self.text / "codes"
+
+        def make() -> None:
+            from subword_nmt import learn_bpe as learning
+
+            learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
+            lines = chain.from_iterable(map(read_lines, sides(train, self.langs)))
+            with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
+                learning.learn_bpe(lines, file, merges)
+
+        self.steps.run("learn-bpe", [codes], {"merges": merges}, make)
         return codes
 
-    def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, dict]]:
-        """The texts in pieces; subset -> language -> numbers of sentences, pieces and types."""
-        folder, counts = self._stage("pieces"), {}
+    def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
+        """The texts in pieces; language -> the types of pieces in "train"."""
+        folder, types = self.text / "pieces", {}
         for subset, prefix in texts.items():
-            counts[subset] = {}
-            for lang, text, dest in zip(
-                self.langs, sides(prefix, self.langs), sides(folder / subset, self.langs), strict=True
-            ):
-                counts[subset][lang] = self.steps.run(
-                    f"apply-bpe.{subset}.{lang}", [dest], {},
-                    lambda text=text, dest=dest: apply_bpe(codes, text, dest, self.workers),
-                )  # fmt: skip
-        return {subset: folder / subset for subset in texts}, counts
+            paths = zip(self.langs, sides(prefix, self.langs), sides(folder / subset, self.langs), strict=True)
+            for lang, text, dest in paths:
+
+                def make(text=text, dest=dest) -> dict:
+                    seen: set[str] = set()
+                    lines = map_lines(partial(_segmenter, codes), read_lines(text), self.workers, text.name)
+                    write_lines(dest, (seen.update(line.split()) or line for line in lines))
+                    return {"types": len(seen)}
+
+                found = self.steps.run(f"apply-bpe.{subset}.{lang}", [dest], {}, make)["types"]
+                types |= {lang: found} if subset == "train" else {}
+        return {subset: folder / subset for subset in texts}, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
         """DEST/bin, with the codes; see binarise.binarise."""
@@ -155,8 +166,13 @@ class Bilingual:
 
         return self.steps.run("binarise", [dest], {}, make)
 
-    def _stage(self, name: str) -> Path:
-        return self.dest / "text" / name
+
+def _segmenter(codes: Path) -> Callable[[str], str]:
+    """line of words -> line of pieces, by the codes in a file."""
+    from subword_nmt.apply_bpe import BPE
+
+    with open(codes, encoding="utf-8", newline="\n") as file:
+        return BPE(file, separator=MARK).process_line
 
 
 class Tokenised:
@@ -175,11 +191,11 @@ class Tokenised:
             for number, name in enumerate(self._names(split)):
                 subset = f"{split}{number or ''}"
                 self.texts[subset], self.names[subset] = folder / name, name
-        codes, dictionary = folder / "codes", folder / "dict.txt"
-        self.codes = codes if codes.is_file() else None
-        self.dictionary = dictionary if dictionary.is_file() else None
+        there = [path if path.is_file() else None for path in (folder / "codes", folder / "dict.txt")]
+        self.codes, self.dictionary = there
         if self.dictionary and not self.codes:
-            raise UserError(f"{dictionary}: goes with the BPE codes it was made with; put them beside it as {codes}")
+            codes = folder / "codes"
+            raise UserError(f"{there[1]}: goes with the BPE codes it was made with; put them beside it as {codes}")
 
     def _names(self, split: str) -> list[str]:
         found = {
@@ -207,8 +223,11 @@ class Tokenised:
 
     def check(self) -> dict[str, int]:
         """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""
-        if self.codes:
-            _check_codes(self.codes)
+        for number, line in enumerate(read_lines(self.codes) if self.codes else (), 1):
+            if len(line.strip("\r ").split(" ")) != 2:
+                raise UserError(
+                    f"{self.codes}, line {number}: is no merge operation; give the codes that subword-nmt learnt"
+                )
         return {subset: self._check(prefix) for subset, prefix in self.texts.items()}
 
     def _check(self, prefix: Path) -> int:
@@ -223,48 +242,3 @@ class Tokenised:
                         "(fairseq's prepare-iwslt14.sh leaves it in the folder tmp)"
                     )
         return count + sum(1 for _ in pairs)
-
-
-def learn_bpe(texts: list[Path], merges: int, dest: Path) -> None:
-    """`merges` merge operations, fewer if no pair of symbols occurs twice any more, from the words of all texts.
-
-    dest: subword-nmt's codes, a merge a line; Sennrich et al. 2016 (arXiv 1508.07909).
-    """
-    from subword_nmt import learn_bpe as learning
-
-    learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
-    lines = chain.from_iterable(read_lines(text) for text in texts)
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with whole(dest) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
-        learning.learn_bpe(lines, file, merges)
-
-
-def apply_bpe(codes: Path, text: Path, dest: Path, workers: int) -> dict[str, int]:
-    """Writes `text` in pieces; their numbers: "sentences", "pieces", "types"."""
-    pieces, types = 0, set()
-
-    def counted(lines):
-        nonlocal pieces
-        for line in lines:
-            words = line.split()
-            pieces += len(words)
-            types.update(words)
-            yield line
-
-    lines = map_lines(partial(_segmenter, codes), read_lines(text), workers, text.name)
-    return {"sentences": write_lines(dest, counted(lines)), "pieces": pieces, "types": len(types)}
-
-
-def _segmenter(codes: Path) -> Callable[[str], str]:
-    """line of words -> line of pieces, by the codes in a file."""
-    from subword_nmt.apply_bpe import BPE
-
-    with open(codes, encoding="utf-8", newline="\n") as file:
-        return BPE(file, separator=MARK).process_line
-
-
-def _check_codes(path: Path) -> None:
-    """UserError if these are no codes of subword-nmt."""
-    for number, line in enumerate(read_lines(path), 1):
-        if len(line.strip("\r ").split(" ")) != 2:
-            raise UserError(f"{path}, line {number}: is no merge operation; give the codes that subword-nmt learnt")

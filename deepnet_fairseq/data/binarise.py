@@ -11,58 +11,34 @@ from pathlib import Path
 from .lines import die_with_parent
 
 TYPES = re.compile(r"\] Dictionary: (\d+) types")
-COUNTS = r"(\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced"
-TEXT = re.compile(rf"\[(\S+)\] (.+)\.\1: {COUNTS}")
-PLAIN_TEXT = re.compile(rf"\[None\] (.+): {COUNTS}")
+TEXT = re.compile(r"\[(\S+)\] (.+?)(?:\.\1)?: (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
+PLAIN = "None"  # what fairseq-preprocess calls the language of text for language models
 
 
 def binarise(
-    langs: tuple[str, str],
+    langs: tuple[str, str] | None,
     prefixes: dict[str, list[Path]],
     dest: Path,
     workers: int = 2,
     dictionary: Path | None = None,
 ) -> dict:
-    """DEST, with a joined dictionary: `dictionary`, else one made of the training text.
+    """DEST by fairseq-preprocess, with a joined dictionary: `dictionary`, else one made of the training text.
 
-    langs: source and target; prefixes: "train", "valid" and "test" -> P of the files P.LANG; fairseq calls several of
-    them test, test1, ... Returns {"types": of the dictionary with its special symbols, "text": {subset: {lang:
-    {"sentences", "pieces", "unknown": per cent}}}}. RuntimeError with the last that fairseq-preprocess said if it
-    fails.
+    langs: source and target, or None for language models; prefixes: "train", "valid" and "test" -> P of the files
+    P.LANG, or the files; fairseq calls several of them test, test1, ... Returns {"types": of the dictionary with its
+    special symbols, "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line
+    counts as a sentence of no piece. RuntimeError with the last that fairseq-preprocess said if it fails.
     """
-    flags = ["--joined-dictionary", "--source-lang", langs[0], "--target-lang", langs[1]]
-    subsets, said = _preprocess(flags, prefixes, dest, workers, dictionary)
-    text: dict[str, dict] = {subset: {} for subset in subsets.values()}
-    for lang, name, *counts in TEXT.findall(said):
-        text[subsets[name]][lang] = _counts(*counts)
-    return {"types": int(TYPES.search(said)[1]), "text": text}
-
-
-def binarise_plain(paths: dict[str, list[Path]], dest: Path, workers: int = 2, dictionary: Path | None = None) -> dict:
-    """DEST for language models: dict.txt, train.bin, train.idx, ...; paths: "train", "valid" and "test" -> files.
-
-    Returns {"types": ..., "text": {subset: {"sentences", "pieces", "unknown"}}}, as `binarise`; an empty line counts as
-    a sentence of no piece.
-    """
-    subsets, said = _preprocess(["--only-source"], paths, dest, workers, dictionary)
-    text = {subsets[name]: _counts(*counts) for name, *counts in PLAIN_TEXT.findall(said)}
-    return {"types": int(TYPES.search(said)[1]), "text": text}
-
-
-def _counts(sentences: str, tokens: str, unknown: str) -> dict:
-    pieces = int(tokens) - int(sentences)  # it counts an end of sentence each
-    return {"sentences": int(sentences), "pieces": pieces, "unknown": float(unknown)}
-
-
-def _preprocess(
-    flags: list[str], prefixes: dict[str, list[Path]], dest: Path, workers: int, dictionary: Path | None
-) -> tuple[dict[str, str], str]:
-    """Runs it; its name of every file -> subset ("test1"), and what it said."""
     places = [prefix for given in prefixes.values() for prefix in given]
     folder = Path(os.path.commonpath([place.resolve().parent for place in places]))
     names = {split: [os.path.relpath(place.resolve(), folder) for place in given] for split, given in prefixes.items()}
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", *flags, "--workers", str(workers)]
+    subsets = {name: f"{split}{i or ''}" for split, given in names.items() for i, name in enumerate(given)}
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--workers", str(workers)]
     command += ["--destdir", str(dest.resolve())]
+    if langs:
+        command += ["--joined-dictionary", "--source-lang", langs[0], "--target-lang", langs[1]]
+    else:
+        command += ["--only-source"]
     for split, given in names.items():
         command += [f"--{split}pref", ",".join(given)]
     if dictionary is not None:
@@ -73,4 +49,8 @@ def _preprocess(
     if done.returncode:
         raise RuntimeError(f"fairseq-preprocess failed:\n{done.stdout[-2000:]}")
     (dest / "preprocess.log").unlink(missing_ok=True)
-    return {name: f"{split}{i or ''}" for split, given in names.items() for i, name in enumerate(given)}, done.stdout
+    text: dict[str, dict] = {subset: {} for subset in subsets.values()}
+    for lang, name, sentences, tokens, unknown in TEXT.findall(done.stdout):
+        pieces = int(tokens) - int(sentences)  # it counts an end of sentence each
+        text[subsets[name]][lang] = {"sentences": int(sentences), "pieces": pieces, "unknown": float(unknown)}
+    return {"types": int(TYPES.search(done.stdout)[1]), "text": text}

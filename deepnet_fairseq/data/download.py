@@ -56,6 +56,12 @@ class RemoteFile:
     origin: str = ""
 
 
+def at(address: str, http: bool = False, **facts) -> RemoteFile:
+    """A file named as at its address (without https://); http: it may also be had without encryption."""
+    schemes = ("https", "http") if http else ("https",)
+    return RemoteFile(address.rpartition("/")[2], tuple(f"{scheme}://{address}" for scheme in schemes), **facts)
+
+
 class Unavailable(Exception):
     """An address does not give the file; says why."""
 
@@ -82,16 +88,27 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path, miniature: bool = False
             )  # fmt: skip
             for scheme in ("http://", "https://"):
                 session.mount(scheme, HTTPAdapter(max_retries=retry))
-            parts = {file.name: _size(folder / f"{file.name}.part") for file in missing}
-            need_space(folder, sum(max(0, (file.size or 0) - parts[file.name]) for file in missing), "the download")
+            lacking = (max(0, (file.size or 0) - _size(folder / f"{file.name}.part")) for file in missing)
+            need_space(folder, sum(lacking), "the download")
             for file in missing:
                 if not _is_there(file, folder):  # fetched by another process meanwhile
                     _download(file, folder, session)
-    for file in files:
-        if not file.checksum and file.name not in recorded_sums(folder):
-            with writing(folder / SUMS, "make the folder writable"):
-                record_sum(folder, file.name, digest(folder / file.name))
+    sums = recorded_sums(folder)
+    if new := [file.name for file in files if not file.checksum and file.name not in sums]:
+        sums |= {name: digest(folder / name) for name in new}
+        with writing(folder / SUMS, "make the folder writable"), whole(folder / SUMS) as part:
+            part.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)), encoding="utf-8")
     return {file.name: folder / file.name for file in files}
+
+
+def described(files: Iterable[RemoteFile], folder: Path, miniature: bool) -> dict[str, dict]:
+    """fetch_all; name -> {"sha256", "size" in bytes, "url"}."""
+    files = list(files)
+    paths = fetch_all(files, folder, miniature)
+    return {
+        file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
+        for file, path in zip(files, paths.values(), strict=True)
+    }
 
 
 def _is_there(file: RemoteFile, folder: Path) -> bool:
@@ -168,7 +185,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
         return
     if (file.size is not None and start > file.size) or not (file.checksum or tag):
         start = 0
-    headers = {"Range": f"bytes={start}-"} | ({"If-Range": tag} if tag else {}) if start else {}
+    headers = ({"Range": f"bytes={start}-"} | ({"If-Range": tag} if tag else {})) if start else {}
     try:
         response = session.get(url, headers=headers, stream=True, timeout=TIMEOUT)
     except (requests.RequestException, HTTPError) as error:
@@ -214,12 +231,8 @@ def _size(path: Path) -> int:
 
 def _reason(error: BaseException) -> str:
     """The innermost of what requests and urllib3 wrap several times: [Errno 104] Connection reset by peer."""
-    inner: object = error
-    while isinstance(inner, BaseException):
-        error = inner
-        inner = next(
-            (arg for arg in error.args[::-1] if isinstance(arg, BaseException)), getattr(error, "reason", None)
-        )
+    while inner := [arg for arg in (getattr(error, "reason", None), *error.args) if isinstance(arg, BaseException)]:
+        error = inner[-1]
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
@@ -232,19 +245,12 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 def recorded_sums(folder: Path) -> dict[str, str]:
     """Name -> HEX of FOLDER/SHA256SUMS, {} without one; UserError naming the line that is none."""
     path, sums = folder / SUMS, {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-    for number, line in enumerate(lines, 1):
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.splitlines(), 1):
         if not (match := re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)):
             raise UserError(f"{path}, line {number}: is not `SHA256  NAME`; write the file anew with sha256sum")
         sums[match[2]] = match[1].lower()
     return sums
-
-
-def record_sum(folder: Path, name: str, sha256: str) -> None:
-    """Adds a file to FOLDER/SHA256SUMS, or replaces its sum; the lines are sorted by name."""
-    sums = recorded_sums(folder) | {name: sha256}
-    with whole(folder / SUMS) as part:
-        part.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)), encoding="utf-8")
 
 
 def need_space(folder: Path, needed: int, what: str) -> None:

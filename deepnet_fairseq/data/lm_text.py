@@ -21,7 +21,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from ..atomic_output import check_folder, whole
 from ..errors import UserError
 from ..json_text import read_object
-from .binarise import binarise_plain
+from .binarise import PLAIN, binarise
 from .lines import map_lines, read_lines, write_lines
 from .multilingual.vocabulary import Vocabulary
 from .prepare import sentencepiece_model
@@ -149,9 +149,9 @@ def prepare_lm(
             _dictionary(seen, cutter.symbols).save(str(dictionary))
         print("| binarising")
         segmented = {split: [part / "text" / name for name in paths if name.startswith(split)] for split in texts}
-        made = binarise_plain(segmented, part, workers, dictionary)
+        made = binarise(None, segmented, part, workers, dictionary)
         for subset, found in text.items():
-            found |= {name: made["text"][subset][name] for name in ("pieces", "unknown")}
+            found |= {name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")}
         cutter.write(part, types=made["types"], text=text)
     print(f"| dictionary: {made['types']:,} types")
     for subset, found in text.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 # What Perl's \s matches; Python's also matches \x1c to \x1f.
 SPACE = re.compile("[\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
@@ -48,12 +48,7 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
     if chain.lowercase:
         functions.append(lowercase)
 
-    def function(line: str) -> str:
-        for each in functions:
-            line = each(line)
-        return line
-
-    return function
+    return lambda line: reduce(lambda text, function: function(text), functions, line)
 
 
 def lowercase(line: str) -> str:
@@ -95,9 +90,7 @@ def _fit(pair: tuple[str, str], limits: Limits) -> bool:
     words = [line.split(" ") for line in pair if line]
     if len(words) < 2:
         return False
-    first, second = map(len, words)
-    if not (limits.least <= min(first, second) and max(first, second) <= limits.most):
-        return False
-    if max(first, second) / min(first, second) > limits.ratio:
+    short, long = sorted(map(len, words))
+    if short < limits.least or long > limits.most or long / short > limits.ratio:
         return False
     return all(len(factor) <= LONGEST_WORD for side in words for word in side for factor in word.split("|"))

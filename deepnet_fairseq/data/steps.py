@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from glob import escape
 from pathlib import Path
 
 from ..atomic_output import whole
@@ -84,7 +85,7 @@ def write_json(path: Path, content: dict) -> None:
 
 def remove(path: Path) -> None:
     """The file or folder `path`, and whatever an interrupted `whole(path)` left beside it."""
-    unfinished = path.parent.glob(f"{_escaped(path.name)}.*.part") if path.parent.is_dir() else ()
+    unfinished = path.parent.glob(f"{escape(path.name)}.*.part") if path.parent.is_dir() else ()
     for gone in (path, *unfinished):
         if gone.is_dir() and not gone.is_symlink():
             moved = gone.with_name(f"{gone.name}.{os.getpid()}.part")
@@ -92,7 +93,3 @@ def remove(path: Path) -> None:
             shutil.rmtree(moved)
         else:
             gone.unlink(missing_ok=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

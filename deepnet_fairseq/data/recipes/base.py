@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...errors import UserError
-from ..download import RemoteFile, amount, digest, fetch_all, locked, need_space
+from ..download import RemoteFile, amount, described, locked, need_space
 from ..steps import Steps, read_json, write_json
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
@@ -84,9 +84,8 @@ class Recipe(ABC):
     def settings(self, options: Options) -> dict:
         """What the outcome depends on, as JSON can hold it; another value of it makes the corpus anew."""
         chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
-        chosen = {field: os.fspath(value) if isinstance(value, Path) else value for field, value in chosen.items()}
-        chosen["pairs"] = list(options.pairs) if options.pairs else None
-        return chosen | {"tools": self.tools(options)}
+        chosen |= {field: os.fspath(value) for field, value in chosen.items() if isinstance(value, Path)}
+        return chosen | {"pairs": list(options.pairs) if options.pairs else None, "tools": self.tools(options)}
 
     def build(self, options: Options) -> None:
         """Makes DEST, or what is missing of it; says so if nothing is.
@@ -103,12 +102,15 @@ class Recipe(ABC):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
-            need_space(options.dest, 0 if options.miniature else self._missing(options), f"the corpus {self.name}")
+            if not options.miniature:  # what DEST and the downloads hold already is not to be written
+                folders = {options.dest.resolve(), options.downloads.resolve()}
+                held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
+                missing = self.needs(options) - sum(file.stat().st_size for file in held)
+                need_space(options.dest, max(0, missing), f"the corpus {self.name}")
             steps = Steps(options.dest)
             fetched = self.fetch(options, steps) if options.text is None else {}
-            paths = {name: options.downloads / name for name in fetched}
-            facts = self.make(options, steps, paths)
-            common = {"recipe": self.name, "miniature": options.miniature, "tools": self.tools(options)}
+            facts = self.make(options, steps, {name: options.downloads / name for name in fetched})
+            common = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
             made = {"settings": settings, "outputs": outputs(options.dest)}
             write_json(summary, common | {"files": fetched} | facts | made)
             print(f"| wrote {options.dest}")
@@ -133,20 +135,10 @@ class Recipe(ABC):
         paths = [options.downloads / file.name for file in files]
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
 
-        def make() -> dict:
-            found = fetch_all(files, options.downloads, options.miniature)
-            return {
-                file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
-                for file, path in zip(files, found.values(), strict=True)
-            }
-
-        return steps.run("download", paths, {"files": facts, "miniature": options.miniature}, make, keep=True)
-
-    def _missing(self, options: Options) -> int:
-        """Bytes still to be written: what it `needs` less what DEST and the downloads hold already."""
-        folders = {options.dest.resolve(), options.downloads.resolve()}
-        held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-        return max(0, self.needs(options) - sum(file.stat().st_size for file in held))
+        settings = {"files": facts, "miniature": options.miniature}
+        return steps.run(
+            "download", paths, settings, lambda: described(files, options.downloads, options.miniature), keep=True
+        )
 
     def report(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Prints a count beside what is expected; UserError if they are more than 1% apart."""

@@ -121,13 +121,12 @@ class BilingualRecipe(Recipe):
             texts = texts | kept
             self.report(options, "clean", counts["train"])
         if self.every and options.text is None:
-            split, _ = work.hold_out(texts["train"], self.every)
-            texts = split | {"test": texts["test"]}
+            texts = work.hold_out(texts["train"], self.every) | {"test": texts["test"]}
         return texts
 
     def _binarised(self, options: Options, work: Bilingual, texts: Texts, given: Tokenised | None) -> dict:
         codes = (given and given.codes) or work.learn(texts["train"], self.number_of_merges(options))
-        texts, pieces = work.apply(codes, texts)
+        texts, types = work.apply(codes, texts)
         if self.pieces:
             held_out = {"train", "valid"} if given is None and self.every else {"train"}
             chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
@@ -136,11 +135,10 @@ class BilingualRecipe(Recipe):
         counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
         for subset, count in counts.items():
             self.report(options, subset, count)
-        counts |= {f"types {lang}": pieces["train"][lang]["types"] for lang in self.langs}
-        counts |= {"types joined": found["words"]}
-        if options.vocab is None:
-            for what in [what for what in counts if what.startswith("types")]:
-                self.report(options, what, counts[what], "pieces")
+        types |= {"joined": found["words"]}
+        for lang, number in types.items() if options.vocab is None else ():
+            self.report(options, f"types {lang}", number, "pieces")
+        counts |= {f"types {lang}": number for lang, number in types.items()}
         for subset, of_lang in found["text"].items():
             unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
             print(f"| {subset}: unknown are {unknown}")

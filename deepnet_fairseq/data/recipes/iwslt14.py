@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import RemoteFile
+from ..download import RemoteFile, at
 from ..moses import Chain, Limits
 from .base import Options
 from .bilingual import BilingualRecipe, published_segments, segments, training_lines
@@ -34,8 +34,7 @@ class Iwslt14(BilingualRecipe):
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         """The archive of https://wit3.fbk.eu, which gives it no more, at the address of fairseq's script."""
-        address = "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
-        return (RemoteFile(ARCHIVE, (f"https://{address}", f"http://{address}")),)
+        return (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
         if subset == "train":

@@ -9,6 +9,7 @@ OPUS goes by ISO 639-1, as M2M-100 does; Flores-101 by codes of its own near ISO
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -19,27 +20,23 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..archive import stream_lines, unpack
-from ..download import RemoteFile, digest, fetch_all, say
+from ..download import RemoteFile, at, described, fetch_all, say
 from ..lines import align
 from ..multilingual.pair_text import PairText, Sentences, file_state, one_line, parse_pair, read_lines, read_pairs
 from ..steps import Steps
 from .base import Options
 from .multilingual import MultilingualRecipe
+from .opus100 import ORIGIN
 
 MINIATURE = ("de-en", "de-fr", "en-fr")
 SITE = "https://object.pouta.csc.fi"
 VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
 LONGEST = 1000  # characters a side; sentences beyond are menus and lists
-FLORES_101 = RemoteFile(
-    "flores101_dataset.tar.gz", ("https://dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz",)
-)
-ZERO_SHOT = RemoteFile(
-    "opus-100-corpus-zeroshot-v1.0.tar.gz",
-    ("https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz",),
-    2_556_791,
-    "sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
-    "the datasets library, datasets/opus100/dataset_infos.json",
-)
+FLORES_101 = at("dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz")
+ZERO_SHOT = at(
+    "object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz", size=2_556_791, origin=ORIGIN,
+    checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
+)  # fmt: skip
 ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # every two of them
 FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}
 CODES = """
@@ -146,13 +143,10 @@ class Evaluation:
         folders = [self.dest / "evaluation" / name for name in ("flores101", "opus100")]
 
         def make() -> dict:
-            found = fetch_all(files, self.downloads, self.miniature)
-            for path, folder in zip(found.values(), folders, strict=True):
-                unpack(path, folder, lambda name: "/dev/" in name or "/devtest/" in name or "zero-shot" in name)
-            return {
-                file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
-                for file, path in zip(files, found.values(), strict=True)
-            }
+            found = described(files, self.downloads, self.miniature)
+            for name, folder in zip(found, folders, strict=True):
+                unpack(self.downloads / name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
+            return found
 
         return Steps(self.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from ...errors import UserError
 from ..archive import stream_lines
-from ..download import RemoteFile
+from ..download import RemoteFile, at
 from ..lines import align
 from ..multilingual.pair_text import PairText, Sentences, one_line, parse_pair
 from .base import Options
 from .multilingual import MultilingualRecipe
 
-SITE = "https://object.pouta.csc.fi/OPUS-100/v1.0"
+SITE = "object.pouta.csc.fi/OPUS-100/v1.0"
 MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}  # fairseq's name -> the corpus'
 BINARISED = 4  # bytes of binarised data for each of the archive, about
@@ -77,8 +77,8 @@ class Opus100(MultilingualRecipe):
 
 
 def _archive(pair: str) -> RemoteFile:
-    name, archive = f"opus-100-corpus-{pair}-v1.0.tar.gz", ARCHIVES[pair]
-    return RemoteFile(name, (f"{SITE}/{name}",), archive.size, f"sha256:{archive.sha256}", ORIGIN)
+    facts = {"size": ARCHIVES[pair].size, "checksum": f"sha256:{ARCHIVES[pair].sha256}", "origin": ORIGIN}
+    return at(f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz", **facts)
 
 
 def _read(archive: Path, pair: str, split: str, miniature: bool) -> Sentences:

@@ -7,47 +7,29 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import RemoteFile
+from ..download import RemoteFile, at
 from ..moses import Chain, Limits
 from .base import Options
 from .bilingual import BilingualRecipe, published_segments, segments
 
 TFDS = "TensorFlow Datasets' list of checksums"
-
-
-def _addresses(address: str) -> tuple[str, ...]:
-    return f"https://{address}", f"http://{address}"
-
-
-EUROPARL = RemoteFile(
-    "training-parallel-europarl-v7.tgz",
-    _addresses("www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"),
-    657_632_379,
-    "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-    TFDS,
-)
-COMMON_CRAWL = RemoteFile(
-    "training-parallel-commoncrawl.tgz",
-    _addresses("www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"),
-    918_311_367,
-    "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-    TFDS,
-)
-NEWS_COMMENTARY = RemoteFile(
-    "training-parallel-nc-v12.tgz",
-    _addresses("data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz"),
-    168_591_139,
-    "sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
-    TFDS,
-)
-NEWSTEST2013 = RemoteFile("dev.tgz", _addresses("data.statmt.org/wmt17/translation-task/dev.tgz"))
-NEWSTEST2014 = RemoteFile(
-    "test-full.tgz",
-    _addresses("www.statmt.org/wmt14/test-full.tgz"),
-    None,
-    "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
-    "sacreBLEU's test set wmt14/full",
-)
+EUROPARL = at(
+    "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", http=True, size=657_632_379, origin=TFDS,
+    checksum="sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+)  # fmt: skip
+COMMON_CRAWL = at(
+    "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", http=True, size=918_311_367, origin=TFDS,
+    checksum="sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+)  # fmt: skip
+NEWS_COMMENTARY = at(
+    "data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz", http=True, size=168_591_139, origin=TFDS,
+    checksum="sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
+)  # fmt: skip
+NEWSTEST2013 = at("data.statmt.org/wmt17/translation-task/dev.tgz", http=True)
+NEWSTEST2014 = at(
+    "www.statmt.org/wmt14/test-full.tgz", http=True, checksum="md5:a8cd784e006feb32ac6f3d9ec7eb389a",
+    origin="sacreBLEU's test set wmt14/full",
+)  # fmt: skip
 TRAINING = {  # archive -> its member without the language, in the order of fairseq's script
     EUROPARL: "training/europarl-v7.de-en",
     COMMON_CRAWL: "commoncrawl.de-en",
