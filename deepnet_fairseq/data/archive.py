@@ -69,7 +69,7 @@ def _member(archive: Path, name: str):
 
 def _tar(archive: Path) -> tarfile.TarFile:
     """Compressed ones alone: they end in a checksum, which tells that they are whole; tarfile itself looks for none."""
-    kind = archive.suffix.replace(".tgz", ".gz").removeprefix(".")
+    kind = archive.suffix.replace(".tgz", ".gz")[1:]
     if kind not in ("gz", "bz2", "xz"):
         raise UserError(f"{archive}: is no archive by its name; known are .tar.gz, .tgz, .tar.bz2, .tar.xz and .zip")
     return tarfile.open(archive, f"r:{kind}")

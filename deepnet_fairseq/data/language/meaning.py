@@ -12,17 +12,9 @@ ONSETS = {"qaa": ("b", "d", "f", "g", "h", "k", "kl", "kr", "m", "n", "r", "s", 
           "qab": ("b", "c", "d", "f", "g", "j", "l", "m", "n", "p", "pr", "r", "s", "t", "v", "x")}  # fmt: skip
 VOWELS = {"qaa": ("a", "e", "i", "o", "u", "au", "ei"), "qab": ("a", "e", "i", "o", "u", "ia", "io")}
 CODAS = {"qaa": ("", "", "l", "n", "r", "s", "k", "nd"), "qab": ("", "", "", "n", "l")}
-SPELLING = {
-    "sht": "st",
-    "kl": "cl",
-    "kr": "cr",
-    "au": "o",
-    "ei": "e",
-    "k": "c",
-    "h": "j",
-    "w": "u",
-    "z": "s",
-}  # in order
+SPELLING = {  # in order
+    "sht": "st", "kl": "cl", "kr": "cr", "au": "o", "ei": "e", "k": "c", "h": "j", "w": "u", "z": "s",
+}  # fmt: skip
 SEPARABLE = (("ab", "a"), ("auf", "e"), ("mit", "co"), ("vor", "pre"))  # prefix in qaa, its trace in qab
 TENSES = ("present", "past", "perfect")
 
@@ -99,15 +91,15 @@ class _Coin:
 
     def __init__(self, random: Random):
         self.random = random
-        self.used = {"qaa": set(), "qab": set()}
+        self.used: set[tuple[str, str]] = set()
 
     def pair(self, syllables: int) -> tuple[str, str]:
         return self._word("qaa", syllables), self._word("qab", syllables)
 
     def _word(self, lang: str, syllables: int) -> str:
-        while (word := coin_word(self.random, lang, syllables)) in self.used[lang]:
+        while (lang, word := coin_word(self.random, lang, syllables)) in self.used:
             syllables += self.random.random() < 0.1
-        self.used[lang].add(word)
+        self.used.add((lang, word))
         return word
 
 
@@ -199,19 +191,17 @@ class Speaker:
         return Sentence(main, tuple(rest))
 
     def _clause(self, subject: Pronoun | None = None) -> Clause:
-        verb = self.random.choice(self.lexicon.verbs)
+        choice = self.random.choice
+        verb = choice(self.lexicon.verbs)
         parts = {
             "subject": subject or self._participant(relative=0.12),
             "direct": self._participant(relative=0.08) if verb.objects else None,
             "indirect": self._participant() if verb.objects == 2 else None,
-            "adverb": self.random.choice(self.lexicon.adverbs) if self._chance(0.35) else None,
-            "place": self._place() if self._chance(0.3) else None,
+            "adverb": choice(self.lexicon.adverbs) if self._chance(0.35) else None,
+            "place": (choice(self.lexicon.prepositions), self._thing()) if self._chance(0.3) else None,
         }
-        topic = self.random.choice([name for name, part in parts.items() if part]) if self._chance(0.4) else "subject"
-        return Clause(**parts, verb=verb, tense=self.random.choice(TENSES), negated=self._chance(0.12), topic=topic)
-
-    def _place(self) -> tuple[Preposition, NounPhrase]:
-        return self.random.choice(self.lexicon.prepositions), self._thing()
+        topic = choice([name for name, part in parts.items() if part]) if self._chance(0.4) else "subject"
+        return Clause(**parts, verb=verb, tense=choice(TENSES), negated=self._chance(0.12), topic=topic)
 
     def _participant(self, relative: float = 0.0) -> NounPhrase | Name:
         if self._chance(0.12):
@@ -219,16 +209,14 @@ class Speaker:
         return self._thing(relative)
 
     def _thing(self, relative: float = 0.0) -> NounPhrase:
-        choice = self.random.choice
+        choice, adjectives = self.random.choice, self.lexicon.adjectives
         count = self.random.randint(2, 99) if self._chance(0.1) else 1
         return NounPhrase(
             noun=choice(self.lexicon.nouns),
             definite=self._chance(0.6),
             plural=count > 1 or self._chance(0.25),
             count=count,
-            adjectives=tuple(
-                choice(self.lexicon.adjectives) for _ in range(self.random.choices((0, 1, 2), (6, 3, 1))[0])
-            ),
+            adjectives=tuple(choice(adjectives) for _ in range(self.random.choices((0, 1, 2), (6, 3, 1))[0])),
             compound=choice(self.lexicon.nouns) if self._chance(0.1) else None,
             relative=self._relative() if self._chance(relative) else None,
         )

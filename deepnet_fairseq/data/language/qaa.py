@@ -38,9 +38,8 @@ def main_clause(clause: Clause) -> list[str]:
 def subordinate_clause(clause: Clause, plural: bool | None = None) -> list[str]:
     """All parts, negation, the whole verb at the end. plural: of the head, in a relative clause."""
     parts = _parts(clause)
-    finite, remainder = _finite_and_remainder(
-        clause.verb, clause.tense, clause.subject.plural if plural is None else plural
-    )
+    plural = clause.subject.plural if plural is None else plural
+    finite, remainder = _finite_and_remainder(clause.verb, clause.tense, plural)
     words = [word for name in MIDDLE_FIELD for word in parts.get(name, ())] + ["nit"] * clause.negated
     if clause.tense == "perfect":
         return words + remainder + [finite]

@@ -30,10 +30,9 @@ def archive(url: str) -> bytes:
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     """Name -> path in `folder`; what is there already stays."""
-    paths = {file.name: folder / file.name for file in files}
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
-        if not paths[file.name].exists():
-            with whole(paths[file.name]) as part:
+        if not (folder / file.name).exists():
+            with whole(folder / file.name) as part:
                 part.write_bytes(archive(file.urls[0]))
-    return paths
+    return {file.name: folder / file.name for file in files}

@@ -70,12 +70,14 @@ class Multilingual:
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
         """pair -> subset -> sentence pairs. Each pair has steps of its own: one that comes later leaves the others.
 
+        The folders of another number of shards are removed.
+
         texts: pairs to train on; evaluated: pairs without training text, in languages that others have.
         """
-        self.lay_out()
-        counted = {}
-        if not self.pieces.given:
-            counted = {text.name: self.count(text) for text in texts}
+        Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
+        for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
+            folder.mkdir(parents=True, exist_ok=True)
+        counted = {} if self.pieces.given else {text.name: self.count(text) for text in texts}
         vocabulary = self.pieces.vocabulary(texts, counted)
         counts = {}
         for text in texts:  # one pair after another: it may take its archives away when it is done
@@ -99,16 +101,6 @@ class Multilingual:
             write_lines(folder / "langs.txt", languages)
             write_lines(folder / "pairs.txt", (pair for text in texts for pair in text.directions))
 
-    def step(self, name: str, outputs: Sequence[Path], settings: dict, make) -> dict:
-        """A step by itself, which depends on none before it; see Steps.run."""
-        return Steps(self.dest).run(name, outputs, settings, make)
-
-    def lay_out(self) -> None:
-        """Makes the folders; those of another number of shards are removed."""
-        self.step("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
-        for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
-            folder.mkdir(parents=True, exist_ok=True)
-
     def count(self, text: PairText) -> int:
         """Training pairs, or their bound; the reading finds what is wrong with the text, too."""
 
@@ -117,7 +109,7 @@ class Multilingual:
                 return {"train": text.bound()}
             return {subset: sum(1 for _ in read()) for subset, read in text.subsets.items()}
 
-        return self.step(f"count.{text.name}", [], {"text": text.state}, make)["train"]
+        return Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)["train"]
 
     def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
         """Binarised text of one pair, subset -> sentence pairs."""
@@ -152,4 +144,4 @@ class Multilingual:
         sides = chain.from_iterable(chain.from_iterable(prefixes.values()))
         outputs = [Path(f"{side}.{end}") for side in sides for end in ("bin", "idx")]
         settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": shards}
-        return self.step(f"pair.{text.name}", [*outputs, *chain(*references.values())], settings, make)
+        return Steps(self.dest).run(f"pair.{text.name}", [*outputs, *chain(*references.values())], settings, make)

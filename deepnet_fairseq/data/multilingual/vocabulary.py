@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,20 +75,14 @@ class Pieces:
         path = self.dest / "spm.model"
         if self.given is not None:
             settings = {"model": Vocabulary(self.given).digest}
-
-            def copy() -> None:
-                with whole(path) as part:
-                    shutil.copyfile(self.given, part)
-
-            Steps(self.dest).run("vocabulary", [path], settings, copy)
+            Steps(self.dest).run("vocabulary", [path], settings, lambda: _write(path, self.given.read_bytes()))
             return Vocabulary(path)
         first = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
         texts = [text for text in texts if first is None or text.name in first]
 
         def make() -> dict:
             sentences = (line for lines in self.draw(texts, counted).values() for line in lines)
-            with whole(path) as part:
-                part.write_bytes(sentencepiece_model(sentences, self.vocab, character_coverage=CHARACTER_COVERAGE))
+            _write(path, sentencepiece_model(sentences, self.vocab, character_coverage=CHARACTER_COVERAGE))
             return {"pairs": [text.name for text in texts]}
 
         settings = {"vocab": self.vocab, "temperature": self.temperature, "text": {t.name: t.state for t in texts}}
@@ -110,6 +103,11 @@ class Pieces:
             lang: sample(_side(texts, lang), sizes[lang], wanted[lang], Random(f"vocabulary {lang}"))
             for lang in languages
         }
+
+
+def _write(path: Path, content: bytes) -> None:
+    with whole(path) as part:
+        part.write_bytes(content)
 
 
 def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:

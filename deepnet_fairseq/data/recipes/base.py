@@ -163,8 +163,7 @@ class Recipe(ABC):
         self.check(options)
         size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
-        files = self.downloads(options)
-        lines += ["files:"] * bool(files)
+        lines += ["files:"] * bool(files := self.downloads(options))
         for file in files:
             size = f"{file.size:,} bytes" if file.size else "size not known"
             checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"

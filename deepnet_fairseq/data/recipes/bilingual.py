@@ -73,17 +73,16 @@ class BilingualRecipe(Recipe):
         return super().settings(options) | {"given": given}
 
     def outline(self, options: Options) -> tuple[str, ...]:
-        merges = f"learn {self.number_of_merges(options):,} BPE merges on both languages together, apply them"
         fresh = options.text is None
-        steps = {
-            f"training text: {self.chain}; test set: {self.test_chain}; raw references": fresh,
-            f"keep training pairs of {self.words}": self.words,
-            f"hold out one training pair in {self.every} for validation": self.every and fresh,
-            merges: True,
-            f"keep training and validation pairs of {self.pieces}, where words are pieces": self.pieces,
-            "binarise with a joined dictionary": True,
-        }
-        return tuple(step for step, done in steps.items() if done)
+        steps = (
+            fresh and f"training text: {self.chain}; test set: {self.test_chain}; raw references",
+            self.words and f"keep training pairs of {self.words}",
+            self.every and fresh and f"hold out one training pair in {self.every} for validation",
+            f"learn {self.number_of_merges(options):,} BPE merges on both languages together, apply them",
+            self.pieces and f"keep training and validation pairs of {self.pieces}, where words are pieces",
+            "binarise with a joined dictionary",
+        )
+        return tuple(filter(None, steps))
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         work = Bilingual(steps, options.dest, self.langs, options.workers)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, combinations
@@ -53,15 +52,14 @@ FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())
 
 def archive_of(corpus: str, pair: str) -> RemoteFile:
     """pair: in the order of the alphabet, as OPUS has it. No checksums are published: the first download's is kept."""
-    url = f"{SITE}/OPUS-{corpus}/{VERSIONS[corpus]}/moses/{pair}.txt.zip"
-    return RemoteFile(f"{corpus}.{pair}.zip", (url,))
+    return RemoteFile(f"{corpus}.{pair}.zip", (f"{SITE}/OPUS-{corpus}/{VERSIONS[corpus]}/moses/{pair}.txt.zip",))
 
 
 class Archives:
     """Those of one pair, fetched when they are first read; a corpus that does not have the pair is passed over."""
 
-    def __init__(self, pair: str, downloads: Path, miniature: bool):
-        self.pair, self.downloads, self.miniature = pair, downloads, miniature
+    def __init__(self, pair: str, options: Options):
+        self.pair, self.options = pair, options
 
     @cached_property
     def paths(self) -> dict[str, Path]:
@@ -70,7 +68,7 @@ class Archives:
         for corpus in VERSIONS:
             file = archive_of(corpus, self.pair)
             try:
-                paths[corpus] = fetch_all([file], self.downloads, self.miniature)[file.name]
+                paths[corpus] = fetch_all([file], self.options.downloads, self.options.miniature)[file.name]
             except UserError as error:
                 if ": 404 " not in str(error):
                     raise
@@ -95,7 +93,7 @@ class Archives:
     def remove(self) -> None:
         """Deletes what was fetched; the next reading fetches anew."""
         for corpus in VERSIONS:
-            (self.downloads / archive_of(corpus, self.pair).name).unlink(missing_ok=True)
+            (self.options.downloads / archive_of(corpus, self.pair).name).unlink(missing_ok=True)
         self.__dict__.pop("paths", None)
 
 
@@ -112,43 +110,41 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
     counts, seen = Counter(), set()
     for source, target in pairs:
         if not source or not target:
-            counts["empty"] += 1
+            fate = "empty"
         elif source == target:
-            counts["equal sides"] += 1
+            fate = "equal sides"
         elif len(source) > LONGEST or len(target) > LONGEST:
-            counts["too long"] += 1
+            fate = "too long"
         elif source in held_out[0] or target in held_out[1]:
-            counts["evaluation"] += 1
+            fate = "evaluation"
         elif (known := blake2b(f"{source}\t{target}".encode(), digest_size=8).digest()) in seen:
-            counts["twice"] += 1
+            fate = "twice"
         else:
+            fate = "kept"
             seen.add(known)
-            counts["kept"] += 1
             yield source, target
+        counts[fate] += 1
     print(f"| {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common()), flush=True)
 
 
-@dataclass(frozen=True)
 class Evaluation:
-    """In DEST/evaluation once `fetch` was called; folder: FOLDER/PAIR/SUBSET.LANG, further test sets, or None."""
+    """The test sets: in DEST/evaluation once `fetch` was called, which is before any pair, and those of --from."""
 
-    dest: Path
-    downloads: Path
-    miniature: bool
-    folder: Path | None
+    def __init__(self, options: Options):
+        self.options, self.folder, self.root = options, options.text, options.dest / "evaluation"
 
     def fetch(self) -> dict[str, dict]:
         """Downloads and unpacks; name -> {"sha256", "size", "url"}."""
         files = (FLORES_101, ZERO_SHOT)
-        folders = [self.dest / "evaluation" / name for name in ("flores101", "opus100")]
+        folders = [self.root / name for name in ("flores101", "opus100")]
 
         def make() -> dict:
-            found = described(files, self.downloads, self.miniature)
+            found = described(files, self.options.downloads, self.options.miniature)
             for name, folder in zip(found, folders, strict=True):
-                unpack(self.downloads / name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
+                unpack(self.options.downloads / name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
             return found
 
-        return Steps(self.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
+        return Steps(self.options.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
         """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, and FOLDER's."""
@@ -162,20 +158,21 @@ class Evaluation:
 
     def held_out(self, lang: str) -> frozenset[str]:
         """All sentences of a language in all the sets."""
-        root, code = self.dest / "evaluation", FLORES.get(lang)
-        files = [*(root / "opus100").rglob(f"*.{lang}"), *(self.folder.rglob(f"*.{lang}") if self.folder else ())]
-        files += [path for split in FLORES_SPLITS.values() for path in root.rglob(f"{code}.{split}")]
+        files = [
+            path for folder in (self.root / "opus100", self.folder) if folder for path in folder.rglob(f"*.{lang}")
+        ]
+        for split in FLORES_SPLITS.values():
+            files += self.root.rglob(f"{FLORES.get(lang)}.{split}")
         return frozenset(line for path in files for line in read_lines(path))
 
     def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
-        root, pair = self.dest / "evaluation", "-".join(langs)
-        paths = {}
+        pair, paths = "-".join(langs), {}
         if all(lang in FLORES for lang in langs):
             for name, split in FLORES_SPLITS.items():
-                folder = root / "flores101" / "flores101_dataset" / split
+                folder = self.root / "flores101" / "flores101_dataset" / split
                 paths[name] = [folder / f"{FLORES[lang]}.{split}" for lang in langs]
         if all(lang in ZERO_SHOT_LANGUAGES for lang in langs):
-            folder = root / "opus100" / "opus-100-corpus" / "v1.0" / "zero-shot" / pair
+            folder = self.root / "opus100" / "opus-100-corpus" / "v1.0" / "zero-shot" / pair
             paths["opus"] = [folder / f"opus.{pair}-test.{lang}" for lang in langs]
         for name in self._given(pair):
             paths[name] = [self.folder / pair / f"{name}.{lang}" for lang in langs]
@@ -196,24 +193,18 @@ class M2m102(MultilingualRecipe):
     vocab = 250_000
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        return (
-            FLORES_101,
-            ZERO_SHOT,
-            *(archive_of(corpus, pair) for pair in self.pairs(options) for corpus in VERSIONS),
-        )
+        archives = (archive_of(corpus, pair) for pair in self.pairs(options) for corpus in VERSIONS)
+        return FLORES_101, ZERO_SHOT, *archives
 
     def downloads(self, options: Options) -> tuple[RemoteFile, ...]:
         """All: --from adds test sets to them."""
         return self.files(options)
 
     def outline(self, options: Options) -> tuple[str, ...]:
-        return (
-            "unpack Flores-101 (valid: its dev, flores: its devtest) and the zero-shot test sets of OPUS-100 (opus)",
-            *super().outline(options)[:2],
-            "clean each pair: no empty, equal, very long or repeated sides, no sentence of the test sets",
-            *super().outline(options)[2:],
-            "remove the archives of each pair when it is done",
-        )
+        fetch = "unpack Flores-101 (valid: its dev, flores: its devtest) and the zero-shot test sets of OPUS-100 (opus)"
+        filters = "clean each pair: no empty, equal, very long or repeated sides, no sentence of the test sets"
+        count, vocabulary, *later = super().outline(options)
+        return fetch, count, vocabulary, filters, *later, "remove the archives of each pair when it is done"
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
         """Nothing yet: the archives of a pair come when it is read."""
@@ -228,20 +219,19 @@ class M2m102(MultilingualRecipe):
             )
         return tuple("-".join(sorted(parse_pair(pair))) for pair in options.pairs or MINIATURE)
 
-    def evaluation(self, options: Options) -> Evaluation:
-        """Its test sets, which are fetched before any pair."""
-        return Evaluation(options.dest, options.downloads, options.miniature, options.text)
-
     def text(self, options: Options, pair: str) -> PairText:
-        evaluation, langs = self.evaluation(options), parse_pair(pair)
-        archives = Archives(pair, options.downloads, options.miniature)
-        subsets = {"train": partial(_train, archives, evaluation)} | evaluation.subsets(langs)
+        evaluation, archives, langs = Evaluation(options), Archives(pair, options), parse_pair(pair)
+
+        def train() -> Sentences:
+            return clean(archives.read(), tuple(map(evaluation.held_out, langs)), pair)
+
+        subsets = {"train": train} | evaluation.subsets(langs)
         state = {"corpora": VERSIONS, "miniature": options.miniature} | evaluation.state(langs)
         return PairText(langs, subsets, state, archives.lines, archives.remove)
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
         """Every two of the languages that are not trained on together: Flores is for all of them."""
-        evaluation, trained = self.evaluation(options), {text.langs for text in texts}
+        evaluation, trained = Evaluation(options), {text.langs for text in texts}
         languages = sorted({lang for langs in trained for lang in langs})
         pairs = []
         for langs in combinations(languages, 2):
@@ -251,10 +241,4 @@ class M2m102(MultilingualRecipe):
         return pairs
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        fetched = self.evaluation(options).fetch()
-        return {"files": fetched} | super().make(options, steps, files)
-
-
-def _train(archives: Archives, evaluation: Evaluation) -> Sentences:
-    held_out = tuple(evaluation.held_out(lang) for lang in parse_pair(archives.pair))
-    return clean(archives.read(), held_out, archives.pair)
+        return {"files": Evaluation(options).fetch()} | super().make(options, steps, files)

@@ -45,15 +45,13 @@ class MultilingualRecipe(Recipe):
         return []
 
     def outline(self, options: Options) -> tuple[str, ...]:
-        pieces = f"one SentencePiece vocabulary: {options.spm}"
-        if options.spm is None:
-            pieces = f"one SentencePiece vocabulary of {self.vocabulary_size(options):,} pieces, languages drawn at "
-            pieces += f"temperature {self.temperature(options):g}"
+        pieces = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
+        pieces += f"{self.temperature(options):g}"
+        shards = f", in {options.shards} shards" if (options.shards or 1) > 1 else ""
         return (
             "count the sentences of each pair, and check them",
-            pieces,
-            "segment and binarise each pair, both directions in one"
-            + (f", in {options.shards} shards" if (options.shards or 1) > 1 else ""),
+            f"one SentencePiece vocabulary{f': {options.spm}' if options.spm else pieces}",
+            f"segment and binarise each pair, both directions in one{shards}",
             "dictionaries, lists of languages and directions, raw references of the test sets",
         )
 
@@ -89,27 +87,18 @@ class MultilingualRecipe(Recipe):
             parse_pair(pair)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        pairs = _with_earlier(options.dest, self.pairs(options))
+        record = options.dest / "steps" / "pairs.json"
+        pairs = sorted({*self.pairs(options), *read_json(record).get("pairs", [])})  # asked for now or before
+        write_json(record, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
         pieces = Pieces(options.dest, self.vocabulary_size(options), self.temperature(options), options.spm)
         work = Multilingual(options.dest, options.shards or 1, pieces, options.workers)
-        counts, total = work.run(texts, self.evaluated(options, texts)), Counter()
+        counts = work.run(texts, self.evaluated(options, texts))
+        total: Counter = Counter()
         for pair in pairs:
             total.update(counts[pair])
-        return {
-            "pieces": "sentencepiece",
-            "detokenise": False,
-            "lowercase": False,
-            "counts": {**total, "pairs": counts},
-        }
-
-
-def _with_earlier(dest: Path, asked: tuple[str, ...]) -> list[str]:
-    """The pairs asked for now or before: those that DEST will hold."""
-    record = dest / "steps" / "pairs.json"
-    pairs = sorted({*asked, *read_json(record).get("pairs", [])})
-    write_json(record, {"pairs": pairs})
-    return pairs
+        facts = {"pieces": "sentencepiece", "detokenise": False, "lowercase": False}
+        return facts | {"counts": {**total, "pairs": counts}}
 
 
 class OwnText(MultilingualRecipe):
