@@ -14,13 +14,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
-
-from .hostile.examples import bounded
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
@@ -93,14 +89,13 @@ def test_no_archive(tmp_path, room):
     for name in ("x.rar", "x.tar"):  # whose end nothing tells
         (tmp_path / name).write_bytes(NOISE)
         refused(tmp_path / name, room, r"known are \.tar\.gz")
-    for name in (*TARS, "x.zip"):
-        for body in (NOISE, b"<!DOCTYPE html>", b""):
+    for body in (NOISE, b"<!DOCTYPE html>", b""):
+        for name in ("x.tgz", "x.tar.xz", "x.zip"):
             (tmp_path / name).write_bytes(body)
-            if name == "x.zip":
-                with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
-                    next(stream_lines(tmp_path / name, "a"))
-            else:
-                refused(tmp_path / name, room, "cannot be unpacked .*; remove it and fetch it again")
+        for name in ("x.tgz", "x.tar.xz"):
+            refused(tmp_path / name, room, "cannot be unpacked .*; remove it and fetch it again")
+        with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
+            next(stream_lines(tmp_path / "x.zip", "a"))
 
 
 def read(path):
@@ -143,25 +138,15 @@ def test_links_and_devices(kind, tmp_path, room):
     refused(path, room, "'odd' is no ordinary file")
 
 
-PARTS = st.sampled_from(["a", "b", "..", ".", "", "~", "c:", "-x", "a\\b", "ä", " "])
-
-
-@bounded
-@given(st.lists(st.lists(PARTS, min_size=1, max_size=4).map("/".join), min_size=1, max_size=3, unique=True))
-@example(["../evil"]).via("climbs")
-@example(["a/../../evil"]).via("climbs later")
-@example(["/tmp/evil"]).via("absolute")
-@example(["a", "a/b"]).via("a file and a folder")
-def test_any_names(tmp_path_factory, names):
+@pytest.mark.parametrize("names", (["../evil"], ["a/../../evil"], ["/evil"], ["a", "a/b"], ["~", "c:", "a\\b"]))
+def test_any_names(names, tmp_path, room):
     """Whatever the names are, nothing is written outside of the folder, and nothing at all if one is refused."""
-    root = tmp_path_factory.mktemp("archives")
-    archive = make(root / "x.tgz", *((info(name), b"text") for name in names))
-    (root / "room").mkdir()
+    archive = make(tmp_path / "x.tgz", *((info(name), b"text") for name in names))
     try:
-        unpack(archive, root / "room" / "dest", everything)
+        unpack(archive, room / "dest", everything)
     except UserError as error:
-        assert "\n" not in str(error) and list((root / "room").iterdir()) == []
-    assert all(name.startswith("room/dest/") for name in content(root).keys() - {"x.tgz"})
+        assert "\n" not in str(error) and list(room.iterdir()) == []
+    assert all(name.startswith("room/dest/") for name in content(tmp_path).keys() - {"x.tgz"})
 
 
 def test_bomb(tmp_path, room, monkeypatch):
@@ -194,23 +179,13 @@ def test_lines_of_a_member(name, tmp_path):
             list(stream_lines(path, wrong))
 
 
-def test_zip_that_lies_about_its_size(tmp_path):
-    """10 MB said to be 1 kB: no more than is said comes out, and the checksum tells."""
-    path = make(tmp_path / "x.zip", ("zeros", b"\0" * 10_000_000))
-    path.write_bytes(path.read_bytes().replace((10_000_000).to_bytes(4, "little"), (1000).to_bytes(4, "little")))
-    with pytest.raises(UserError, match="Bad CRC-32"):
-        list(stream_lines(path, "zeros"))
-
-
 def test_lines_stream(tmp_path):
-    """40 MB of text in a few MB of memory; the lines before a break come, then a UserError."""
-    path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 2_000_000))
+    """10 MB of text in a few MB of memory; the lines before a break come, then a UserError."""
+    path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
     tracemalloc.start()
-    try:
-        assert sum(1 for _ in stream_lines(path, "t")) == 2_000_000
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
+    assert sum(1 for _ in stream_lines(path, "t")) == 500_000
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
     os.truncate(path, path.stat().st_size - 2000)
     lines = stream_lines(path, "t")
     assert next(lines) == "a line of text, some"

@@ -2,11 +2,8 @@
 
 import html
 import json
-import os
 import re
 import shutil
-import signal
-import sys
 import tarfile
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -16,22 +13,18 @@ from fairseq.data import Dictionary, data_utils
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import bilingual
+from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.corpus import make_corpus
 from deepnet_fairseq.data.moses import Chain, Limits, clean, line_function
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 from deepnet_fairseq.errors import UserError
 
+from .support.prepared import content, killed_at, lines
 from .support.refused import assert_refused
 
 smoke = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-
-
-def lines(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.endswith("\n")
-    return text[:-1].split("\n")
 
 
 def copy_text(langs, prefixes, dest, workers, dictionary=None):
@@ -49,12 +42,6 @@ def copy_text(langs, prefixes, dest, workers, dictionary=None):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(bilingual, "binarise", copy_text)
-
-
-def content(dest):
-    """What a prepared corpus is."""
-    files = [path for name in ("bin", "reference", "recipe.json") for path in [dest / name, *(dest / name).rglob("*")]]
-    return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
 
 
 def worked(out):
@@ -75,25 +62,16 @@ def built(options):
     return options.dest
 
 
-def archive_texts(dest, lang):
-    """The training file's lines and the test sets' sentences, read by an XML parser."""
-    with tarfile.open(dest / "downloads" / "de-en.tgz") as tar:
-        read = {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
-    test = [
-        segment.text.strip()
-        for name in TEST_SETS
-        for segment in ElementTree.fromstring(read[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"].encode()).iter("seg")
-    ]
-    return read[f"de-en/train.tags.de-en.{lang}"].split("\n")[:-1], test
-
-
 @smoke
 @pytest.mark.parametrize("lang", ["de", "en"])
 def test_every_step_of_iwslt14(built, lang):
-    raw, test = archive_texts(built, lang)
+    with tarfile.open(built / "downloads" / "de-en.tgz") as tar:
+        read = {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
+    xml = (ElementTree.fromstring(read[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"].encode()) for name in TEST_SETS)
+    test = [segment.text.strip() for root in xml for segment in root.iter("seg")]
+    raw = read[f"de-en/train.tags.de-en.{lang}"].split("\n")[:-1]
     talks = [line for line in raw if not re.match("<(url|keywords|talkid)>", line)]
-    moses = line_function(lang, Chain(lowercase=True))
-    text = built / "text"
+    moses, text = line_function(lang, Chain(lowercase=True)), built / "text"
     tokenised = lines(text / "tokenised" / f"train.{lang}")
     assert len(tokenised) == len(talks) == 6060
     assert tokenised[:60] == [moses(re.sub("</?(title|description)>", "", line)) for line in talks[:60]]
@@ -101,11 +79,10 @@ def test_every_step_of_iwslt14(built, lang):
     assert len(kept) == 6000  # what the miniature says is fit for training
     assert lines(text / "split" / f"valid.{lang}") == kept[22::23]
     assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(kept, 1) if i % 23]
-    assert len(lines(text / "tokenised" / f"test.{lang}")) == len(test) == 300
     direction = "en-de.de" if lang == "de" else "de-en.en"
     references = lines(built / "reference" / f"test.{direction}")
     assert [html.unescape(line) for line in references] == [" ".join(line.split()) for line in test]
-    assert any("’" in line for line in references)
+    assert len(test) == 300 and any("’" in line for line in references)
     assert lines(text / "tokenised" / f"test.{lang}") == [moses(line.replace("’", "'")) for line in references]
     for subset, stage in (("train", "split"), ("valid", "split"), ("test", "tokenised")):
         pieces = lines(text / "pieces" / f"{subset}.{lang}")
@@ -114,7 +91,7 @@ def test_every_step_of_iwslt14(built, lang):
 
 
 @smoke
-def test_binarised_for_fairseq(built):
+def test_binarised_for_fairseq_and_told_in_recipe_json(built):
     dictionary = Dictionary.load(str(built / "bin" / "dict.de.txt"))
     assert len(dictionary) % 8 == 0
     assert (built / "bin" / "dict.de.txt").read_bytes() == (built / "bin" / "dict.en.txt").read_bytes()
@@ -126,24 +103,18 @@ def test_binarised_for_fairseq(built):
             assert dictionary.string(data[count - 1]) == pieces[-1]
     merges = (built / "bin" / "codes").read_text().split("\n")
     assert merges[0] == "#version: 0.2" and len(merges) == 1 + 500 + 1
-
-
-@smoke
-def test_what_recipe_json_says(built, options):
     said = json.loads((built / "recipe.json").read_text())
     facts = {"recipe": "iwslt14_de_en", "miniature": True, "pieces": "subword_nmt", "detokenise": True}
     assert (facts | {"lowercase": True}).items() <= said.items()
     assert {"train": 5740, "valid": 260, "test": 300}.items() <= said["counts"].items()
-    train = {lang: lines(built / "text" / "pieces" / f"train.{lang}") for lang in ("de", "en")}
-    types = {lang: {piece for line in train[lang] for piece in line.split()} for lang in train}
-    assert said["counts"]["types de"] == len(types["de"])
-    assert said["counts"]["types joined"] == len(types["de"] | types["en"])
-    pieces = sum(len(line.split()) for line in train["en"])
-    assert said["counts"]["text"]["train"]["en"] == {"sentences": 5740, "pieces": pieces, "unknown": 0.0}
+    train = {lang: " ".join(lines(built / "text" / "pieces" / f"train.{lang}")).split() for lang in ("de", "en")}
+    assert said["counts"]["types de"] == len(set(train["de"]))
+    assert said["counts"]["types joined"] == len({*train["de"], *train["en"]})
+    assert said["counts"]["text"]["train"]["en"] == {"sentences": 5740, "pieces": len(train["en"]), "unknown": 0.0}
     assert {"sacremoses", "subword-nmt"} <= said["tools"].keys()
     (file,) = said["files"].values()
     assert re.fullmatch("[0-9a-f]{64}", file["sha256"])
-    assert file["size"] == (options.downloads / "de-en.tgz").stat().st_size
+    assert file["size"] == (built / "downloads" / "de-en.tgz").stat().st_size
 
 
 @smoke
@@ -163,17 +134,7 @@ def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
     """Killed again and again, each time later; what is there in the end equals an uninterrupted build's."""
     fresh = replace(options, dest=tmp_path / "dest", downloads=tmp_path / "dest" / "downloads", workers=1)
     for step in ("download", "tokenise.train.en", "learn-bpe", "binarise"):
-        read, write = os.pipe()
-        if not (child := os.fork()):
-            os.close(read)
-            sys.stdout = open(write, "w", buffering=1)  # noqa: SIM115
-            RECIPES["iwslt14_de_en"].build(fresh)
-            os._exit(0)
-        os.close(write)
-        with open(read) as out:
-            assert any(line == f"== {step}\n" for line in out)
-            os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        killed_at(step, lambda: RECIPES["iwslt14_de_en"].build(fresh))
         assert not (fresh.dest / "recipe.json").exists()
     RECIPES["iwslt14_de_en"].build(fresh)
     assert content(fresh.dest) == content(built)
@@ -203,50 +164,40 @@ def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsy
 
 
 @smoke
-def test_wmt17(tmp_path, quick):
-    options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
-    RECIPES["wmt17_en_de"].build(options)
-    text, binarised = tmp_path / "d" / "text", tmp_path / "d" / "bin"
+def test_wmt(tmp_path, quick):
+    """fairseq's, cleaned after BPE, and that of the Admin authors, cleaned before it, with newstest2013 to validate."""
+    for name in ("wmt17_en_de", "wmt14_en_de"):
+        RECIPES[name].build(Options(tmp_path / name, tmp_path, miniature=True, workers=2))
+    text, binarised = tmp_path / "wmt17_en_de" / "text", tmp_path / "wmt17_en_de" / "bin"
     tokenised = {lang: lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")}
     for lang, side in tokenised.items():
         raw = []
         for file, member in TRAINING.items():
-            with tarfile.open(tmp_path / file.name) as tar:
-                raw += tar.extractfile(f"{member}.{lang}").read().decode().split("\n")[:-1]
+            raw += list(stream_lines(tmp_path / file.name, f"{member}.{lang}"))
         moses = line_function(lang, Chain(normalise=True, aggressive=True))
-        assert [moses(line) for line in raw[:100] + raw[-100:]] == side[:100] + side[-100:]
-        assert len(side) == len(raw)
+        assert [moses(line) for line in raw[:100] + raw[-100:]] == side[:100] + side[-100:] and len(side) == len(raw)
         assert lines(text / "split" / f"valid.{lang}") == side[99::100]
         assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(side, 1) if i % 100]
-    for subset in ("train", "valid"):  # cleaned after BPE
+    for subset in ("train", "valid"):
         pieces = [lines(text / "pieces" / f"{subset}.{lang}") for lang in ("en", "de")]
         kept = list(zip(*(lines(binarised / f"{subset}.{lang}") for lang in ("en", "de")), strict=True))
         assert kept == list(clean(zip(*pieces, strict=True), Limits(1.5, 1, 250)))
-        assert all(1 <= len(side.split()) <= 250 for pair in kept for side in pair)
     assert len(lines(binarised / "train.en")) < len(lines(text / "split" / "train.en"))
     assert lines(binarised / "test.de") == lines(text / "pieces" / "test.de")
-    references = lines(tmp_path / "d" / "reference" / "test.en-de.de")
+    references = lines(tmp_path / "wmt17_en_de" / "reference" / "test.en-de.de")
     moses = line_function("de", Chain(aggressive=True))
     assert [moses(line.replace("’", "'")) for line in references] == lines(text / "tokenised" / "test.de")
     assert len(references) == 200
-    assert not json.loads((tmp_path / "d" / "recipe.json").read_text())["lowercase"]
-
-
-@smoke
-def test_wmt14_of_the_admin_authors(tmp_path, quick):
-    options = Options(tmp_path / "d", tmp_path, miniature=True, workers=2)
-    RECIPES["wmt14_en_de"].build(options)
-    text = tmp_path / "d" / "text"
-    pairs = zip(*(lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")), strict=True)
-    kept = list(clean(pairs, Limits(9, 1, 80)))  # before BPE
-    assert 0 < len(kept) < len(lines(text / "tokenised" / "train.en"))
+    text = tmp_path / "wmt14_en_de" / "text"
+    assert {lang: lines(text / "tokenised" / f"train.{lang}") for lang in tokenised} == tokenised
+    kept = list(clean(zip(*tokenised.values(), strict=True), Limits(9, 1, 80)))
+    assert 0 < len(kept) < len(tokenised["en"])
     assert list(zip(*(lines(text / "clean" / f"train.{lang}") for lang in ("en", "de")), strict=True)) == kept
-    with tarfile.open(tmp_path / "dev.tgz") as tar:
-        newstest2013 = tar.extractfile("dev/newstest2013.de").read().decode().split("\n")[:-1]
     moses = line_function("de", Chain(normalise=True, aggressive=True))
-    assert lines(text / "tokenised" / "valid.de") == [moses(line) for line in newstest2013]
-    valid = [line.replace("@@ ", "") for line in lines(tmp_path / "d" / "bin" / "valid.de")]
-    assert valid == lines(text / "tokenised" / "valid.de")
+    valid = [moses(line) for line in stream_lines(tmp_path / "dev.tgz", "dev/newstest2013.de")]
+    assert lines(text / "tokenised" / "valid.de") == valid
+    pieces = lines(tmp_path / "wmt14_en_de" / "bin" / "valid.de")
+    assert [line.replace("@@ ", "") for line in pieces] == valid
 
 
 @pytest.fixture

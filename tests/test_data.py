@@ -83,9 +83,6 @@ def test_pronouns_agree_with_what_they_take_up():
     source, target = both(first, (None, again))
     assert ", und esi makon zon Hunda auf ." in source
     assert target.endswith("e etas eabrian lo cani .")
-
-
-def test_spelling_of_names():
     assert [respell(name) for name in ("shtaukren", "heiklo", "wazo")] == ["stocren", "jeclo", "uaso"]
 
 
@@ -94,18 +91,15 @@ def corpus():
     return make_corpus(SIZES)
 
 
-def test_splits_do_not_overlap(corpus):
+def test_splits_do_not_overlap_and_are_seeded_and_extensible(corpus):
     for side in (0, 1):
         lines = [pair[side] for text in corpus.values() for pair in text]
         assert len(set(lines)) == len(lines) == sum(SIZES.values())
-
-
-def test_seeded_and_extensible(corpus):
-    assert make_corpus(SIZES) == corpus
     longer = make_corpus(SIZES | {"train": 3000})
-    assert longer["train"][:2000] == corpus["train"]
-    assert longer["test"] == corpus["test"]
+    assert longer["train"][:2000] == corpus["train"] and longer["test"] == corpus["test"]
     assert make_corpus(SIZES, seed=2)["test"] != corpus["test"]
+    with pytest.raises(UserError, match="at least 1 sentence"):
+        make_corpus(SIZES | {"test": 0})
 
 
 def test_lengths_of_talks_and_open_vocabulary(corpus):
@@ -130,14 +124,6 @@ def text(tmp_path, corpus):
     return {split: str(tmp_path / split) for split in SIZES}
 
 
-def spoil(prefix, lang, change):
-    path = f"{prefix}.{lang}"
-    with open(path, "rb") as file:
-        lines = file.read().split(b"\n")
-    with open(path, "wb") as file:
-        file.write(b"\n".join(change(lines)))
-
-
 SPOILED = {
     "unequal": (lambda lines: lines[:50] + lines[51:], r"lines"),
     "bad UTF-8": (lambda lines: [*lines[:6], b"caf\xe9", *lines[7:]], r"line 7: not UTF-8"),
@@ -145,39 +131,41 @@ SPOILED = {
 }
 
 
+def spoil(path, change):
+    path.write_bytes(b"\n".join(change(path.read_bytes().split(b"\n"))))
+
+
 @pytest.mark.parametrize("kind", SPOILED)
 def test_spoiled_text_is_refused_before_anything_is_written(kind, text, tmp_path):
-    (change, message), split = SPOILED[kind], "test"
-    spoil(text[split], "qab", change)
+    change, message = SPOILED[kind]
+    spoil(tmp_path / "test.qab", change)
     with pytest.raises(UserError, match=message) as caught:
         prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
-    assert f"{text[split]}.qab" in str(caught.value)
-    assert not list(tmp_path.glob("bin*"))
+    assert f"{tmp_path}/test.qab" in str(caught.value) and not list(tmp_path.glob("bin*"))
 
 
 def test_missing_file_and_too_small_a_corpus(text, tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.qaa: no such file"):
-        prepare_text(("qaa", "qab"), text | {"valid": str(tmp_path / "nowhere")}, tmp_path / "bin")
-    with pytest.raises(UserError, match=r"--vocab 30000: this text supports at most \d+"):
-        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=30_000)
-    with pytest.raises(UserError, match=r"--vocab 20: below this text's \d+ characters"):
-        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=20)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").write_text("keep")
-    with pytest.raises(UserError, match="exists already"):
-        prepare_text(("qaa", "qab"), text, tmp_path / "mine", vocab=300)
-    assert (tmp_path / "mine" / "thesis").read_text() == "keep"
     for lang in ("qaa", "qab"):
-        spoil(text["train"], lang, lambda lines: lines[:50])
-    with pytest.raises(UserError, match="50 training pairs: too few"):
-        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
-    assert not list(tmp_path.glob("bin*"))
+        (tmp_path / f"few.{lang}").write_text("a b\n" * 50)
+    for message, prefixes, dest, vocab in (
+        (r"nowhere\.qaa: no such file", {"valid": str(tmp_path / "nowhere")}, "bin", 300),
+        (r"--vocab 30000: this text supports at most \d+", {}, "bin", 30_000),
+        (r"--vocab 20: below this text's \d+ characters", {}, "bin", 20),
+        ("exists already", {}, "mine", 300),
+        ("test: one training prefix only", {"train": f"{text['train']},{text['test']}"}, "bin", 300),
+        ("50 training pairs: too few", {"train": str(tmp_path / "few")}, "bin", 300),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare_text(("qaa", "qab"), text | prefixes, tmp_path / dest, vocab)
+    assert (tmp_path / "mine" / "thesis").read_text() == "keep" and not list(tmp_path.glob("bin*"))
 
 
 def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     found = {}
     monkeypatch.setattr(prepare, "binarise", lambda langs, prefixes, dest: found.update(prefixes))
-    spoil(text["train"], "qaa", lambda lines: [b"", *lines[1:]])
+    spoil(tmp_path / "train.qaa", lambda lines: [b"", *lines[1:]])
     prefixes = text | {"test": f"{text['test']},{text['valid']}"}
     prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)
     assert {split: [path.name for path in paths] for split, paths in found.items()} == {

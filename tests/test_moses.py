@@ -35,6 +35,7 @@ DROPPED = (  # nothing or blanks on a side; a little or much more on one; too lo
 def test_pairs_fit_for_training():
     assert list(clean([FIRST, *KEPT], IWSLT)) == [FIRST, *KEPT]
     assert list(clean([FIRST, *DROPPED], IWSLT)) == [FIRST]
+    assert list(clean([("a", "b"), (words(2), words(3))], Limits(1.5, 2, 3))) == [(words(2), words(3))]
 
 
 def test_cleaning_makes_single_blanks_and_removes_bars():
@@ -43,22 +44,12 @@ def test_cleaning_makes_single_blanks_and_removes_bars():
     assert list(clean([factors, ("a|" + "x" * 1000, "b|c")], IWSLT)) == [factors, ("a|" + "x" * 1000, "b|c")]
 
 
-def test_other_limits():
-    pairs = [(words(80), words(9)), (words(81), words(81)), (words(80), words(8)), (words(3), words(28))]
-    assert list(clean(pairs, Limits(9, 1, 80))) == pairs[:1]
-    assert list(clean([("a", "b"), (words(2), words(3))], Limits(1.5, 2, 3))) == [(words(2), words(3))]
-
-
 @needs_perl
-def test_white_space_is_perls():
+def test_white_space_and_lower_case_are_perls():
     text = "".join(f"<{chr(code)}>" for code in range(1, 0x3100) if not 0xD800 <= code < 0xE000)
     assert SPACE.sub("_", text) == perl(r"s/\s+/_/g", text)
-
-
-@needs_perl
-@pytest.mark.parametrize("text", ["ÄÖÜ ẞ É", "ΟΔΟΣ ΣΑΣ", "İSTANBUL ISPARTA", "ДОБРЫЙ", "ǅ ǈ K Å", "ﬁ STRASSE ŉ"])
-def test_lower_case_is_perls(text):
-    assert lowercase(text) == perl("$_ = lc", text)
+    for text in ("ÄÖÜ ẞ É", "ΟΔΟΣ ΣΑΣ", "İSTANBUL ISPARTA", "ДОБРЫЙ", "ǅ ǈ K Å", "ﬁ STRASSE ŉ"):
+        assert lowercase(text) == perl("$_ = lc", text)
 
 
 TRAIN_TAGS = """\
@@ -80,14 +71,10 @@ def test_training_text_of_talks():
 
 
 XML = """\
-<?xml version="1.0" encoding="UTF-8"?>
-<doc docid="69" genre="lectures">
 <url>http://www.ted.com/talks/a.html</url>
-<title>A title</title>
 <seg id="1"> It’s R&amp;D,  he said. </seg>
   <seg id="12">Second</seg>
 <seg id="13"></seg>
-</doc>
 """.splitlines()
 
 

@@ -25,6 +25,7 @@ from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run, run_cold
+from .support.prepared import lines
 
 LANGS = ("de", "en", "fr")
 SIZES = {"de-en": 360, "en-fr": 90}
@@ -67,10 +68,6 @@ def sharded(text, prepared, tmp_path_factory):
         patch.setattr(preparation, "LEAST", 100)
         dest = tmp_path_factory.mktemp("sharded") / "dest"
         return prepare(text, dest, "--shards", "2", "--spm", str(prepared / "spm.model"))
-
-
-def lines(path):
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def sentences(folder, stem, lang):
@@ -116,17 +113,14 @@ def test_vocabulary_is_trained_on_languages_in_their_shares(tmp_path):
 
 
 def test_the_same_bytes_as_fairseq_preprocess(text, prepared, tmp_path):
-    vocabulary = Vocabulary(prepared / "spm.model")
+    vocabulary, dictionary = Vocabulary(prepared / "spm.model"), prepared / "bin" / "dict.de.txt"
     for lang in ("de", "en"):
         pieces = vocabulary.processor.encode(lines(text / "de-en" / f"train.{lang}"), out_type=str)
         (tmp_path / f"train.{lang}").write_text("".join(" ".join(line) + "\n" for line in pieces))
-    dictionary = prepared / "bin" / "dict.de.txt"
     run("fairseq-preprocess", "-s", "de", "-t", "en", "--trainpref", tmp_path / "train", "--srcdict", dictionary,
         "--tgtdict", dictionary, "--destdir", tmp_path / "bin")  # fmt: skip
-    for lang in ("de", "en"):
-        for end in ("bin", "idx"):
-            name = f"train.de-en.{lang}.{end}"
-            assert (tmp_path / "bin" / name).read_bytes() == (prepared / "bin" / name).read_bytes()
+    for name in [f"train.de-en.{lang}.{end}" for lang in ("de", "en") for end in ("bin", "idx")]:
+        assert (tmp_path / "bin" / name).read_bytes() == (prepared / "bin" / name).read_bytes()
 
 
 def test_pieces_outside_the_vocabulary_are_unk(prepared):
@@ -169,45 +163,36 @@ def test_shards_together_are_the_data(prepared, sharded):
     assert held == {"train"} and not list(folders[1].glob("*fr*"))
 
 
-def test_a_pair_that_comes_later_leaves_the_others(text, tmp_path, capsys):
-    dest = prepare(text, tmp_path / "dest", "--vocab", "200", "--pairs", "de-en")
+def test_a_pair_that_comes_later_and_text_that_changes_leave_the_others(text, tmp_path, capsys):
+    copy, flags = shutil.copytree(text, tmp_path / "text"), ("--vocab", "200", "--pairs")
+    dest = prepare(copy, tmp_path / "dest", *flags, "de-en")
     before = {path: path.stat().st_mtime_ns for path in [dest / "spm.model", *(dest / "bin").glob("*.de-en.*")]}
     assert len(before) == 1 + 3 * 4
-    prepare(text, dest, "--vocab", "200", "--pairs", "en-fr")
+    prepare(copy, dest, *flags, "en-fr")
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert lines(dest / "bin" / "pairs.txt") == ["de-en", "en-de", "en-fr", "fr-en"]
     capsys.readouterr()
-    prepare(text, dest, "--vocab", "200", "--pairs", "en-fr")
+    prepare(copy, dest, *flags, "en-fr")
     assert capsys.readouterr().out == f"{dest}: whole\n"
-
-
-def test_text_that_changes_is_read_again(text, prepared, tmp_path, capsys):
-    copy, model = shutil.copytree(text, tmp_path / "text"), ("--spm", str(prepared / "spm.model"))
-    dest = prepare(copy, tmp_path / "dest", *model)
     for lang, line in (("en", "short"), ("fr", "court")):
         (copy / "en-fr" / f"test.{lang}").write_text(f"{line}\n")
-    capsys.readouterr()
-    prepare(copy, dest, *model)
+    prepare(copy, dest, *flags, "en-fr")
     out = capsys.readouterr().out
     assert "== pair.en-fr\n" in out and "== pair.de-en: done before" in out and "== vocabulary: done before" in out
     assert lines(dest / "reference" / "test.en-fr.fr") == ["court"]
 
 
 DAMAGES = {
-    "unequal": (lambda pair: (pair / "train.de").write_text("kurz\n"), r"train\.de has 1 lines, .*train\.en has 360"),
-    "empty": (lambda pair: (pair / "valid.en").write_text("\n" * HELD_OUT), r"valid\.en, line 1: empty"),
-    "encoding": (lambda pair: (pair / "test.de").write_bytes(b"a\n\xff\n"), r"test\.de, line 2: not UTF-8"),
-    "missing": (lambda pair: (pair / "train.en").unlink(), r"train\.en: no such file"),
+    "train.de": (b"kurz\n", r"train\.de has 1 lines, .*train\.en has 360"),
+    "valid.en": (b"\n" * HELD_OUT, r"valid\.en, line 1: empty"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_text_is_named(damage, text, tmp_path, capsys):
-    spoil, complaint = DAMAGES[damage]
-    pair = tmp_path / "text" / "de-en"
-    shutil.copytree(text / "de-en", pair)
-    spoil(pair)
-    with pytest.raises(SystemExit, match=complaint):
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_text_is_named(name, text, tmp_path):
+    shutil.copytree(text / "de-en", tmp_path / "text" / "de-en")
+    (tmp_path / "text" / "de-en" / name).write_bytes(DAMAGES[name][0])
+    with pytest.raises(SystemExit, match=DAMAGES[name][1]):
         prepare(tmp_path / "text", tmp_path / "dest", "--vocab", "200")
     assert not (tmp_path / "dest" / "recipe.json").exists() and not list(tmp_path.rglob("*.part"))
 
@@ -223,10 +208,10 @@ WRONG_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("complaint", WRONG_FLAGS)
-def test_flags_that_cannot_be(complaint, text, tmp_path):
-    with pytest.raises(SystemExit, match=complaint):
-        prepare(text, tmp_path / "dest", *WRONG_FLAGS[complaint])
+def test_flags_that_cannot_be(text, tmp_path):
+    for complaint, flags in WRONG_FLAGS.items():
+        with pytest.raises(SystemExit, match=complaint):
+            prepare(text, tmp_path / "dest", *flags)
 
 
 def test_too_few_sentences_for_the_shards(prepared, tmp_path):
@@ -243,13 +228,6 @@ def task_of(data, folder, pairs, *flags):
     args = options.parse_args_and_arch(options.get_training_parser("translation_multi_simple_epoch"), words)
     args.max_source_positions = args.max_target_positions = 256
     return tasks.setup_task(args)
-
-
-def first_words(task, key):
-    """The first symbols of source and target of the first training pair of a direction."""
-    dataset = task.datasets["train"]
-    pair = dataset.datasets[dataset.keys.index(key)][0]
-    return tuple(task.source_dictionary[pair[side][0]] for side in ("source", "target"))
 
 
 def test_an_epoch_reads_a_shard_and_a_small_pair_every_time(sharded):
@@ -270,9 +248,11 @@ def test_the_tag_of_the_target_stands_first_in_the_source(prepared):
     folder = prepared / "bin"
     task = task_of(folder, folder, "de-en,en-de,en-fr,fr-en")
     task.load_dataset("train")
-    tags = {"main:de-en": "__en__", "main:en-de": "__de__", "main:en-fr": "__fr__", "main:fr-en": "__en__"}
-    assert {key: first_words(task, key)[0] for key in tags} == tags
-    assert not any(first_words(task, key)[1].startswith("__") for key in tags)
+    dataset = task.datasets["train"]
+    for key, tag in {"main:de-en": "__en__", "main:en-de": "__de__", "main:en-fr": "__fr__"}.items():
+        pair = dataset.datasets[dataset.keys.index(key)][0]
+        first = {side: task.source_dictionary[pair[side][0]] for side in ("source", "target")}
+        assert first["source"] == tag and not first["target"].startswith("__")
     assert len(task.source_dictionary) % 8 == 0
     assert len(task.source_dictionary) - len(Dictionary.load(str(folder / "dict.de.txt"))) == 3
 
@@ -305,12 +285,9 @@ def test_the_task_under_hydra(prepared, tmp_path):
     """The YAML of OPUS-100, narrowed: a task that fairseq knows by flags alone takes its settings from there."""
     folder = prepared / "bin"
     small = (
-        "model._name=deepnet_transformer_tiny_6_6",
-        "common.cpu=true",
-        "common.fp16=false",
-        "dataset.num_workers=0",
-    )
-    small += ("optimization.max_update=2", "distributed_training.distributed_world_size=1", f"task.data={folder}")
+        "model._name=deepnet_transformer_tiny_6_6", "common.cpu=true", "common.fp16=false", "dataset.num_workers=0",
+        "optimization.max_update=2", "distributed_training.distributed_world_size=1", f"task.data={folder}",
+    )  # fmt: skip
     pairs = ",".join(lines(folder / "pairs.txt"))
     config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "opus100", f"hydra.run.dir={tmp_path}/hydra")
     settings = (f"common.user_dir={USER_DIR}", f"task.lang_pairs='{pairs}'", f"checkpoint.save_dir={tmp_path}/run")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from itertools import islice
 
 import pytest
@@ -22,6 +19,8 @@ from deepnet_fairseq.data.recipes.m2m102 import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 
+from .support.prepared import content, killed_at, lines
+
 pytestmark = pytest.mark.smoke
 
 PAIRS = "de-en,de-fr"
@@ -29,15 +28,6 @@ PAIRS = "de-en,de-fr"
 
 def command(recipe, dest, *flags):
     return ["prepare", recipe, str(dest), "--miniature", "--workers", "1", *flags]
-
-
-def content(dest):
-    files = [path for name in ("bin", "reference", "spm.model") for path in [dest / name, *(dest / name).rglob("*")]]
-    return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
-
-
-def lines(path):
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +54,29 @@ def test_published_counts_of_opus100():
     assert len({archive.sha256 for archive in ARCHIVES.values()}) == 99
 
 
-def test_opus100_plan(tmp_path, capsys):
-    main(["prepare", "opus100", str(tmp_path / "dest"), "--plan", "--pairs", "en-de"])
-    out = capsys.readouterr().out
-    assert "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-de-en-v1.0.tar.gz" in out
-    assert "67,205,361 bytes, sha256:aca2cb2f" in out and "en-fr" not in out and "250,000 pieces" in out
-    assert not (tmp_path / "dest").exists()
-
-
-def test_m2m102_plan_with_further_test_sets(tmp_path, capsys):
-    """--from adds test sets: the archives are fetched all the same. Text of one's own needs none."""
+def test_plans(tmp_path, capsys):
+    """--from adds test sets to m2m102, whose archives are fetched all the same; text of one's own needs none."""
     (tmp_path / "text" / "de-en").mkdir(parents=True)
     for lang in ("de", "en"):
         (tmp_path / "text" / "de-en" / f"train.{lang}").write_text("ja\n")
-    found = {}
-    for recipe in ("m2m102", "multilingual"):
-        main(["prepare", recipe, str(tmp_path / "d"), "--plan", "--pairs", "de-en", "--from", str(tmp_path / "text")])
+    found, text = {}, ("--from", str(tmp_path / "text"))
+    for recipe, flags in (("opus100", ()), ("m2m102", text), ("multilingual", text)):
+        main(["prepare", recipe, str(tmp_path / "d"), "--plan", "--pairs", "de-en", *flags])
         found[recipe] = capsys.readouterr().out
     for address in ("OPUS-CCMatrix/v1/moses/de-en.txt.zip", "flores101_dataset.tar.gz"):
         assert address in found["m2m102"] and address not in found["multilingual"]
     assert "files:" not in found["multilingual"] and "expected:" not in found["m2m102"]
+    assert "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-de-en-v1.0.tar.gz" in found["opus100"]
+    assert "67,205,361 bytes, sha256:aca2cb2f" in found["opus100"] and "250,000 pieces" in found["opus100"]
+    assert "en-fr" not in found["opus100"] and not (tmp_path / "d").exists()
+
+
+def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
+    counts = {"an-en": 150, "de-en": 3000, "en-fr": 1500, "en-ru": 750}
+    for dest, known in ((opus, counts), (m2m, {"de-en": 3300, "de-fr": 3300})):
+        summary = json.loads((dest / "recipe.json").read_text())
+        found = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
+        assert summary["miniature"] and found == known
 
 
 def test_opus100_is_what_its_archives_hold(opus):
@@ -107,20 +100,10 @@ def test_another_number_of_lines_than_published(opus, tmp_path):
 
 
 def test_killed_anywhere_it_ends_the_same(opus, tmp_path):
-    dest, killed = tmp_path / "dest", 0
     for step in ("vocabulary", "pair.de-en", "pair.en-ru"):
-        program = [sys.executable, "-u", "-m", "deepnet_fairseq.cli", *command("opus100", dest)]
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if line == f"== {step}\n":
-                process.send_signal(signal.SIGKILL)
-                killed += 1
-                break
-        process.stdout.close()
-        process.wait()
-    assert killed == 3
-    main(command("opus100", dest))
-    assert content(dest) == content(opus) and not list(dest.rglob("*.part"))
+        killed_at(step, lambda: main(command("opus100", tmp_path / "dest")))
+    main(command("opus100", tmp_path / "dest"))
+    assert content(tmp_path / "dest") == content(opus) and not list((tmp_path / "dest").rglob("*.part"))
 
 
 def test_unknown_pairs_and_missing_ones(tmp_path):
@@ -131,17 +114,7 @@ def test_unknown_pairs_and_missing_ones(tmp_path):
 
 
 def test_cleaning_says_what_it_left_out(capsys):
-    pairs = [
-        ("a", "b"),
-        ("a", "b"),
-        ("a", "c"),
-        ("", "b"),
-        ("d", ""),
-        ("e", "e"),
-        ("f" * 1001, "g"),
-        ("h", "i"),
-        ("j", "k"),
-    ]
+    pairs = ["ab", "ab", "ac", ("", "b"), ("d", ""), "ee", ("f" * 1001, "g"), "hi", "jk"]
     kept = list(clean(pairs, (frozenset("h"), frozenset("k")), "de-en"))
     assert kept == [("a", "b"), ("a", "c")]
     found = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))

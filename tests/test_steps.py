@@ -7,7 +7,7 @@ import time
 import pytest
 
 from deepnet_fairseq.atomic_output import whole
-from deepnet_fairseq.data.recipes.base import claimed, outputs
+from deepnet_fairseq.data.recipes.base import claimed
 from deepnet_fairseq.data.steps import Steps, remove
 from deepnet_fairseq.errors import UserError
 
@@ -20,29 +20,25 @@ class Program:
 
     def __call__(self, letter="x"):
         self.made, steps, folder = [], Steps(self.folder), self.folder
+
+        def make(name, output, text):
+            self.made.append(name)
+            with whole(folder / output) as part:
+                path = part / "deep" / "lines" if output == "sorted" else part
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("\n".join(content := text()))
+            return {"lines": len(content)}
+
+        def read(path):
+            return (folder / path).read_text().split("\n")
+
         return [
-            steps.run("write", [folder / "text"], {"letter": letter}, lambda: self._write(letter)),
-            steps.run("sort", [folder / "sorted"], {}, self._sort),
-            steps.run("count", [folder / "count"], {}, self._count),
-        ]
-
-    def _write(self, letter):
-        self.made.append("write")
-        with whole(self.folder / "text") as part:
-            part.write_text("\n".join(word + letter for word in self.words))
-
-    def _sort(self):
-        self.made.append("sort")
-        with whole(self.folder / "sorted") as part:
-            (part / "deep").mkdir(parents=True)
-            (part / "deep" / "lines").write_text("\n".join(sorted((self.folder / "text").read_text().split("\n"))))
-
-    def _count(self):
-        self.made.append("count")
-        count = len((self.folder / "sorted" / "deep" / "lines").read_text().split("\n"))
-        with whole(self.folder / "count") as part:
-            part.write_text(str(count))
-        return {"lines": count}
+            steps.run("write", [folder / "text"], {"letter": letter},
+                      lambda: make("write", "text", lambda: [word + letter for word in self.words])),
+            steps.run("sort", [folder / "sorted"], {}, lambda: make("sort", "sorted", lambda: sorted(read("text")))),
+            steps.run("count", [folder / "count"], {},
+                      lambda: make("count", "count", lambda: [str(len(read("sorted/deep/lines")))])),
+        ]  # fmt: skip
 
     def content(self):
         files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
@@ -55,10 +51,10 @@ def program(tmp_path):
 
 
 def test_done_once_and_again_after_other_settings(program, capsys):
-    assert program() == [{}, {}, {"lines": 2}]
+    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}]
     assert program.made == ["write", "sort", "count"]
     assert capsys.readouterr().out.split("\n")[:3] == ["== write", "== sort", "== count"]
-    assert program() == [{}, {}, {"lines": 2}]  # the counts are remembered
+    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}]  # the counts are remembered
     assert program.made == []
     assert capsys.readouterr().out.split("\n")[:3] == [f"== {step}: done before" for step in ("write", "sort", "count")]
     program("y")
@@ -114,18 +110,16 @@ def test_outputs_that_are_not_made_or_gone_on_with(tmp_path):
     Steps(tmp_path).run("download", [tmp_path / "download"], {}, make, keep=True)
     assert (tmp_path / "download").read_text() == "half and half"
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "text").write_text("keep")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     remove(tmp_path / "link")  # and not what it points to
-    assert not os.path.lexists(tmp_path / "link") and (tmp_path / "mine" / "text").read_text() == "keep"
-
-
-def claim(folder, what="iwslt14_de_en"):
-    with claimed(folder, what):
-        (folder / "file").touch()
+    assert not os.path.lexists(tmp_path / "link") and (tmp_path / "mine").is_dir()
 
 
 def test_a_folder_belongs_to_one_corpus(tmp_path):
+    def claim(folder, what="iwslt14_de_en"):
+        with claimed(folder, what):
+            (folder / "file").touch()
+
     with pytest.raises(UserError, match="no network"), claimed(tmp_path / "new", "opus100"):
         raise UserError("no network")  # a call that came to nothing claims no folder
     claim(tmp_path / "new")
@@ -147,29 +141,20 @@ def test_one_process_at_a_time(tmp_path, left, capfd):
     dest, order = tmp_path / "dest", tmp_path / "order"
     with contextlib.suppress(KeyboardInterrupt), claimed(dest, "iwslt14_de_en"):
         if not (child := os.fork()):
-            with claimed(dest, "iwslt14_de_en"), order.open("a") as file:
-                file.write("second ")
-                file.flush()
+            with claimed(dest, "iwslt14_de_en"), order.open("a", buffering=1) as file:
+                file.write("second\n")
                 time.sleep(0.5)  # a third would come in here
-                file.write("ends ")
+                file.write("ends\n")
             os._exit(0)
         while "another deepnet prepare works in it; waiting" not in capfd.readouterr().err:
             time.sleep(0.05)
-        order.write_text("first ends ")
-        if left:
-            (dest / "bin").touch()
-        else:
+        order.write_text("first ends\n")
+        if not left:
             raise KeyboardInterrupt
+        (dest / "bin").touch()
     while "second" not in order.read_text():
         time.sleep(0.05)
     with claimed(dest, "iwslt14_de_en"), order.open("a") as file:
         file.write("third")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert order.read_text() == "first ends second ends third"
-
-
-def test_outputs_are_bin_and_reference(tmp_path):
-    for name in ("bin/dict.de.txt", "reference/test.de-en.en", "text/codes", "recipe.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert outputs(tmp_path) == {"bin/dict.de.txt": 15, "reference/test.de-en.en": 23}
+    assert order.read_text() == "first ends\nsecond\nends\nthird"
