@@ -150,11 +150,11 @@ def test_any_names(names, tmp_path, room):
 
 
 def test_bomb(tmp_path, room, monkeypatch):
-    """100 MB of zeros in less than 200 kB, on a disk with 20 MB."""
-    path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 100_000_000))
-    assert path.stat().st_size < 200_000
+    """30 MB of zeros in less than 60 kB, on a disk with 20 MB."""
+    path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 30_000_000))
+    assert path.stat().st_size < 60_000
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20_000_000))
-    refused(path, room, r"bomb\.tgz: needs 100\.0 MB, .* has 20\.0 MB free")
+    refused(path, room, r"bomb\.tgz: needs 30\.0 MB, .* has 20\.0 MB free")
 
 
 def test_disk_full_halfway(tmp_path, room):

@@ -195,17 +195,13 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("place, kind", enumerate(TEXTS))
-def test_text_is_checked_first(kind, place, texts, tmp_path):
-    body, message = TEXTS[kind]
-    if body is not None:
-        (tmp_path / "changed").write_bytes(body)
-    with pytest.raises(SystemExit, match=message):
-        prepare([*texts[:place], tmp_path / "changed", *texts[place + 1 :]], tmp_path / "bin")
-    assert not list(tmp_path.glob("bin*"))
-
-
-def test_a_folder_in_the_way(texts, tmp_path):
+def test_text_and_place_are_checked_first(texts, tmp_path):
+    for place, (body, message) in enumerate(TEXTS.values()):
+        if body is not None:
+            (tmp_path / "changed").write_bytes(body)
+        with pytest.raises(SystemExit, match=message):
+            prepare([*texts[:place], tmp_path / "changed", *texts[place + 1 :]], tmp_path / "bin")
+        assert not list(tmp_path.glob("bin*"))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mine").write_text("keep")
     with pytest.raises(SystemExit, match="is there and not empty"):

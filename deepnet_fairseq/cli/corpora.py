@@ -41,17 +41,12 @@ def _prepare(args) -> None:
 
     recipe, dest = find(args.recipe), Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
+    same = ("miniature", "workers", "text", "vocab", "shards", "temperature", "spm")
     options = Options(
-        dest=dest,
-        downloads=downloads / "miniature" if args.miniature else downloads,
-        miniature=args.miniature,
-        workers=args.workers,
+        dest,
+        downloads / "miniature" if args.miniature else downloads,
         pairs=tuple(args.pairs.split(",")) if args.pairs else None,
-        text=args.text,
-        vocab=args.vocab,
-        shards=args.shards,
-        temperature=args.temperature,
-        spm=args.spm,
+        **{name: getattr(args, name) for name in same},
     )
     print(recipe.plan(options)) if args.plan else recipe.build(options)
 

@@ -56,7 +56,7 @@ class Bilingual:
         for lang, path in zip(self.langs, sides(prefix, self.langs), strict=True):
 
             def make(lang=lang, path=path) -> dict:
-                tokens = map_lines(partial(line_function, lang, chain), lines[lang](), self.workers, path.name)
+                tokens = map_lines(line_function(lang, chain), lines[lang](), self.workers, path.name)
                 return {"sentences": write_lines(path, tokens)}
 
             settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
@@ -138,8 +138,12 @@ class Bilingual:
             for lang, text, dest in paths:
 
                 def make(text=text, dest=dest) -> dict:
+                    from subword_nmt.apply_bpe import BPE
+
                     seen: set[str] = set()
-                    lines = map_lines(partial(_segmenter, codes), read_lines(text), self.workers, text.name)
+                    with open(codes, encoding="utf-8", newline="\n") as file:
+                        bpe = BPE(file, separator=MARK)
+                    lines = map_lines(bpe.process_line, read_lines(text), self.workers, text.name)
                     write_lines(dest, (seen.update(line.split()) or line for line in lines))
                     return {"types": len(seen)}
 
@@ -165,14 +169,6 @@ class Bilingual:
             return found
 
         return self.steps.run("binarise", [dest], {}, make)
-
-
-def _segmenter(codes: Path) -> Callable[[str], str]:
-    """line of words -> line of pieces, by the codes in a file."""
-    from subword_nmt.apply_bpe import BPE
-
-    with open(codes, encoding="utf-8", newline="\n") as file:
-        return BPE(file, separator=MARK).process_line
 
 
 class Tokenised:

@@ -91,32 +91,23 @@ def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def map_lines(make: Callable, lines: Iterable[str], workers: int, label: str) -> Iterator[str]:
+def map_lines(function: Callable[[str], str], lines: Iterable[str], workers: int, label: str) -> Iterator[str]:
     """function(line) of every line, in order, with a progress bar on a terminal.
 
-    make() gives the function, once in each process: it may be slow. A few chunks of lines are in memory at a time.
+    With several `workers`, processes forked from this one do it; a few chunks of lines are in memory at a time.
     """
+    lines = iter(lines)
+    chunks = iter(lambda: list(islice(lines, CHUNK)), [])
+    done = _in_processes(function, chunks, workers) if workers > 1 else ([*map(function, chunk)] for chunk in chunks)
     with tqdm(desc=label, unit=" lines", unit_scale=True, disable=None) as bar:
-        for chunk in _in_processes(make, _chunks(lines), workers) if workers > 1 else _here(make, _chunks(lines)):
+        for chunk in done:
             yield from chunk
             bar.update(len(chunk))
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while chunk := list(islice(lines, CHUNK)):
-        yield chunk
-
-
-def _here(make: Callable, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    function = make()
-    for chunk in chunks:
-        yield [function(line) for line in chunk]
-
-
-def _in_processes(make: Callable, chunks: Iterator[list[str]], workers: int) -> Iterator[list[str]]:
+def _in_processes(function: Callable, chunks: Iterator[list[str]], workers: int) -> Iterator[list[str]]:
     fork = multiprocessing.get_context("fork")  # a spawned process would import torch and fairseq once more
-    with ProcessPoolExecutor(workers, fork, _begin, (make,)) as pool:
+    with ProcessPoolExecutor(workers, fork, _begin, (function,)) as pool:
         waiting = deque()
         for chunk in chunks:
             waiting.append(pool.submit(_work, chunk))
@@ -129,11 +120,11 @@ def _in_processes(make: Callable, chunks: Iterator[list[str]], workers: int) -> 
 _function: Callable[[str], str]  # of a worker
 
 
-def _begin(make: Callable) -> None:
+def _begin(function: Callable[[str], str]) -> None:
     global _function
     die_with_parent()
-    _function = make()
+    _function = function
 
 
 def _work(chunk: list[str]) -> list[str]:
-    return [_function(line) for line in chunk]
+    return [*map(_function, chunk)]

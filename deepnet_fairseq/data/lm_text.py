@@ -12,7 +12,6 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 from fairseq.data import Dictionary, encoders
@@ -142,7 +141,7 @@ def prepare_lm(
         cutter = segmenter(part)
         seen = Counter()
         for subset, path in paths.items():
-            pieces = map_lines(partial(_encoder, cutter.kind, cutter.files), read_lines(path), workers, subset)
+            pieces = map_lines(cutter.encode, read_lines(path), workers, subset)
             write_lines(part / "text" / subset, _counted(pieces, seen) if subset == "train" else pieces)
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
@@ -186,10 +185,6 @@ def _dictionary(seen: Counter, symbols: Iterable[str]) -> Dictionary:
         dictionary.add_symbol(symbol, n=seen[symbol])
     dictionary.finalize()
     return dictionary
-
-
-def _encoder(kind: str, files: dict[str, Path]) -> Callable[[str], str]:
-    return Segmenter(kind, files).encode
 
 
 def _counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Chain:
 
 
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
-    """line in `lang` ("de") -> line, for one process: its objects are slow to make."""
+    """line in `lang` ("de") -> line."""
     import regex
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 

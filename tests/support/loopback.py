@@ -31,7 +31,7 @@ class Fault:
     piece: int = 1 << 16
 
 
-class Loopback:
+class Loopback(ThreadingHTTPServer):
     """What is served and what was asked.
 
     files: path -> bytes
@@ -42,8 +42,11 @@ class Loopback:
     asked: (path, headers) in the order they came; sent: path -> body bytes
     """
 
-    def __init__(self, files: dict[str, bytes], port: int):
-        self.files, self.port = dict(files), port
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes]):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = dict(files)
         self.faults: dict[str, Iterable[Fault]] = {}
         self.headers: dict[str, dict[str, str]] = defaultdict(dict)
         self.ignores: set[str] = set()
@@ -51,93 +54,82 @@ class Loopback:
         self.sent: Counter[str] = Counter()
         self.closing = threading.Event()
 
+    def handle_error(self, *_):  # connections that end early are what this is for
+        pass
+
     def url(self, path: str = "") -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return f"http://127.0.0.1:{self.server_port}{path}"
 
     def ranges(self, path: str) -> list[str | None]:
         """The Range header of each request for `path`."""
         return [headers.get("Range") for asked, headers in self.asked if asked == path]
 
-    def next_fault(self, path: str) -> Fault:
-        self.faults[path] = iter(self.faults.get(path, ()))
-        return next(self.faults[path], Fault())
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    state: Loopback
+    server: Loopback
 
     def log_message(self, *_):
         pass
 
     def do_GET(self):
-        state, path, fault = self.state, self.path, self.state.next_fault(self.path)
+        state, path = self.server, self.path
+        state.faults[path] = iter(state.faults.get(path, ()))
+        fault = next(state.faults[path], Fault())
         state.asked.append((path, dict(self.headers)))
         status, headers, body = fault.status or 404, dict(fault.headers), b""
         if path in state.files and not fault.status:
             headers = dict(state.headers[path])
             status, body = self.part_of(state.files[path], headers)
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
         if "Content-Length" in state.ignores:
             self.close_connection = True
         else:
-            self.send_header("Content-Length", str(len(body)))
+            headers["Content-Length"] = str(len(body))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.send(body, fault)
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
-        ignores, only_if = self.state.ignores, self.headers.get("If-Range", "")
+        ignores, only_if = self.server.ignores, self.headers.get("If-Range", "")
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         fits = not only_if or "If-Range" in ignores or only_if in headers.values()
         if not (asked and fits) or "Range" in ignores:
             return 200, body
         start = int(asked[1])
-        if start >= len(body):
-            headers["Content-Range"] = f"bytes */{len(body)}"
-            return 416, b""
-        headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        return 206, body[start:]
+        part = f"{start}-{len(body) - 1}" if start < len(body) else "*"
+        headers["Content-Range"] = f"bytes {part}/{len(body)}"
+        return 416 if part == "*" else 206, body[start:]
 
     def send(self, body: bytes, fault: Fault) -> None:
         self.close_connection |= fault.after is not None
         body = body[: fault.after]
         try:
             for start in range(0, len(body), fault.piece):
-                piece = body[start : start + fault.piece]
-                self.wfile.write(piece)
-                self.state.sent[self.path] += len(piece)
+                self.wfile.write(piece := body[start : start + fault.piece])
+                self.server.sent[self.path] += len(piece)
                 time.sleep(fault.pause)
         except OSError:  # the other side has had enough
             self.close_connection = True
         if fault.after is not None and fault.then == "stall":
-            self.state.closing.wait(30)
+            self.server.closing.wait(30)
         if fault.after is not None and fault.then == "reset":
             time.sleep(0.05)  # what was sent arrives
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_):  # connections that end early are what this is for
-        pass
-
-
 @contextmanager
 def serve(files: dict[str, bytes]):
     """A Loopback that answers on a port of its own until the end of the block."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    state = Loopback(files, server.server_port)
-    server.RequestHandlerClass = type("Handler", (_Handler,), {"state": state})
+    server = Loopback(files)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield state
+        yield server
     finally:
-        state.closing.set()
+        server.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()

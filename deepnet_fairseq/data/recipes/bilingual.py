@@ -38,14 +38,14 @@ class BilingualRecipe(Recipe):
 
     @abstractmethod
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines to be tokenised: of "train", "test", and of "valid" where nothing is held out.
+        """The lines to be tokenised: of "train", and of "valid" where nothing is held out.
 
         files: name -> what was downloaded.
         """
 
     @abstractmethod
-    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines of the test set as published, for references."""
+    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """The lines of the test set's XML or SGML."""
 
     def number_of_merges(self, options: Options) -> int:
         """Of --vocab, else of the miniature or the recipe."""
@@ -97,13 +97,18 @@ class BilingualRecipe(Recipe):
     def _tokenised(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
         texts = {}
         for subset in ("train", "test") if self.every else ("train", "valid", "test"):
-            lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
+            lines = {lang: partial(self._raw, subset, lang, files) for lang in self.langs}
             chain = self.test_chain if subset == "test" else self.chain
             texts[subset], count = work.tokenise(subset, lines, chain)
             self.report(options, "training text" if subset == "train" else subset, count)
-        published = {lang: partial(self.published, lang, files) for lang in self.langs}
-        work.references("test", published, count)
+        work.references("test", {lang: partial(self._raw, "references", lang, files) for lang in self.langs}, count)
         return texts
+
+    def _raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        if subset in ("train", "valid"):
+            return self.raw(subset, lang, files)
+        read = segments if subset == "test" else published_segments
+        return read(self.test_lines(lang, files))
 
     def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
         remove(options.dest / "reference")  # of an earlier corpus in this folder

@@ -10,7 +10,7 @@ from ..archive import stream_lines
 from ..download import RemoteFile, at
 from ..moses import Chain, Limits
 from .base import Options
-from .bilingual import BilingualRecipe, published_segments, segments, training_lines
+from .bilingual import BilingualRecipe, training_lines
 
 ARCHIVE = "de-en.tgz"
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -37,13 +37,8 @@ class Iwslt14(BilingualRecipe):
         return (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        if subset == "train":
-            return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))
-        return segments(self._test_lines(lang, files))
+        return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))
 
-    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        return published_segments(self._test_lines(lang, files))
-
-    def _test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         members = (f"de-en/IWSLT14.{name}.de-en.{lang}.xml" for name in TEST_SETS)
         return chain.from_iterable(stream_lines(files[ARCHIVE], member) for member in members)

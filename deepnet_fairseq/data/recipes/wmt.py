@@ -10,7 +10,7 @@ from ..archive import stream_lines
 from ..download import RemoteFile, at
 from ..moses import Chain, Limits
 from .base import Options
-from .bilingual import BilingualRecipe, published_segments, segments
+from .bilingual import BilingualRecipe
 
 TFDS = "TensorFlow Datasets' list of checksums"
 EUROPARL = at(
@@ -54,15 +54,10 @@ class Wmt17(BilingualRecipe):
         return (*TRAINING, NEWSTEST2014)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        if subset == "test":
-            return segments(self._test_lines(lang, files))
         members = [(files[file.name], f"{member}.{lang}") for file, member in TRAINING.items()]
         return chain.from_iterable(stream_lines(*member) for member in members)
 
-    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        return published_segments(self._test_lines(lang, files))
-
-    def _test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         kind = "src" if lang == self.langs[0] else "ref"
         return stream_lines(files[NEWSTEST2014.name], f"test-full/newstest2014-deen-{kind}.{lang}.sgm")
 
