@@ -61,6 +61,10 @@ def prepare_lm(args) -> None:
         raise UserError(f"--dict {args.dict}: no such file")
     if "," in args.train:
         raise UserError(f"{args.train}: one training file only; join them first")
+    for kind, names in ONLY.items():
+        for name in names if kind != args.bpe else ():
+            if getattr(args, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
     texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in ("train", "valid", "test")}
     dictionary = Path(args.dict) if args.dict else None
     prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
@@ -69,7 +73,6 @@ def prepare_lm(args) -> None:
 def _sentencepiece(args):
     from ..data.lm_text import Segmenter, train_sentencepiece
 
-    _only(args, "gpt2", "encoder_json", "vocab_bpe", "downloads")
     if args.spm:
         if args.vocab:
             raise UserError("--spm is a vocabulary made already: leave out --vocab")
@@ -81,7 +84,6 @@ def _sentencepiece(args):
 def _gpt2(args):
     from ..data.lm_text import Segmenter, fetch_gpt2
 
-    _only(args, "sentencepiece", "vocab", "spm")
     if bool(args.encoder_json) != bool(args.vocab_bpe):
         raise UserError("--encoder-json and --vocab-bpe: give both, or neither")
     paths = {"encoder.json": args.encoder_json, "vocab.bpe": args.vocab_bpe}
@@ -97,12 +99,7 @@ def _gpt2(args):
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
-
-
-def _only(args, kind: str, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
+ONLY = {"sentencepiece": ("vocab", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
 
 
 def add(command) -> None:

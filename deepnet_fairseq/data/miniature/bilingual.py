@@ -7,7 +7,6 @@ like sentences; in XML & stands as &amp;.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from xml.sax.saxutils import escape
 
@@ -33,23 +32,17 @@ DOCUMENTS, DOCUMENT_SENTENCES = 10, 20  # of a held-out set
 def iwslt14() -> bytes:
     """Bytes of de-en.tgz."""
     pairs = translations("iwslt14", tuple(LANGS))
-    tests = {name: [_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)] for name in TEST_SETS}
-    talks = [_talk(pairs, TALK_SENTENCES) for _ in range(TALKS)]
+    tests = {name: [list(islice(pairs, 2 + TEST_SENTENCES)) for _ in range(TEST_TALKS)] for name in TEST_SETS}
+    talks = [list(islice(pairs, 2 + TALK_SENTENCES)) for _ in range(TALKS)]  # title, description, sentences
     for talk in talks[:: TALKS // SPOILT_TALKS]:
         talk[4:4] = spoilt(pairs)
     members = {"de-en/README": "A miniature of IWSLT 2014, German-English, in an artificial language.\n"}
     for side, lang in enumerate(LANGS):
-        members[f"de-en/train.tags.de-en.{lang}"] = lines(
-            [line for number, talk in enumerate(talks, 1) for line in _tagged(talk, number, side)]
-        )
+        tagged = [[*_head(talk, i, side), *(pair[side] for pair in talk[2:])] for i, talk in enumerate(talks, 1)]
+        members[f"de-en/train.tags.de-en.{lang}"] = lines(sum(tagged, []))
         for name, documents in tests.items():
             members[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"] = lines(_xml(name, documents, side))
     return tar_gz(members)
-
-
-def _talk(pairs: Iterator[tuple[str, str]], sentences: int) -> Pairs:
-    """Title, description, sentences."""
-    return list(islice(pairs, sentences + 2))
 
 
 def _head(talk: Pairs, number: int, side: int) -> list[str]:
@@ -61,10 +54,6 @@ def _head(talk: Pairs, number: int, side: int) -> list[str]:
         f"<title>{title}</title>",
         f"<description>{description}</description>",
     ]
-
-
-def _tagged(talk: Pairs, number: int, side: int) -> list[str]:
-    return _head(talk, number, side) + [pair[side] for pair in talk[2:]]
 
 
 def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
