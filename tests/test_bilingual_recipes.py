@@ -20,7 +20,7 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 from deepnet_fairseq.errors import UserError
 
-from .support.prepared import content, killed_at, lines
+from .support.prepared import content, killed_at, lines, preprocess_in_a_fork
 from .support.refused import assert_refused
 
 smoke = pytest.mark.smoke
@@ -225,6 +225,7 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
         said = from_text(given, tmp_path / "d", workers=1)
+    preprocess_in_a_fork(monkeypatch)
     sides = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*sides, strict=True))
     pieces = lines(tmp_path / "d" / "bin" / "train.de") + lines(tmp_path / "d" / "bin" / "train.en")

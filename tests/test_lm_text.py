@@ -19,7 +19,15 @@ from deepnet_fairseq.errors import UserError
 
 from .support.loopback import serve
 from .support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+from .support.prepared import preprocess_in_a_fork
 from .test_scripts import bash
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with pytest.MonkeyPatch.context() as patch:
+        preprocess_in_a_fork(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
