@@ -6,6 +6,7 @@ A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ from tqdm import tqdm
 from ..atomic_output import whole
 from ..errors import UserError
 from .binarise import binarise
-from .lines import map_lines, read_lines, read_pairs, write_columns, write_lines
+from .lines import counted, map_lines, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
 from .steps import Steps, file_state
 
@@ -140,11 +141,11 @@ class Bilingual:
                 def make(text=text, dest=dest) -> dict:
                     from subword_nmt.apply_bpe import BPE
 
-                    seen: set[str] = set()
+                    seen = Counter()
                     with open(codes, encoding="utf-8", newline="\n") as file:
                         bpe = BPE(file, separator=MARK)
                     lines = map_lines(bpe.process_line, read_lines(text), self.workers, text.name)
-                    write_lines(dest, (seen.update(line.split()) or line for line in lines))
+                    write_lines(dest, counted(lines, seen))
                     return {"types": len(seen)}
 
                 found = self.steps.run(f"apply-bpe.{subset}.{lang}", [dest], {}, make)["types"]

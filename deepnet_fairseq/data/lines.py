@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -84,6 +84,13 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
             for file, line in zip(files, row, strict=True):
                 file.write(f"{line}\n")
     return count
+
+
+def counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
+    """The lines as they are, and their words counted in `seen`."""
+    for line in lines:
+        seen.update(line.split())
+        yield line
 
 
 def die_with_parent() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fairseq.data import Dictionary, encoders
@@ -21,7 +21,7 @@ from ..atomic_output import check_folder, whole
 from ..errors import UserError
 from ..json_text import read_object
 from .binarise import PLAIN, binarise
-from .lines import map_lines, read_lines, write_lines
+from .lines import counted, map_lines, read_lines, write_lines
 from .multilingual.vocabulary import Vocabulary
 from .prepare import sentencepiece_model
 from .steps import write_json
@@ -142,7 +142,7 @@ def prepare_lm(
         seen = Counter()
         for subset, path in paths.items():
             pieces = map_lines(cutter.encode, read_lines(path), workers, subset)
-            write_lines(part / "text" / subset, _counted(pieces, seen) if subset == "train" else pieces)
+            write_lines(part / "text" / subset, counted(pieces, seen) if subset == "train" else pieces)
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
             _dictionary(seen, cutter.symbols).save(str(dictionary))
@@ -185,9 +185,3 @@ def _dictionary(seen: Counter, symbols: Iterable[str]) -> Dictionary:
         dictionary.add_symbol(symbol, n=seen[symbol])
     dictionary.finalize()
     return dictionary
-
-
-def _counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
-    for line in lines:
-        seen.update(line.split())
-        yield line

@@ -44,8 +44,8 @@ class BilingualRecipe(Recipe):
         """
 
     @abstractmethod
-    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines of the test set's XML or SGML."""
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """The lines of the test set's XML or SGML, as published."""
 
     def number_of_merges(self, options: Options) -> int:
         """Of --vocab, else of the miniature or the recipe."""
@@ -108,7 +108,7 @@ class BilingualRecipe(Recipe):
         if subset in ("train", "valid"):
             return self.raw(subset, lang, files)
         read = segments if subset == "test" else published_segments
-        return read(self.test_lines(lang, files))
+        return read(self.published(lang, files))
 
     def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
         remove(options.dest / "reference")  # of an earlier corpus in this folder

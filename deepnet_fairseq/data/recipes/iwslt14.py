@@ -39,6 +39,6 @@ class Iwslt14(BilingualRecipe):
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
         return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))
 
-    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         members = (f"de-en/IWSLT14.{name}.de-en.{lang}.xml" for name in TEST_SETS)
         return chain.from_iterable(stream_lines(files[ARCHIVE], member) for member in members)

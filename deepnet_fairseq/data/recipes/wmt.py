@@ -57,7 +57,7 @@ class Wmt17(BilingualRecipe):
         members = [(files[file.name], f"{member}.{lang}") for file, member in TRAINING.items()]
         return chain.from_iterable(stream_lines(*member) for member in members)
 
-    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         kind = "src" if lang == self.langs[0] else "ref"
         return stream_lines(files[NEWSTEST2014.name], f"test-full/newstest2014-deen-{kind}.{lang}.sgm")
 
