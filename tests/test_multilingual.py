@@ -17,8 +17,8 @@ from fairseq.data import Dictionary, data_utils
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.miniature.text import translations
+from deepnet_fairseq.data.multilingual import PairText
 from deepnet_fairseq.data.multilingual import prepare as preparation
-from deepnet_fairseq.data.multilingual.pair_text import PairText
 from deepnet_fairseq.data.multilingual.prepare import binarise
 from deepnet_fairseq.data.multilingual.vocabulary import Pieces, Vocabulary, sample, shares
 from deepnet_fairseq.errors import UserError

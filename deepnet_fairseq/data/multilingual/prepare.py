@@ -15,7 +15,7 @@ from ...atomic_output import whole
 from ...errors import UserError
 from ..lines import write_columns, write_lines
 from ..steps import Steps, remove
-from .pair_text import PairText
+from . import PairText
 from .vocabulary import Pieces, Vocabulary
 
 LEAST = 10_000  # sentence pairs a shard; a pair that has fewer lies in fewer shards, and fairseq knows what that means

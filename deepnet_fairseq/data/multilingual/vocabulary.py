@@ -15,7 +15,7 @@ from ...atomic_output import whole
 from ...errors import UserError
 from ..prepare import sentencepiece_model
 from ..steps import Steps, read_json
-from .pair_text import PairText
+from . import PairText
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first four entries of every fairseq dictionary
 MULTIPLE = 8  # tensor cores want matrix sizes in such steps

@@ -21,7 +21,7 @@ from ...errors import UserError
 from ..archive import stream_lines, unpack
 from ..download import RemoteFile, at, described, fetch_all, say
 from ..lines import align
-from ..multilingual.pair_text import PairText, Sentences, file_state, one_line, parse_pair, read_lines, read_pairs
+from ..multilingual import PairText, Sentences, file_state, one_line, parse_pair, read_lines, read_pairs
 from ..steps import Steps
 from .base import Options
 from .multilingual import MultilingualRecipe

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
-from ..multilingual.pair_text import PairText, file_state, parse_pair, read_pairs
+from ..multilingual import PairText, file_state, parse_pair, read_pairs
 from ..multilingual.prepare import Multilingual
 from ..multilingual.vocabulary import Pieces, Vocabulary
 from ..steps import Steps, read_json, write_json

@@ -11,7 +11,7 @@ from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, at
 from ..lines import align
-from ..multilingual.pair_text import PairText, Sentences, one_line, parse_pair
+from ..multilingual import PairText, Sentences, one_line, parse_pair
 from .base import Options
 from .multilingual import MultilingualRecipe
 
