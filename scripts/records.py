@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -198,15 +197,13 @@ def _state_and_headline(report: Report) -> tuple[str, str]:
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
     state = f"{kind}, {over} run{'s' * (over != 1)}"
     column = report.table.columns[0]
-    measured = [(result, result.cells[column.key]) for result in report.results if result.method]
-    measured = [(result, cell) for result, cell in measured if cell.mean is not None]
+    measured = [result for result in report.results if result.method and result.cells[column.key].mean is not None]
     if not measured:
         return state, "–"
-    result, cell = max(
-        measured, key=lambda pair: (pair[0].method in OWN, pair[1].published is not None, pair[0].layers or 0)
-    )
+    result = max(measured, key=lambda r: (r.method in OWN, r.cells[column.key].published is not None, r.layers or 0))
+    cell, digits = result.cells[column.key], report.table.metric.digits
     theirs = published(cell, missing="no number")
-    return state, f"{result.label} {result.depth}, {column.name}: {cell.text(report.table.metric.digits)} ({theirs})"
+    return state, f"{result.label} {result.depth}, {column.name}: {cell.text(digits)} ({theirs})"
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
@@ -218,11 +215,8 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
         try:
             miniature = any(run.facts.get("smoke") is True for run in runs_of(results / "runs", figure))
             picture = results / "figures" / ("miniature" if miniature else "") / name
-            with tempfile.TemporaryDirectory() as folder:
-                text = redraw(results / "runs", figure, Path(folder), COLOURS)
-                picture.parent.mkdir(parents=True, exist_ok=True)
-                with whole(picture) as part:
-                    shutil.copyfile(Path(folder) / name, part)
+            text = redraw(results / "runs", figure, picture.parent, COLOURS)
+            picture.with_suffix(".txt").unlink()
         except UserError as error:
             if (results / "runs" / folder_of(figure)).is_dir():
                 yield f"left out {name_of(figure)}: {error}"

@@ -10,23 +10,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-SETTING = {
-    3: "IWSLT-14 De-En, width 512",
-    4: "IWSLT-14 De-En, width 512",
-    5: "IWSLT-14 De-En, width 64",
-    6: "IWSLT-14 De-En, width 512",
-    7: "WMT-17 En-De, 18L-18L",
-    8: "OPUS-100, width 512",
-}
-ERROR = {
-    3: "to the digits given",
-    4: "to the digits given, (d) by eye",
-    5: "+-0.01 for Post-LN between its spikes, +-0.0004 for DeepNorm",
-    6: "+-0.3 in the Post-LN panel, +-0.1 in the others",
-    7: "+-0.01",
-    8: "+-0.05",
-}
 _READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SETTING, ERROR = ({int(figure): text for figure, text in _READ[name].items()} for name in ("SETTING", "ERROR"))
 
 
 def _pairs(name: str) -> dict[str, dict]:

@@ -23,11 +23,16 @@ STUCK = 0.68  # of the loss of the first logged interval
 class RecordedRun:
     """One folder: run.json, train.log and, as the figure needs them, probes.jsonl and score.json.
 
-    facts: run.json, with method, and encoder_layers, decoder_layers or both, as the model has stacks, at least.
+    facts: run.json, with method, a name of METHODS, and encoder_layers, decoder_layers or both, as the model has
+    stacks, at least; a stack that is not there has 0 layers. seed: None where run.json has none.
     """
 
     folder: Path
     facts: dict
+    method: str
+    encoder_layers: int
+    decoder_layers: int
+    seed: int | None
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
@@ -41,27 +46,12 @@ class RecordedRun:
                 raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
         if not isinstance(facts.get("seed"), int | None):
             raise UserError(f"{path}: seed {facts['seed']!r}: must be a number")
-        return cls(folder, facts)
-
-    @property
-    def method(self) -> str:
-        """A name of METHODS."""
-        return self.facts["method"]
+        return cls(folder, facts, facts["method"], *(facts.get(key, 0) for key in STACKS), facts.get("seed"))
 
     @property
     def depth(self) -> str:
         """As "18L-18L", of a language model "12L"."""
         return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
-
-    @property
-    def encoder_layers(self) -> int:
-        """0 of a model without encoder."""
-        return self.facts.get("encoder_layers", 0)
-
-    @property
-    def decoder_layers(self) -> int:
-        """0 of a model without decoder."""
-        return self.facts.get("decoder_layers", 0)
 
     @property
     def total_layers(self) -> int:
@@ -74,11 +64,6 @@ class RecordedRun:
         if self.encoder_layers != self.decoder_layers:
             raise UserError(f"{self.folder / 'run.json'}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
-
-    @property
-    def seed(self) -> int | None:
-        """None where run.json has none."""
-        return self.facts.get("seed")
 
     @property
     def finished(self) -> bool:
@@ -191,7 +176,7 @@ def folder_of(figure: int | str) -> str:
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     """The figure's finished runs below folder, by name; UserError if there is none."""
-    finished = [path for path in _recorded(folder, figure) if (path / "trained").exists()]
+    finished = [path for path in _folders(folder / folder_of(figure)) if (path / "trained").exists()]
     if not finished:
         raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
     return [RecordedRun.read(path) for path in finished]
@@ -199,16 +184,12 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
 
 def unfinished(folder: Path, figure: int | str) -> list[str]:
     """Names of the figure's runs below folder that were begun and are not over."""
-    return [path.name for path in _recorded(folder, figure) if not (path / "trained").exists()]
+    return [path.name for path in _folders(folder / folder_of(figure)) if not (path / "trained").exists()]
 
 
 def recorded_below(folder: Path) -> list[RecordedRun]:
     """The runs in `folder`, finished or not, by name."""
     return [RecordedRun.read(path) for path in _folders(folder)]
-
-
-def _recorded(folder: Path, figure: int | str) -> list[Path]:
-    return _folders(folder / folder_of(figure))
 
 
 def _folders(folder: Path) -> list[Path]:

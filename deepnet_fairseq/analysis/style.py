@@ -5,7 +5,7 @@ Methods that share a panel stay apart for colour-blind readers too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,6 @@ class Style:
     label: str
     colour: str
     marker: str
-
-    def called(self, label: str) -> Style:
-        """The same look under another name."""
-        return replace(self, label=label)
 
 
 STYLES = {

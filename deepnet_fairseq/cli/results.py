@@ -38,34 +38,23 @@ def significance(args) -> None:
     from ..analysis.scoring.paired import as_json, significance, table
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
-    comparisons = significance(
-        Path(args.baseline), [Path(system) for system in args.systems], args.data, args.test, args.samples
-    )
+    systems = [Path(system) for system in args.systems]
+    comparisons = significance(Path(args.baseline), systems, args.data, args.test, args.samples)
     print(json.dumps(as_json(comparisons)) if args.json else table(comparisons))
 
 
 def add(command) -> None:
     """Registers `deepnet score` and `significance` and their flags; command: as parser() gives it."""
     sub = command("score", score)
-    sub.add_argument(
-        "generated",
-        metavar="GENERATED",
-        help="what fairseq-generate printed, or a folder of [SUBSET/]SRC-TGT.txt; for --paper perplexity what "
-        "fairseq-eval-lm or fairseq-validate --log-format json logged, or a folder of SUBSET.txt",
-    )
+    sub.add_argument("generated", metavar="GENERATED", help="what fairseq-generate printed, or a folder of "
+                     "[SUBSET/]SRC-TGT.txt; for --paper perplexity what fairseq-eval-lm or fairseq-validate "
+                     "--log-format json logged, or a folder of SUBSET.txt")  # fmt: skip
     _add_data(sub)
-    sub.add_argument(
-        "--tokenize",
-        choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer (default: the corpus's, else 13a); language: the one for the target language; "
-        "flores101, flores200: spBLEU beside it; none: text in words, scored as fairseq does",
-    )
-    sub.add_argument(
-        "--paper",
-        metavar="KIND[,SET=KIND]",
-        help="what `bleu` shall be, as in the paper: tokenised, sacrebleu or spbleu; others by test set. "
-        "perplexity: of a language model's logs",
-    )
+    sub.add_argument("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokenizer (default: the corpus's, else 13a); "
+                     "language: the one for the target language; flores101, flores200: spBLEU beside it; none: text in "
+                     "words, scored as fairseq does")  # fmt: skip
+    sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="what `bleu` shall be, as in the paper: tokenised, "
+                     "sacrebleu or spbleu; others by test set. perplexity: of a language model's logs")  # fmt: skip
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
     sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")
 
@@ -73,9 +62,8 @@ def add(command) -> None:
     sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
     sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
     _add_data(sub)
-    sub.add_argument(
-        "--test", choices=("bs", "ar"), default="bs", help="paired bootstrap (default) or approximate randomisation"
-    )
+    help = "paired bootstrap (default) or approximate randomisation"
+    sub.add_argument("--test", choices=("bs", "ar"), default="bs", help=help)
     sub.add_argument("--samples", type=int, default=0, metavar="N", help="default: 1000 for bs, 10000 for ar")
     sub.add_argument("--json", action="store_true", help="JSON instead of a table")
 

@@ -20,8 +20,7 @@ from .losses import depth, figure7
 from .normformer import normformer3, normformer4
 
 FIGURES = {3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8}
-OTHERS = {"depth": depth, "normformer3": normformer3, "normformer4": normformer4}
-EVERY = FIGURES | OTHERS
+EVERY = FIGURES | {"depth": depth, "normformer3": normformer3, "normformer4": normformer4}
 Figure = int | str  # a number of the DeepNet paper, or a name
 
 
@@ -33,19 +32,17 @@ def chosen(runs: Path, only: str | None) -> list[Figure]:
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
-        return [_figure(word.strip()) for word in only.split(",")]
+        known = {str(figure): figure for figure in EVERY}
+        words = [word.strip() for word in only.split(",")]
+        for word in words:
+            if word not in known:
+                raise UserError(f"--only {word}: no such figure; choose some of {','.join(known)}")
+        return [known[word] for word in words]
     found = [figure for figure in EVERY if (runs / folder_of(figure)).is_dir()]
     if not found:
         names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
         raise UserError(f"{runs}: holds none of {names}; record runs first")
     return found
-
-
-def _figure(word: str) -> Figure:
-    figure = int(word) if word.isdecimal() else word
-    if figure not in EVERY:
-        raise UserError(f"--only {word}: no such figure; choose some of {','.join(map(str, EVERY))}")
-    return figure
 
 
 def redraw(runs: Path, figure: Figure, out: Path, colours: int | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from .sheet import Sheet, means, number, read_off, summary
 METHODS = ("post_ln", "post_ln_init")  # of Figure 3
 SERIES = {  # of Figure 4
     "post_ln_no_warmup": Style("Post-LN, no warm-up", "#CC79A7", "^"),
-    "post_ln_warmup": style_of("post_ln").called("Post-LN, warm-up"),
-    "post_ln_init_warmup": style_of("post_ln_init").called("Post-LN-init, warm-up"),
+    "post_ln_warmup": replace(style_of("post_ln"), label="Post-LN, warm-up"),
+    "post_ln_init_warmup": replace(style_of("post_ln_init"), label="Post-LN-init, warm-up"),
 }
 PAPER_WIDTH = 512
 

@@ -14,7 +14,7 @@ from ...json_text import read_object
 from ...methods import METHODS
 from ..recorded_run import recorded_below
 from .result import Entry, Result, State, environment_of, results_of
-from .tables import TABLES, Table
+from .tables import Table
 
 PAIRED = "paired.json"  # of a record: p against each baseline's run; for it has neither translations nor references
 
@@ -41,13 +41,6 @@ class Report:
         return [entry for result in self.results for entry in result.entries]
 
 
-def find_table(name: str) -> Table:
-    """The table that `deepnet report --table` calls so; UserError, with the list of them, if there is none."""
-    if name not in TABLES:
-        raise UserError(f"--table {name}: no such table; choose one of {', '.join(TABLES)}")
-    return TABLES[name]
-
-
 def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = False) -> Report:
     """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken.
 
@@ -68,15 +61,10 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     for entry in report.entries:
         environment = environment_of(entry.run)
         if environment not in report.environments.values():
-            report.environments[_letter(len(report.environments))] = environment
+            again, rank = divmod(len(report.environments), len(ascii_lowercase))
+            report.environments[ascii_lowercase[rank] * (again + 1)] = environment  # a to z, then aa, bb and so on
         entry.environment = next(letter for letter, known in report.environments.items() if known == environment)
     return report
-
-
-def _letter(rank: int) -> str:
-    """a to z, then aa, ab and so on."""
-    rest, last = divmod(rank, len(ascii_lowercase))
-    return (_letter(rest - 1) if rest else "") + ascii_lowercase[last]
 
 
 def _caveats(table: Table, entries: list[Entry]) -> Iterator[str]:

@@ -76,8 +76,13 @@ def html(report: Report, document: Document) -> str:
 
 def pictures(report: Report) -> dict[str, bytes]:
     """Title -> PNG; the same runs give the same bytes."""
-    found = {}
-    if curves := _with_log(report):
+    found: dict[str, bytes] = {}
+    curves: dict[str, list[Entry]] = {}  # depth -> runs with something in their log, in the order of the table
+    for result in report.results:
+        for entry in result.entries:
+            if entry.updates is not None:
+                curves.setdefault(result.depth, []).append(entry)
+    if curves:
         found["Training loss"] = _drawn(lambda path: _loss_curves(curves, path))
     figure, over = report.table.figure, (State.SCORED, State.DIVERGED)
     runs = [entry.run for entry in report.entries if entry.standing.state in over]
@@ -92,16 +97,6 @@ def _drawn(draw: Callable[[Path], object]) -> bytes:
         path = Path(folder) / "picture.png"
         draw(path)
         return path.read_bytes()
-
-
-def _with_log(report: Report) -> dict[str, list[Entry]]:
-    """Depth -> runs with something in their log, in the order of the table."""
-    found: dict[str, list[Entry]] = {}
-    for result in report.results:
-        for entry in result.entries:
-            if entry.updates is not None:
-                found.setdefault(result.depth, []).append(entry)
-    return found
 
 
 def _loss_curves(curves: dict[str, list[Entry]], path: Path) -> None:

@@ -11,28 +11,12 @@ from urllib.parse import quote
 from ...methods import METHODS
 from .collect import Report
 from .result import Cell, Entry, Result, beside, described, shallow_first
-from .tables import DEPTH, Table
+from .tables import DEPTH, LINKS, Table
 
 DASH, MINUS = "–", "−"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
 FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu"}  # metrics by their keys in score.json
 SIGNED = {"tokenised": "tokenised BLEU"} | {key: name for name, key in FURTHER.items()}
-PAPERS = {  # where they are to be read; a method added later has no link until it gets a line
-    "admin": "https://arxiv.org/abs/2004.08249",
-    "admin_torch": "https://github.com/microsoft/admin-torch",
-    "branchnorm": "https://arxiv.org/abs/2305.02790",
-    "deepnorm": "https://arxiv.org/abs/2203.00555",
-    "dlcl": "https://arxiv.org/abs/1906.01787",
-    "ds_init": "https://arxiv.org/abs/1908.11365",
-    "normformer": "https://arxiv.org/abs/2110.09456",
-    "post_ln": "https://arxiv.org/abs/1706.03762",
-    "post_ln_init": "https://arxiv.org/abs/2203.00555",
-    "pre_ln": "https://arxiv.org/abs/1906.01787",
-    "r_fixup": "https://arxiv.org/abs/1901.09321",
-    "rezero": "https://arxiv.org/abs/2003.04887",
-    "sub_ln": "https://arxiv.org/abs/2210.06423",
-    "t_fixup": "https://proceedings.mlr.press/v119/huang20f.html",
-}
 
 
 @dataclass(frozen=True)
@@ -94,14 +78,9 @@ def numeral(value: object | None) -> Text:
     return Text(DASH if value is None else str(value), "number")
 
 
-def number(value: float | None, digits: int) -> Text:
-    """With so many decimals."""
-    return numeral(None if value is None else f"{value:.{digits}f}")
-
-
-def change(value: float | None, digits: int) -> Text:
-    """With its sign, a minus as typographers have it."""
-    return numeral(None if value is None else f"{value:+.{digits}f}".replace("-", MINUS))
+def number(value: float | None, digits: int, sign: str = "") -> Text:
+    """With so many decimals; sign: "+" for a difference, its minus as typographers have it."""
+    return numeral(None if value is None else f"{value:{sign}.{digits}f}".replace("-", MINUS))
 
 
 def size(parameters: int | None) -> str:
@@ -215,14 +194,11 @@ def _beside_paper(report: Report) -> Grid:
         row = [*_names(result), _parameters(result), numeral(len(result.best))]
         for cell in result.cells.values():
             row += [Text(cell.text(digits), cell.state.value) if result.method else MISSING, numeral(published(cell))]
-            row += [] if report.miniature else [change(cell.difference, digits)]
-        rows.append(row + [_further(result.beside(key), digits) for key in metrics.values()])
+            row += [] if report.miniature else [number(cell.difference, digits, "+")]
+        further = (result.beside(key) for key in metrics.values())
+        rows.append(row + [MISSING if cell.mean is None else numeral(cell.text(digits)) for cell in further])
     caption = f"{report.table.metric.name}; over several seeds mean ± standard deviation of the sample"
     return Grid("results", "Beside the paper", caption, header + list(metrics), rows)
-
-
-def _further(cell: Cell, digits: int) -> Text:
-    return MISSING if cell.mean is None else numeral(cell.text(digits))
 
 
 def _further_metrics(report: Report) -> dict[str, str]:
@@ -258,28 +234,20 @@ def _run_list(report: Report, logs: dict[str, str]) -> Grid:
     header += [*filter(None, [report.table.tuned]), "seed", "state", *(column.name for column in report.table.columns)]
     header += [f"{name} [95%]" for name in metrics] + [f"p against {report.baseline}"] * tested
     header += ["updates", "cost", "trained with", "log"]
-    rows = []
+    digits, rows = report.table.metric.digits, []
     for result in report.results:
         for entry in result.entries:
-            tests = [numeral(_p(entry, report.baseline))] * tested
-            log = Text("train.log", link=logs[entry.name]) if entry.name in logs else MISSING
-            took = [numeral(entry.updates), hours(entry.cost), Text(entry.environment, "environment"), log]
-            rows.append(_run(result, entry, metrics) + tests + took)
+            rows.append([
+                Text(entry.name), Text(result.label), numeral(result.depth),
+                *(numeral(entry.run.facts.get(key)) for key in filter(None, [report.table.tuned])),
+                numeral(entry.run.seed), Text(str(entry.standing), entry.standing.state.value),
+                *(number(column.read(entry.score), digits) for column in report.table.columns),
+                *(interval(entry.score, key, digits) for key in metrics.values()),
+                *[numeral(_p(entry, report.baseline))] * tested,
+                numeral(entry.updates), hours(entry.cost), Text(entry.environment, "environment"),
+                Text("train.log", link=logs[entry.name]) if entry.name in logs else MISSING,
+            ])  # fmt: skip
     return Grid("runs", "Runs", "one row a training", header, rows)
-
-
-def _run(result: Result, entry: Entry, metrics: dict[str, str]) -> list[Text]:
-    table = result.table
-    return [
-        Text(entry.name),
-        Text(result.label),
-        numeral(result.depth),
-        *(numeral(entry.run.facts.get(key)) for key in filter(None, [table.tuned])),
-        numeral(entry.run.seed),
-        Text(str(entry.standing), entry.standing.state.value),
-        *(number(column.read(entry.score), table.metric.digits) for column in table.columns),
-        *(interval(entry.score, key, table.metric.digits) for key in metrics.values()),
-    ]
 
 
 def _p(entry: Entry, baseline: str) -> str | None:
@@ -294,10 +262,9 @@ def _method_list(report: Report) -> Grid:
     """Where each method puts LayerNorm, what a residual branch computes, and its paper."""
     rows = []
     for name, label in {result.method: result.label for result in report.results}.items():
-        if name in METHODS:
-            method = METHODS[name]
-            paper = Text(method.paper, link=PAPERS.get(name, ""))
-            rows.append([Text(label), Text(name), Text(method.norm), Text(method.equation), paper])
+        if method := METHODS.get(name or ""):
+            words = map(Text, (label, name, method.norm, method.equation))
+            rows.append([*words, Text(method.paper, link=LINKS.get(name, ""))])
     header = ["method", "--method", "LayerNorm", "a residual branch computes", "paper"]
     return Grid("methods", "Methods", "where LayerNorm stands, and the paper", header, rows)
 

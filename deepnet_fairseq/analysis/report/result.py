@@ -17,6 +17,8 @@ from ..style import style_of
 from .tables import DEPTH, Row, Table
 
 NAMES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # of packages, where the usual one differs
+Published = float | str | None  # a number, "diverged", or None: not given
+Read = Callable[[dict], float | None]  # of a score
 
 
 class State(StrEnum):
@@ -168,7 +170,7 @@ class Cell:
     """
 
     outcomes: tuple[tuple[Standing, float | None], ...]
-    published: float | str | None = None
+    published: Published = None
     comparable: bool = True  # with the published number
 
     @property
@@ -286,11 +288,8 @@ class Result:
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """Key of a column -> its measured and its published number."""
-        published = self.row.published
-        return {
-            column.key: _cell(column.read, self.best, published.get(column.key), not self.miniature)
-            for column in self.table.columns
-        }
+        columns, given = self.table.columns, self.row.published
+        return {c.key: _cell(c.read, self.best, given.get(c.key), not self.miniature) for c in columns}
 
     def beside(self, metric: str) -> Cell:
         """Another metric of score.json, as sacrebleu or chrf."""
@@ -307,12 +306,7 @@ class Result:
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
 
 
-def _cell(
-    read: Callable[[dict], float | None],
-    entries: Iterable[Entry],
-    published: float | str | None = None,
-    comparable: bool = True,
-) -> Cell:
+def _cell(read: Read, entries: list[Entry], published: Published = None, comparable: bool = True) -> Cell:
     return Cell(tuple((entry.standing, read(entry.score)) for entry in entries), published, comparable)
 
 

@@ -143,4 +143,6 @@ def _row(keys: tuple[str, ...], columns: tuple[Column, ...], given: dict[str, An
     return Row(facts, published, given.get("label", ""), given.get("layers") or None, given.get("parameters", ""))
 
 
-TABLES = read_tables(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+_TEXT = Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
+TABLES = read_tables(_TEXT)
+LINKS: dict[str, str] = tomllib.loads(_TEXT)["links"]  # method -> its paper's address

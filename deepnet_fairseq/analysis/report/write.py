@@ -8,32 +8,30 @@ from pathlib import Path
 
 from ...atomic_output import check_file, whole
 from ...errors import UserError
-from .collect import Report, collect, find_table
+from .collect import Report, collect
 from .formats import as_json, escape, grid_text, html, linked, markdown, warnings
 from .layout import DASH, Document, Grid, Text, lay_out, relative_link
+from .tables import TABLES
 
 FORMATS = {"md": markdown, "html": html, "json": as_json}
 NOT_RUN = "not run"
 
 
 def reports(
-    runs: Path,
-    table: str,
-    places: dict[str, Path | None],
-    baseline: str | None = None,
-    into: Path | None = None,
+    runs: Path, table: str, places: dict[str, Path | None], baseline: str | None = None, into: Path | None = None
 ) -> dict[str, str]:
     """Several of FORMATS of one report, whose runs are read and compared once. The same runs give the same bytes.
 
     places: format -> file, or None to write none; into: a page that gets the overview, see put_into. UserError for an
     unknown table or method, for runs that are not there or broken, and for a place not to be written.
     """
-    chosen = find_table(table)
+    if table not in TABLES:
+        raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
     for place in filter(None, places.values()):
         check_file("--out", place)
     if into:
         find_block(into, table)
-    found, texts = collect(runs, chosen, baseline), {}
+    found, texts = collect(runs, TABLES[table], baseline), {}
     for form, out in places.items():
         texts[form] = FORMATS[form](found, lay_out(found, out))
         if out:
@@ -73,11 +71,8 @@ def _shortened(grid: Grid, by_depth: bool) -> Grid:
 def _links(report: Report, start: Path, full: Path | None) -> str:
     folders = [report.runs / folder for folder in report.table.folders if (report.runs / folder).is_dir()]
     logs = ", ".join(linked(folder.name, relative_link(folder, start)) for folder in folders)
-    return (
-        f"{linked('The whole table', relative_link(full, start))}; runs and logs: {logs}."
-        if full
-        else (f"Runs and logs: {logs}.")
-    )
+    whole = f"{linked('The whole table', relative_link(full, start))}; runs" if full else "Runs"
+    return f"{whole} and logs: {logs}."
 
 
 def put_into(page: Path, table: str, text: str) -> None:

@@ -83,9 +83,8 @@ def read_generated(path: Path) -> Generated:
 def generation_speed(generated: Path) -> dict[str, float] | None:
     """Seconds of translating, sentences and tokens a second, as fairseq printed them; None if it did not."""
     match = _last(SPEED, generated)
-    return match and dict(
-        zip(("seconds", "sentences_per_second", "tokens_per_second"), map(float, match.groups()), strict=True)
-    )
+    names = ("seconds", "sentences_per_second", "tokens_per_second")
+    return match and dict(zip(names, map(float, match.groups()), strict=True))
 
 
 def logged_test_set(generated: Path) -> tuple[str, str] | None:
@@ -164,10 +163,6 @@ class Corpus:
     def with_references(self, subset: str) -> set[str]:
         """The directions that have raw references in this subset."""
         return _directions(self.folder and self.folder / "reference", f"{subset}.*-*.*")
-
-    def binarised_directions(self, subset: str) -> set[str]:
-        """The directions of the binarised data themselves."""
-        return _directions(self.binarised, f"{subset}.*-*.*.idx")
 
     def pairs(self) -> set[str]:
         """The directions of pairs.txt; empty for a bilingual corpus."""
@@ -266,7 +261,7 @@ def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
         return output.subset or "test", output.direction
     if logged := logged_test_set(output.file):
         return logged
-    known = corpus.binarised_directions("test") or corpus.with_references("test")
+    known = _directions(corpus.binarised, "test.*-*.*.idx") or corpus.with_references("test")
     return "test", known.pop() if len(known) == 1 else None
 
 

@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from ...errors import UserError
 from ...text_table import render
-from .generated import Output, Prepared, find_outputs, prepare, read_corpus
+from .generated import Prepared, find_outputs, prepare, read_corpus
 from .scores import RESAMPLES, bleu_metric, tokenizer_for
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
@@ -57,7 +57,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     corpus = read_corpus(data)
     if twice := {path for path in paths if [other.resolve() for other in paths].count(path.resolve()) > 1}:
         raise UserError(f"{min(twice)}: is given twice; compare different systems")
-    outputs = [{_test_set(output): output for output in find_outputs(path)} for path in paths]
+    outputs = [{(o.subset, o.direction) if o.subset else None: o for o in find_outputs(path)} for path in paths]
     shared = [key for key in outputs[0] if all(key in output for output in outputs)]
     if not shared:
         raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
@@ -74,23 +74,16 @@ def names(paths: list[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
-def _test_set(output: Output) -> TestSet:
-    return (output.subset, output.direction) if output.subset else None
-
-
 def _check_same_sentences(systems: list[Prepared]) -> None:
     first = systems[0]
     for other in systems[1:]:
         if len(other.hypotheses) != len(first.hypotheses):
-            raise UserError(
-                f"{other.generated.path}: {len(other.hypotheses)} sentences, {len(first.hypotheses)} in "
-                f"{first.generated.path}; "
-                "translate the same test set"
-            )
-        if other.references != first.references:
-            raise UserError(
-                f"{other.generated.path}: has other references than {first.generated.path}; translate the same test set"
-            )
+            wrong = f"{len(other.hypotheses)} sentences, {len(first.hypotheses)} in {first.generated.path}"
+        elif other.references != first.references:
+            wrong = f"has other references than {first.generated.path}"
+        else:
+            continue
+        raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
 
 
 def significance(

@@ -60,17 +60,14 @@ def score(
     kinds = kinds_of_bleu(paper, tokenize)
     if len(outputs) == 1 and outputs[0].subset is None:
         return _rounded(score_output(prepare(outputs[0], corpus), tokenize, kinds[None]))
-    sets: dict[str, dict] = {}
+    sets: dict[str, set] = {}
     for output in outputs:
-        sets.setdefault(output.subset, {})[output.direction] = output
+        sets.setdefault(output.subset, set()).add(output.direction)
     missing = check_complete(path, sets, corpus, partial)
-    scores = {
-        subset: {
-            direction: score_output(prepare(output, corpus), tokenize, kinds.get(subset, kinds[None]))
-            for direction, output in directions.items()
-        }
-        for subset, directions in sets.items()
-    }
+    scores: dict[str, dict] = {subset: {} for subset in sets}
+    for out in outputs:
+        kind = kinds.get(out.subset, kinds[None])
+        scores[out.subset][out.direction] = score_output(prepare(out, corpus), tokenize, kind)
     return _rounded(summarise(scores) | {"missing": missing})
 
 
@@ -122,9 +119,9 @@ def group(direction: str) -> str:
     return GROUPS[0] if target else GROUPS[1] if source else GROUPS[2]
 
 
-def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
+def check_complete(path: Path, sets: dict[str, set], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
     """Subset -> the corpus's directions without a translation; UserError if there are any, unless `partial`."""
-    lost = {subset: sorted(corpus.directions(subset) - set(directions)) for subset, directions in sets.items()}
+    lost = {subset: sorted(corpus.directions(subset) - directions) for subset, directions in sets.items()}
     lost = {subset: directions for subset, directions in lost.items() if directions}
     for subset, directions in lost.items() if not partial else ():
         names = ", ".join(directions[:NAMED]) + (", ..." if len(directions) > NAMED else "")
