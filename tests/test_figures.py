@@ -1,7 +1,8 @@
-"""Recorded runs -> the DeepNet paper's Figures 3-8 and the quickstart's losses by depth, `deepnet figures`."""
+"""Recorded runs -> DeepNet's Figures 3-8, the quickstart's losses by depth, NormFormer's Figures 3 and 4."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from deepnet_fairseq.analysis import paper
-from deepnet_fairseq.analysis.figures import FIGURES, chosen, losses
+from deepnet_fairseq.analysis.figures import FIGURES, chosen, losses, redraw
 from deepnet_fairseq.analysis.figures.sheet import Sheet, number
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
 from deepnet_fairseq.cli import main
@@ -29,23 +30,30 @@ def drawn(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("figure", sorted(FIGURES))
-def test_pictures(figure, drawn):
-    """A PNG of many colours, with its numbers beside it."""
-    path = drawn / f"figure{figure}.png"
+def check_picture(path):
+    """A PNG of many colours; the text of its numbers."""
     picture = matplotlib.image.imread(path)
-    assert picture.shape[0] > 300 and picture.shape[1] > 400
+    assert picture.shape[0] > 300 and picture.shape[1] > 400 and path.stat().st_size < 300_000
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
     assert 0.01 < (picture[..., :3].min(axis=2) < 0.9).mean() < 0.5
-    text = path.with_suffix(".txt").read_text()
+    return path.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize("figure", sorted(FIGURES))
+def test_pictures(figure, drawn):
+    text = check_picture(drawn / f"figure{figure}.png")
     assert text.startswith(f"Figure {figure}: ") and f"paper: {paper.SETTING[figure]}" in text
-    assert path.stat().st_size < 300_000
+
+
+def rows(text: str, *start) -> list[list[str]]:
+    """The other cells of the rows that start with these."""
+    cells = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    return [row[len(start) :] for row in cells if tuple(row[: len(start)]) == start]
 
 
 def cells(text, *start):
     """The other cells of the one row that starts with these."""
-    rows = [re.split(r" {2,}", row.strip()) for row in text.splitlines()]
-    (found,) = [row[len(start) :] for row in rows if tuple(row[: len(start)]) == start]
+    (found,) = rows(text, *start)
     return found
 
 
@@ -78,11 +86,11 @@ def test_figure_5_numbers(drawn):
 
 
 def test_figure_6_marks_what_diverged(drawn):
-    rows = (drawn / "figure6.txt").read_text().splitlines()
-    columns = rows[2].split()
-    mine = next(row for row in rows if row.startswith("Post-LN  ")).split()
+    lines = (drawn / "figure6.txt").read_text().splitlines()
+    columns = lines[2].split()
+    mine = next(row for row in lines if row.startswith("Post-LN  ")).split()
     assert (mine[columns.index("6")], mine[columns.index("50")]) == ("30.0", "x")
-    theirs = next(row for row in rows if row.startswith("Admin, paper")).split()[1:]
+    theirs = next(row for row in lines if row.startswith("Admin, paper")).split()[1:]
     assert (theirs[columns.index("6")], theirs[columns.index("10")]) == ("-", "28.8")
 
 
@@ -107,7 +115,7 @@ def test_only_some_figures_elsewhere(drawn, tmp_path, capsys):
     assert [path.name for path in files] == ["figure5.png", "figure5.txt", "figure8.png", "figure8.txt"]
     assert all(path.read_bytes() == (drawn / path.name).read_bytes() for path in files)
     assert capsys.readouterr().out.index("Figure 8") == 0
-    assert chosen(drawn, None) == [3, 4, 5, 6, 7, 8]
+    assert chosen(drawn, None) == [3, 4, 5, 6, 7, 8] and chosen(drawn, "4, normformer4") == [4, "normformer4"]
 
 
 @pytest.fixture
@@ -167,8 +175,8 @@ def runs(tmp_path):
 def test_losses_by_depth(runs):
     """The text says where each run ends, the title the numbers and no more."""
     text = losses.depth(runs_of(runs, "depth"), runs / "a.png")
-    rows = [line.split() for line in text.splitlines() if line.startswith(("18L", "50L"))]
-    assert [row[:6] for row in rows] == [
+    found = [line.split() for line in text.splitlines() if line.startswith(("18L", "50L"))]
+    assert [row[:6] for row in found] == [
         ["18L-18L", "DeepNorm", "1", "400", "3.18", "36.80"],
         ["18L-18L", "Post-LN", "1", "400", "8.04", "-"],
         ["50L-50L", "DeepNorm", "1", "800", "3.50", "36.80"],
@@ -189,3 +197,146 @@ def test_picture_of_few_colours(runs):
         assert picture.width == 1800 and len(picture.getcolors()) <= 64
     with pytest.raises(SystemExit, match="--colours 1: must be 2 to 256"):
         main(["figures", str(runs), "--only", "depth", "--colours", "1"])
+
+
+# NormFormer's
+
+PLACES = ("ffn.inner", "self_attn.outer", "self_attn.inner.c")
+
+
+def model(root, name, method, probes, layers=12, stacks=("decoder",)):
+    """A run of a model with these stacks."""
+    folder = record(root, "normformer3", name, method, probes=probes)
+    facts = {"method": method} | {f"{stack}_layers": layers for stack in stacks}
+    (folder / "run.json").write_text(json.dumps(facts))
+    return folder
+
+
+def gradients(at: dict, layers=12, stack="decoder", probe="gradient_l1"):
+    """Update -> fc2's gradient, `slope` to the power of the layer from 0, times `size`."""
+    return {
+        update: {probe: {f"{stack}.{l + 1}.ffn.fc2": size * slope**l for l in range(layers)} | {f"{stack}.1": 99.0}}
+        for update, (size, slope) in at.items()
+    }
+
+
+def scales(at: dict, layers=12, stack="decoder", places=PLACES):
+    """Update -> medians of layer l: `base` + l / 100, a tenth below and above it least and largest."""
+    return {
+        update: {
+            "learned_scale": {
+                f"{stack}.{l}.{place}.{name}": base + l / 100 + more
+                for l in range(1, layers + 1)
+                for place in places
+                for name, more in (("median", 0), ("min", -0.1), ("max", 0.1))
+            }
+        }
+        for update, base in at.items()
+    }
+
+
+def both(one: dict, other: dict) -> dict:
+    return {update: one.get(update, {}) | other.get(update, {}) for update in one.keys() | other.keys()}
+
+
+def tables(text: str) -> list[str]:
+    return text.split("\n\n")[1:-1]
+
+
+@pytest.fixture(scope="module")
+def normformer(tmp_path_factory):
+    """Post-LN, Pre-LN and NormFormer, NormFormer with its scales; and what the command made of them."""
+    root = tmp_path_factory.mktemp("recorded")
+    model(root, "a", "post_ln", gradients({0: (1.0, 2.0), 500: (3.0, 2.0)}))
+    model(root, "b", "pre_ln", gradients({0: (1.0, 0.5), 500: (3.0, 0.5), 5000: (1.0, 0.25)}))
+    learned = scales({0: 1.0, 5000: 0.2})
+    model(root, "c", "normformer", both(gradients({0: (2.0, 1.0), 500: (4.0, 1.0), 5000: (9.0, 1.0)}), learned))
+    main(["figures", str(root)])
+    return root
+
+
+def test_gradients_by_layer(normformer):
+    """The mean of the first 1,000 updates, later ones only over updates."""
+    text = check_picture(normformer / "normformer3.png")
+    assert text.startswith("NormFormer, Figure 3: ") and "paper: 125M parameters, 12 layers" in text
+    by_layer, ratios = tables(text)
+    assert "mean |element| of fc2's gradient" in by_layer
+    assert rows(by_layer, "Post-LN", "12L", "1") == [["2.00"]] and rows(by_layer, "Post-LN", "12L", "12") == [["4096"]]
+    assert rows(by_layer, "Pre-LN", "12L", "3") == [["0.500"]]
+    assert [row[1] for row in rows(by_layer, "NormFormer", "12L")] == ["3.00"] * 12
+    assert rows(ratios, "Post-LN") == [["12L", "0 to 500", "0.000488", "500", "0.000488", "far below 1"]]
+    assert rows(ratios, "Pre-LN") == [["12L", "0 to 500", "2048", "5000", "4194304", "far above 1"]]
+    assert rows(ratios, "NormFormer") == [["12L", "0 to 500", "1.00", "5000", "1.00", "nearer to 1 than Pre-LN"]]
+    assert "no run of" not in text
+
+
+def test_l2_norms_where_more_runs_have_them(tmp_path, text_only):
+    """One measure for all: L1 if as many runs have it; what has neither is left out."""
+    for name, method in (("a", "pre_ln"), ("b", "normformer")):
+        l1, l2 = gradients({0: (3.0, 1.0)}), gradients({0: (7.0, 1.0)}, probe="gradient_norm")
+        model(tmp_path, name, method, both(l1, l2))
+    model(tmp_path, "neither", "post_ln", None)
+    text = redraw(tmp_path, "normformer3", tmp_path)
+    assert rows(text, "Pre-LN", "12L", "1") == [["3.00"]] and "no run of: Post-LN" in text
+    model(tmp_path, "l2", "post_ln", gradients({0: (7.0, 1.0)}, probe="gradient_norm"))
+    text = redraw(tmp_path, "normformer3", tmp_path)
+    assert "L2 norm of fc2's gradient" in text and "|element|" not in text and "no run of" not in text
+    assert rows(text, "NormFormer", "12L", "1") == [["7.00"]]
+
+
+def test_learned_scales(normformer):
+    """Of the last probed update, beside what the paper has for the layer."""
+    gain, attention, heads = tables(check_picture(normformer / "normformer4.png"))
+    assert rows(gain, "NormFormer", "12L", "5000", "1") == [["0.210", "0.110", "0.310", "0.22"]]
+    assert rows(gain, "NormFormer", "12L", "5000", "6") == [["0.260", "0.160", "0.360", "-"]]
+    assert rows(gain, "NormFormer", "12L", "5000", "12") == [["0.320", "0.220", "0.420", "0.9"]]
+    assert [row[-1] for row in rows(attention, "NormFormer")] == ["0.14"] + ["0.25 to 0.38"] * 11
+    assert {row[-1] for row in rows(heads, "NormFormer")} == {"0.35 to 1.8"}
+    assert all(len(rows(table, "NormFormer")) == 12 for table in (gain, attention, heads))
+
+
+@pytest.mark.parametrize(
+    "stacks, depth", [(("encoder",), "12L"), (("decoder",), "12L"), (("encoder", "decoder"), "12L-12L")]
+)
+def test_models_of_every_kind(stacks, depth, tmp_path, text_only):
+    """A masked language model's encoder; of a translation model the decoder."""
+    probes = both(gradients({0: (2.0, 1.0)}, stack=stacks[-1]), scales({0: 0.5}, stack=stacks[-1]))
+    model(tmp_path, "a", "normformer", probes, stacks=stacks)
+    assert rows(redraw(tmp_path, "normformer3", tmp_path), "NormFormer", depth, "12") == [["2.00"]]
+    assert rows(redraw(tmp_path, "normformer4", tmp_path), "NormFormer", depth, "0", "12")[0][0] == "0.620"
+
+
+def test_a_deep_model(tmp_path, text_only):
+    """A dozen of its layers in the table, the first and the last among them; the paper has no layer to compare."""
+    model(tmp_path, "a", "normformer", both(gradients({0: (2.0, 1.0)}, 100), scales({0: 0.0}, 100)), layers=100)
+    layers = [row[0] for row in rows(tables(redraw(tmp_path, "normformer3", tmp_path))[0], "NormFormer", "100L")]
+    assert (len(layers), layers[0], layers[-1]) == (12, "1", "100")
+    found = rows(tables(redraw(tmp_path, "normformer4", tmp_path))[0], "NormFormer", "100L", "0")
+    assert [row[0] for row in found] == layers and {row[-1] for row in found} == {"-"}
+
+
+def test_several_runs_of_one_method(tmp_path, text_only):
+    """Told apart by their folders; an ablation lacks a part, or has the factors behind W_out."""
+    model(tmp_path, "full", "normformer", scales({0: 0.1}))
+    model(tmp_path, "no-ffn-norm", "normformer", scales({0: 0.2}, places=PLACES[1:]))
+    model(tmp_path, "fairseq", "normformer", scales({0: 0.3}, places=(*PLACES[:2], "self_attn.outer.c")))
+    model(tmp_path, "sub", "sub_ln", scales({0: 0.4}, places=("ffn.inner", "self_attn.inner")))
+    gain, attention, heads = tables(redraw(tmp_path, "normformer4", tmp_path))
+    assert {row[0] for row in (re.split(" {2,}", line) for line in gain.splitlines()[2:])} == {
+        "NormFormer, full", "NormFormer, fairseq",
+    }  # fmt: skip
+    assert rows(heads, "NormFormer, fairseq", "12L", "0", "1")[0][:3] == ["0.310", "0.210", "0.410"]
+    assert len(rows(attention, "NormFormer, no-ffn-norm")) == 12 and "sub" not in attention
+
+
+def test_runs_without_what_the_figures_need(tmp_path):
+    model(tmp_path, "a", "pre_ln", {0: {"learned_scale": {}}})
+    place = re.escape(str(tmp_path))
+    with pytest.raises(UserError, match=rf"^{place}\S*: no run with gradient_l1; record one with --deepnet-probe grad"):
+        redraw(tmp_path, "normformer3", tmp_path)
+    with pytest.raises(UserError, match=rf"^{place}\S*: no run of NormFormer with learned_scale; record one with"):
+        redraw(tmp_path, "normformer4", tmp_path)
+    model(tmp_path, "b", "pre_ln", gradients({1500: (1.0, 1.0)}))
+    with pytest.raises(UserError, match=r"b/probes\.jsonl: has no gradient_l1 in the first 1,000 updates"):
+        redraw(tmp_path, "normformer3", tmp_path)
+    assert not list(tmp_path.glob("*.png"))

@@ -9,10 +9,11 @@ import re
 import pytest
 
 from deepnet_fairseq.analysis.figures import FIGURES
-from deepnet_fairseq.analysis.logs import read_validation, training_hours
+from deepnet_fairseq.analysis.logs import read_log, read_validation, training_hours
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.text_table import render
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
 from .support.reported import log
@@ -66,29 +67,19 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
     assert training_hours(path) is None and training_hours(tmp_path / "none") is None
 
 
-def test_runs_by_name(tmp_path):
-    record(tmp_path, 6, "b", "admin")
-    record(tmp_path, 6, "a", "dlcl")
-    assert [run.method for run in runs_of(tmp_path, 6)] == ["dlcl", "admin"]
-
-
 @pytest.mark.parametrize(
     "figure, facts, message",
     [
         (3, {"part": "whole", "method": "post_ln"}, "part 'whole': must be one of profile, curve"),
         (3, {"part": "profile", "method": "admin"}, "method 'admin': must be one of post_ln, post_ln_init"),
-        (3, {"part": "profile", "method": "post_ln"}, "probes.jsonl: no such file"),
         (3, {"part": "curve", "method": "post_ln"}, "train.log: no validation loss in it"),
         (4, {}, "series None: must be one of post_ln_no_warmup"),
-        (4, {"series": "post_ln_warmup"}, "probes.jsonl: no such file"),
         (5, {"update": "soon"}, "update 'soon': must be a number of updates"),
         (5, {"method": "pre_ln", "update": 5}, "method 'pre_ln': must be one of post_ln, deepnorm"),
         (5, {"update": 5}, "probes.jsonl: no such file"),
-        (6, {}, "score.json: no such file"),
         (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
         (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
         (7, {"panel": "lr", "value": "high", "valid": {9: (1, 7.0)}}, "value 'high': must be a setting"),
-        (7, {"panel": "lr", "value": "1"}, "no validation loss in it"),
         (8, {"method": "nothing"}, "method 'nothing' is unknown"),
         (8, {"encoder_layers": "6"}, "encoder_layers '6': must be a number of layers"),
     ],
@@ -100,18 +91,15 @@ def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
     assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
 
 
-@pytest.mark.parametrize(
-    "probes, message",
-    [
-        ({1: {"ln_input": {}}}, "has no model_update"),
-        (update(1.0), "has no ln_input of ffn"),
-        ({0: watched()[0] | {"gradient_norm": {}}}, "has no gradient_norm"),
-    ],
-)
-def test_probes_that_figure_4_lacks(probes, message, tmp_path):
-    record(tmp_path, 4, "run", "post_ln", probes=probes, series="post_ln_warmup")
-    with pytest.raises(UserError, match=message):
-        FIGURES[4](runs_of(tmp_path, 4), tmp_path / "a.png")
+def test_probes_that_figure_4_lacks(tmp_path):
+    for probes, lack in (
+        (update(1.0), "ln_input of ffn"),
+        ({0: watched()[0] | {"gradient_norm": {}}}, "gradient_norm"),
+    ):
+        root = tmp_path / lack
+        record(root, 4, "run", "post_ln", probes=probes, series="post_ln_warmup")
+        with pytest.raises(UserError, match=f"has no {lack}"):
+            FIGURES[4](runs_of(root, 4), tmp_path / "a.png")
 
 
 def test_runs_that_do_not_belong_together(tmp_path):
@@ -169,3 +157,32 @@ def test_a_model_of_one_stack(stack, depth, tmp_path):
         (tmp_path / "run.json").write_text(json.dumps(wrong))
         with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
             RecordedRun.read(tmp_path)
+
+
+def line(update, loss, wall):
+    row = {"loss": str(loss), "num_updates": str(update), "wall": str(wall)}
+    return f"2026-01-01 00:00:00 | INFO | train_inner | {json.dumps(row)}\n"
+
+
+def test_a_resumed_run_is_one_curve(tmp_path):
+    """The first attempt dies after update 75; the second resumes at 50 and repeats 75."""
+    path = tmp_path / "train.log"
+    first = line(25, 9.0, 10) + line(50, 8.0, 20) + line(75, 7.5, 30)
+    path.write_text("noise\n" + first + line(75, 7.0, 12) + line(100, 6.0, 22))
+    log = read_log(path)
+    assert (log.updates, log.losses) == ([25, 50, 75, 100], [9.0, 8.0, 7.0, 6.0])
+    assert log.seconds == 52
+    assert log.final_loss(last=2) == 6.5
+    assert not log.diverged
+
+
+@pytest.mark.parametrize("text", [None, "nothing here\n"])
+def test_no_log(text, tmp_path):
+    if text is not None:
+        (tmp_path / "train.log").write_text(text)
+    with pytest.raises(UserError, match=r"train\.log"):
+        read_log(tmp_path / "train.log")
+
+
+def test_columns_align():
+    assert render([["a", "number"], ["long name", "5"]]) == "a          number\n---------  ------\nlong name       5"

@@ -179,9 +179,7 @@ def test_rendered_pages(rendered):
     assert "wrote" in said and (rendered / "results/figures/miniature/figure4.png").stat().st_size > 5000
     numbers = (rendered / "results/miniatures.md").read_text()
     assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
-
-
-def test_index_has_the_deepest_row_with_a_published_number(rendered):
+    # the index has the deepest row with a published number
     lines = (rendered / "results" / "README.md").read_text().splitlines()
     rows = {cells[0].strip("| "): cells[1:] for cells in (line.split(" | ") for line in lines)}
     (name,) = [name for name in rows if "Wang et al. 2022, Table 1" in name]

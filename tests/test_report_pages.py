@@ -14,7 +14,7 @@ import pytest
 from deepnet_fairseq.analysis.report import formats
 from deepnet_fairseq.cli import main
 
-from .support.reported import ENVIRONMENT, grid, printed, run
+from .support.reported import ENVIRONMENT, printed, run
 
 HOSTILE = """fairseq-train x '</pre></details><script src="http://x.y/z.js">a("&amp;")</script>' _$%&#{}~^\\"""
 VOID = {"meta", "img", "br"}
@@ -100,20 +100,12 @@ def test_page_stands_alone(table, pages):
     assert sum(attributes.get("class") == "scroll" for attributes in page.all("div")) == len(page.all("table"))
 
 
-def test_page_has_the_numbers_of_the_markdown(recorded, pages, capsys):
-    (row,) = [r for r in grid(printed(capsys, recorded, "--table", "iwslt14"), "Overview") if r["method"] == "DeepNorm"]
-    page = Page(pages["iwslt14"])
-    spans = page.texts["span"]
-    at = spans.index("DeepNorm")
-    shown = spans[at + 1 : at + 7]  # measured and published at three depths
-    assert [f"{mine} {paper}" for mine, paper in zip(shown[::2], shown[1::2], strict=True)] == list(row.values())[1:4]
-    assert spans.count("diverged at update 150") == 9  # three runs in three tables
-
-
 def test_figures_of_the_page(pages):
     """Loss curves; with IWSLT-14 the figure that its runs fill. Each is a PNG of some size."""
     titles = {table: Page(text).texts["h2"] for table, text in pages.items()}
     assert "Training loss" in titles["1"] and "Figure 6" not in titles["1"]
+    spans = Page(pages["iwslt14"]).texts["span"]
+    assert spans.count("diverged at update 150") == 9 and "(29.8)" in spans  # three runs in three tables; the paper's
     assert "Training loss" in titles["iwslt14"] and "Figure 6" in titles["iwslt14"]
     for image in Page(pages["iwslt14"]).all("img"):
         picture = matplotlib.image.imread(BytesIO(base64.b64decode(image["src"].split(",")[1])))
@@ -160,13 +152,6 @@ def test_into_a_page(runs, tmp_path, capsys):
     capsys.readouterr()
     main(words[:4] + ["--into", str(page)])
     assert capsys.readouterr().out == f"put table 1 into {page}\n"
-
-
-def test_a_miniature_within_a_page_says_so(recorded, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    main(["report", str(recorded), "--table", "1", "--into", str(page)])
-    assert "> **Miniature on generated data: numbers say nothing about the paper's.**" in page.read_text()
 
 
 @pytest.mark.parametrize(

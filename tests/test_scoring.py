@@ -14,7 +14,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from deepnet_fairseq.analysis.scoring import score, scores
 from deepnet_fairseq.analysis.scoring.generated import Output, prepare, read_corpus
-from deepnet_fairseq.analysis.scoring.scores import group, kinds_of_bleu, tokenizer_for
+from deepnet_fairseq.analysis.scoring.scores import GROUPS, group, kinds_of_bleu, tokenizer_for
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
@@ -152,6 +152,9 @@ def test_what_cannot_be_scored(tmp_path):
         score(path, write_corpus(tmp_path / "k", {"test.de-en": ["a", "b"]}, tokenize="klingon"))
     with pytest.raises(UserError, match="which languages"):
         score(write_generated(path, ["a"], ["a"]), write_corpus(tmp_path / "m", **MOSES))
+    (tmp_path / "generate-test.txt").write_text("what --results-path writes")
+    with pytest.raises(UserError, match=r"neither generated\.txt nor"):
+        score(tmp_path)
     (bin.parent / "recipe.json").write_text("{")
     with pytest.raises(UserError, match=r"recipe\.json: is damaged"):
         score(path, bin)
@@ -247,21 +250,7 @@ def test_means_are_those_of_directions_scored_alone(tmp_path):
     assert result["from_english"] == pytest.approx((bleu["en-de"] + bleu["en-fr"]) / 2, abs=0.011)
     assert result["between_others"] == bleu["de-fr"]
     assert (result["kind"], result["generation"], result["missing"]) == ("sacrebleu", {"seconds": 7.5}, {})
-
-
-def test_english_by_its_codes():
-    groups = {"de-eng": "to_english", "eng_Latn-ces_Latn": "from_english", "es-de": "between_others"}
-    assert {direction: group(direction) for direction in groups} == groups
-
-
-def test_a_direction_is_scored_in_its_own_language(tmp_path):
-    write_generated(tmp_path / "g" / "en-zh.txt", ["\u6211\u7231\u4f60\u4eec"], ["\u6211\u7231\u4f60\u4eec\u5417"])
-    write_generated(tmp_path / "g" / "zh-en.txt", ["I love you all"], ["I love you all"])
-    result = score(tmp_path / "g", write_corpus(tmp_path / "c", tokenize="language"))
-    assert "tok:zh|" in result["directions"]["en-zh"]["signature"]
-    assert "tok:13a|" in result["directions"]["zh-en"]["signature"]
-    assert "tok:13a|" in result["signature"] and "tok:zh|" in result["signature"]
-    assert result["between_others"] is None and result["generation"] is None
+    assert [group(name) for name in ("de-eng", "eng_Latn-ces_Latn", "es-de")] == list(GROUPS)
 
 
 def test_sets(tmp_path):
@@ -298,12 +287,6 @@ def test_missing_directions(tmp_path, capsys):
     (folder / "fr-en.txt").unlink()
     with pytest.raises(UserError, match=r"1 directions .*\(fr-en\)"):
         score(folder, f"{bin}/shard00:{bin}/shard01")
-
-
-def test_no_directions(tmp_path):
-    (tmp_path / "generate-test.txt").write_text("what --results-path writes")
-    with pytest.raises(UserError, match=r"neither generated\.txt nor"):
-        score(tmp_path)
 
 
 def test_the_papers_kind_may_differ_by_test_set():

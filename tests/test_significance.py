@@ -68,10 +68,8 @@ def test_p_of_a_run_against_its_baseline(tmp_path):
 
 def test_the_same_output_is_no_better(tmp_path):
     runs = [record(tmp_path / name, 0.3) for name in "ab"]
-    assert [significance(runs[0], runs[1:], test=test, samples=50)[None].rows[1].bleu.p for test in ("bs", "ar")] == [
-        1,
-        1,
-    ]
+    for test in ("bs", "ar"):
+        assert significance(runs[0], runs[1:], test=test, samples=50)[None].rows[1].bleu.p == 1
     assert compare_to_baseline(*runs) == 1
     with pytest.raises(UserError, match="given twice"):
         significance(runs[0], [runs[0]])
