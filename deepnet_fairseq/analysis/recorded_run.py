@@ -46,7 +46,8 @@ class RecordedRun:
                 raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
         if not isinstance(facts.get("seed"), int | None):
             raise UserError(f"{path}: seed {facts['seed']!r}: must be a number")
-        return cls(folder, facts, facts["method"], *(facts.get(key, 0) for key in STACKS), facts.get("seed"))
+        encoder, decoder = (facts.get(key, 0) for key in STACKS)
+        return cls(folder, facts, facts["method"], encoder, decoder, facts.get("seed"))
 
     @property
     def depth(self) -> str:
