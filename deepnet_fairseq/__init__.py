@@ -18,5 +18,4 @@ compat.apply()
 from . import models as _registration  # noqa: E402, F401
 from .criterions import chunked as _criterion  # noqa: E402, F401
 from .optim import deepnet_adam as _deepnet_adam  # noqa: E402, F401
-from .optim import radam as _radam  # noqa: E402, F401
-from .optim import t_fixup_schedule as _schedule  # noqa: E402, F401
+from .optim import papers as _papers  # noqa: E402, F401

@@ -15,7 +15,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.initialisation import branch_weights, init_report, initialize, weight_std
 from deepnet_fairseq.methods import METHODS, get_method
 from deepnet_fairseq.methods.deepnorm import DeepNorm
-from deepnet_fairseq.optim.t_fixup_schedule import TFixupSchedule, TFixupScheduleConfig
+from deepnet_fairseq.optim.papers import TFixupSchedule, TFixupScheduleConfig
 from deepnet_fairseq.transformer.slots import Site, Weight
 
 from .support.helpers import PAD

@@ -8,7 +8,7 @@ positions are not. q, k keep fairseq's gain 1/sqrt2 as in the authors' code (the
 multiplies v by sqrt2, to undo the same gain, and keeps LayerNorms it never calls, which we do not build.
 A stack alone takes the encoder's factors, for a decoder without cross-attention is its like; that is our reading, paper
 and code have encoder and decoder only. The schedule, lr sqrt(P / (P + t)), is `--lr-scheduler t_fixup`
-(optim/t_fixup_schedule.py).
+(optim/papers.py).
 """
 
 import math

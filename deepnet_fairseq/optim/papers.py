@@ -1,15 +1,43 @@
-"""T-Fixup's learning rate: lr(t) = lr sqrt(P / (P + t)), at its height from the first update (Huang et al. 2020).
+"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, torch's, and T-Fixup's learning rate.
 
-fairseq's inverse_sqrt cannot do this: it divides by the length of its warm-up.
+`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
+height from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
 """
 
 from dataclasses import dataclass, field
 
+import torch
 from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from ..errors import UserError
+from .deepnet_adam import settings
+
+
+@dataclass
+class RAdamConfig(FairseqDataclass):
+    """The flags of `--optimizer radam`, by the names of adam's."""
+
+    adam_betas: str = field(default="(0.9, 0.999)", metadata={"help": "betas for RAdam"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for RAdam"})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
+    lr: list[float] = II("optimization.lr")
+
+
+@register_optimizer("radam", dataclass=RAdamConfig)
+class RAdam(FairseqOptimizer):
+    """torch.optim.RAdam under fairseq's names of Adam's flags."""
+
+    def __init__(self, cfg, params):
+        super().__init__(cfg)
+        self._optimizer = torch.optim.RAdam(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict:
+        """What is given now and replaces what a checkpoint holds."""
+        return settings(self.cfg) | {"decoupled_weight_decay": True}
 
 
 @dataclass
