@@ -84,14 +84,6 @@ def test_rollbacks_run_out(data, tmp_path, capsys):
     assert f"error: diverged at update {found[-1]['update']}: " in line and str(tmp_path / report.TEXT) in line
 
 
-def test_without_a_checkpoint_there_is_no_way_back(data, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        train(data, tmp_path, *WILD, "--max-update", "6", *BACK)
-    assert ended.value.code == STATUS and (tmp_path / report.TEXT).exists() and not list(tmp_path.glob("*.pt"))
-    (event,) = events(tmp_path)
-    assert event["rollback"] is None
-
-
 def test_a_new_run_has_no_past(data, tmp_path):
     (tmp_path / report.JSON).write_text(json.dumps({"format": 1, "events": [{"update": 9, "rollback": {}}]}))
     (tmp_path / report.TEXT).write_text("diverged at update 9")

@@ -37,7 +37,9 @@ def apply() -> None:
     from . import launch
 
     launch.end_with_launcher()
-    from .. import checkpoints, distributed, divergence
+    from .. import checkpoints
+    from ..distributed import training as distributed
+    from ..divergence import training as divergence
     from . import arithmetic, command_line, data, yaml_config
     from . import checkpoints as files
 

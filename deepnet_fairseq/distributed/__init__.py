@@ -2,10 +2,3 @@
 
 fairseq's own way stands on fairscale; this one on torch's FSDP2, behind the same flags.
 """
-
-
-def install() -> None:
-    """Patches fairseq's Trainer and checkpoints for sharded models; may be called again."""
-    from . import training
-
-    training.install()

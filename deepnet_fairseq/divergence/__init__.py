@@ -38,10 +38,3 @@ class Diverged(FloatingPointError):
     def __init__(self, stop: Stop):
         super().__init__(stop.reason)
         self.stop = stop
-
-
-def install() -> None:
-    """Patches fairseq's Trainer and training loop; may be called again."""
-    from . import training
-
-    training.install()

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..atomic_output import whole
@@ -34,7 +35,7 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
 
     Losses are in bits per token, lengths in tokens.
     """
-    watch, cfg, rate = trainer.watch, trainer.cfg, trainer.get_lr()
+    watch, cfg = trainer.watch, trainer.cfg
     everyone = agreement.gathered(_on_this_rank(trainer, stop))
     seen = next((i for i, one in enumerate(everyone) if one["first"]), 0)
     broken = sorted({name for one in everyone for name in one["broken"]})
@@ -44,7 +45,7 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
         "kind": LOSS if bad_loss and stop.kind == GRADIENTS else stop.kind,
         "reason": stop.reason,
         "epoch": epoch,
-        "lr": rate,
+        "lr": trainer.get_lr(),
         "first": everyone[seen]["first"],
         "rank": seen,
         "search": everyone[seen]["failed"],
@@ -54,8 +55,7 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
         "skipped": {"in_a_row": watch.skipped, "in_all": watch.skipped_in_all, "from_scale": watch.scale_before},
         "updates": watch.rows(),
         "probes": _probes(cfg.model),
-        "model": _model(trainer),
-        "setting": _setting(cfg),
+        **_settings(trainer),
         "rollbacks": {"limit": trainer.rollbacks.limit, "taken": len(trainer.rollbacks.taken)},
         "rollback": None,
     }
@@ -67,7 +67,7 @@ def _on_this_rank(trainer, stop: Stop) -> dict:
     try:
         found |= repeat(trainer, stop.samples, stop.update - 1)
     except Exception as error:  # whatever it is, the training has diverged, and that is to be told
-        found["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
         drop_gradients(trainer)
     target = getattr(trainer.task, "target_dictionary", None)
     return found | {"batch": describe(stop.samples, -1 if target is None else target.pad())}
@@ -78,28 +78,21 @@ def describe(samples: list, padding: int) -> dict:
 
     padding: index of the target dictionary's padding. Lengths are missing for tasks that translate nothing.
     """
-    found = {"ids": [], "source_lengths": [], "target_lengths": []}
+    ids, sources, targets = [], [], []
     for sample in filter(None, samples):
-        if "id" in sample:
-            found["ids"] += sample["id"].tolist()
-        lengths = (sample.get("net_input") or {}).get("src_lengths")
-        if lengths is not None:
-            found["source_lengths"] += lengths.tolist()
-        if sample.get("target") is not None and sample["target"].dim() == 2:
-            found["target_lengths"] += sample["target"].ne(padding).sum(1).tolist()
-    return {"sentences": len(found["ids"]), **found}
+        ids += sample["id"].tolist() if "id" in sample else []
+        lengths, target = (sample.get("net_input") or {}).get("src_lengths"), sample.get("target")
+        sources += [] if lengths is None else lengths.tolist()
+        targets += target.ne(padding).sum(1).tolist() if target is not None and target.dim() == 2 else []
+    return {"sentences": len(ids), "ids": ids, "source_lengths": sources, "target_lengths": targets}
 
 
-def _model(trainer) -> dict:
-    cfg = trainer.cfg.model
+def _settings(trainer) -> dict:
+    cfg, model, schedule = trainer.cfg, trainer.cfg.model, trainer.cfg.lr_scheduler
     names = ("method", "encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
-    found = {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
-    return found | {"parameters": sum(p.numel() for p in trainer.get_model().parameters())}
-
-
-def _setting(cfg) -> dict:
-    schedule = cfg.lr_scheduler
-    return {
+    of_model = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    of_model["parameters"] = sum(p.numel() for p in trainer.get_model().parameters())
+    setting = {
         "lr": [float(rate) for rate in cfg.optimization.lr],
         "lr_scheduler": getattr(schedule, "_name", None),
         "warmup_updates": int(getattr(schedule, "warmup_updates", 0) or 0),
@@ -109,6 +102,7 @@ def _setting(cfg) -> dict:
         "max_tokens": cfg.dataset.max_tokens,
         "seed": cfg.common.seed,
     }
+    return {"model": of_model, "setting": setting}
 
 
 def _probes(cfg) -> list[dict]:
@@ -167,18 +161,17 @@ def headline(event: dict) -> str:
 
 def short(event: dict) -> list[str]:
     """At most eight lines, for the log."""
-    lines = [headline(event), f"first: {_place(event)}"]
-    if event["parameters"]["count"]:
-        lines.append(_broken(event))
+    place, broken, skipped = _in_words(event)
+    lines = [headline(event), f"first: {place}"]
+    lines += [broken] if event["parameters"]["count"] else []
     lines += [f"update {row['update']}: {_row(row)}" for row in event["updates"][-1:]]
-    if event["skipped"]["in_all"]:
-        lines.append(_skipped(event))
+    lines += [skipped] if event["skipped"]["in_all"] else []
     return lines + [f"try: {words}" for words in event["advice"][: 8 - len(lines)]]
 
 
 def long(event: dict) -> str:
     """A page, for divergence.txt."""
-    batch = event["batch"]
+    batch, (place, broken, skipped) = event["batch"], _in_words(event)
     sides = batch["source_lengths"] + batch["target_lengths"]
     most, usual = max(sides, default=0), int(statistics.median(batch["source_lengths"] or sides or [0]))
     lines = [
@@ -187,18 +180,18 @@ def long(event: dict) -> str:
         f"model           {' '.join(f'{key} {value}' for key, value in event['model'].items())}",
         f"setting         {' '.join(f'{key} {value}' for key, value in event['setting'].items())}",
         f"epoch           {event['epoch']}, learning rate {event['lr']:.4g}, loss now {_number(event['loss'])}",
-        f"first           {_place(event)}",
-        f"weights         {_broken(event)}",
+        f"first           {place}",
+        f"weights         {broken}",
         f"batch           rank {event['rank']}: {batch['sentences']} sentences, longest {most} tokens, median {usual}",
-        f"half precision  {_skipped(event)}",
+        f"half precision  {skipped}",
         "last updates",
         *(f"  {row['update']:>8}  {_row(row)}" for row in event["updates"]),
+        *(["last probes"] if event["probes"] else []),
+        *(f"  {line}" for row in event["probes"] for line in _probe(row)),
+        "what to try",
+        *(f"  - {words}" for words in event["advice"]),
+        *([set_back(event["rollback"])] if event["rollback"] else []),
     ]
-    if event["probes"]:
-        lines += ["last probes", *(f"  {line}" for row in event["probes"] for line in _probe(row))]
-    lines += ["what to try", *(f"  - {words}" for words in event["advice"])]
-    if event["rollback"]:
-        lines.append(set_back(event["rollback"]))
     return "\n".join(lines)
 
 
@@ -211,31 +204,18 @@ def set_back(rollback: dict) -> str:
     )
 
 
-def _place(event: dict) -> str:
-    """Where the first number that is not finite came up, in words, or why that was not found."""
-    first = event["first"]
+def _in_words(event: dict) -> tuple[str, str, str]:
+    """Where the first number that is not finite came up, or why that was not found; broken parameters; overflows."""
+    first, parameters, skipped = event["first"], event["parameters"], event["skipped"]
     if first is None:
-        why = event["search"] and f" ({event['search']})"
-        return (
-            f"not found{why or ': the batch alone gives finite numbers, so they came together in the sum over ranks'}"
-        )
-    words = PLACE[first["direction"]].format(**first)
-    return f"{words}; the largest before it {first['largest']:.4g}" + (f" at {first['at']}" if first["at"] else "")
-
-
-def _broken(event: dict) -> str:
-    parameters = event["parameters"]
-    if not parameters["count"]:
-        return "all finite"
-    more = parameters["count"] - 1
-    return f"not finite: {parameters['first'][0]}" + (f" and {more} more" if more else "")
-
-
-def _skipped(event: dict) -> str:
-    skipped = event["skipped"]
-    if not skipped["in_all"]:
-        return "no overflow"
-    return f"{skipped['in_a_row']} overflows in a row before this, {skipped['in_all']} in all since the start"
+        place = "not found" + (f" ({event['search']})" if event["search"] else TOGETHER)
+    else:
+        place = f"{PLACE[first['direction']].format(**first)}; the largest before it {first['largest']:.4g}"
+        place += f" at {first['at']}" if first["at"] else ""
+    more = f" and {parameters['count'] - 1} more" if parameters["count"] > 1 else ""
+    broken = f"not finite: {parameters['first'][0]}{more}" if parameters["count"] else "all finite"
+    counts = f"{skipped['in_a_row']} overflows in a row before this, {skipped['in_all']} in all since the start"
+    return place, broken, counts if skipped["in_all"] else "no overflow"
 
 
 def _row(row: dict) -> str:
@@ -243,17 +223,13 @@ def _row(row: dict) -> str:
     return f"loss {_number(row['loss'])}  gnorm {_number(row['gnorm'])}  lr {_number(row['lr'])}{scale}"
 
 
-def _probe(row: dict) -> list[str]:
-    lines = []
-    for probe, values in row.items():
-        known = {where: value for where, value in values.items() if value is not None} if probe != "update" else {}
+def _probe(row: dict) -> Iterator[str]:
+    for probe in (key for key in row if key != "update"):
+        known = {where: value for where, value in row[probe].items() if value is not None}
         if known:
             low, high = min(known, key=known.get), max(known, key=known.get)
-            lines.append(
-                f"{row['update']:>8}  {probe}: {known[low]:.4g} at {low} to {known[high]:.4g} at {high}, "
-                f"{len(values) - len(known)} not finite"
-            )
-    return lines
+            span = f"{known[low]:.4g} at {low} to {known[high]:.4g} at {high}"
+            yield f"{row['update']:>8}  {probe}: {span}, {len(row[probe]) - len(known)} not finite"
 
 
 def _number(value: float | str | None) -> str:

@@ -6,8 +6,8 @@ import copy
 import logging
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
@@ -30,8 +30,7 @@ UNSCALED = {
 }
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """A rollback: diverged at update `failed`, set back to where `to` were made, learning rates times `factor`."""
 
     failed: int
@@ -61,10 +60,8 @@ class Rollbacks:
         if not self.limit:
             return
         name = getattr(self.cfg.lr_scheduler, "_name", None)
-        if name in UNSCALED:
-            raise UserError(
-                f"--rollbacks: not with --lr-scheduler {name}, {UNSCALED[name]}; take another or drop the flag"
-            )
+        if reason := UNSCALED.get(name):
+            raise UserError(f"--rollbacks: not with --lr-scheduler {name}, {reason}; take another or drop the flag")
         for flag in ("no_save", "no_last_checkpoints", "no_save_optimizer_state"):
             if getattr(self.cfg.checkpoint, flag):
                 raise UserError(f"--rollbacks: not with --{flag.replace('_', '-')}, which leaves nothing to go back to")
@@ -76,7 +73,7 @@ class Rollbacks:
         self.home, taken = agreement.from_first(lambda: self._before(path))
         for rollback in taken:
             scale(self.cfg, rollback.factor)
-        self.taken = list(taken)
+        self.taken = taken
         if taken:
             rates = ", ".join(f"{rate:.4g}" for rate in self.cfg.optimization.lr)
             logger.info(f"{self.folder / report.JSON}: set back {len(taken)} times before, --lr is now {rates}")
@@ -87,9 +84,8 @@ class Rollbacks:
             return
         self.begun = True
         self.check()
-        if not self.home and agreement.is_first():
-            for name in (report.JSON, report.TEXT):
-                Path(self.folder, name).unlink(missing_ok=True)
+        for name in (report.JSON, report.TEXT) if not self.home and agreement.is_first() else ():
+            Path(self.folder, name).unlink(missing_ok=True)
 
     def back(self, trainer, epoch_itr, stop: Stop) -> dict | None:
         """Weights, optimiser, data order, all as a checkpoint has them; what was done, None if nothing could be.
@@ -104,9 +100,8 @@ class Rollbacks:
             return None
         scale(self.cfg, self.factor)
         trainer._optimizer = trainer._lr_scheduler = None  # the next ones need the memory
-        extra_state, fresh = checkpoint_utils.load_checkpoint(
-            self._plain_resume(), trainer, disable_iterator_cache=trainer.task.has_sharded_data("train")
-        )
+        again = {"disable_iterator_cache": trainer.task.has_sharded_data("train")}
+        extra_state, fresh = checkpoint_utils.load_checkpoint(self._plain_resume(), trainer, **again)
         if extra_state is None or any(agreement.gathered(bool(broken_parameters(trainer.get_model())))):
             return None
         epoch_itr.__dict__ = fresh.__dict__  # one state: fairseq's loop holds the one, its cache the other
@@ -125,12 +120,8 @@ class Rollbacks:
         """Does this run go on in its folder, and its rollbacks so far."""
         if not os.path.exists(path):
             return False, []
-        events = [event for event in report.read(self.folder) if event.get("rollback")]
-        return True, [
-            Taken(event["update"], event["rollback"]["update"], event["rollback"]["factor"])
-            for event in events
-            if event["rollback"]["given"] == self.given
-        ]
+        taken = [(event["update"], event["rollback"]) for event in report.read(self.folder) if event.get("rollback")]
+        return True, [Taken(at, one["update"], one["factor"]) for at, one in taken if one["given"] == self.given]
 
     def _good(self, trainer, stop: Stop) -> str | None:
         """The checkpoint to go back to, its name without suffix: the newest whole one of good weights.
@@ -146,7 +137,9 @@ class Rollbacks:
         suffix, oldest = f"{trainer.checkpoint_suffix}.pt", None
         last = self.folder / f"{atomic.LAST}{suffix}"
         for path in [last, *integrity.earlier(self.folder, trainer.checkpoint_suffix)]:
-            if not 0 < (updates := _updates(path)) < stop.weights or integrity.damage(path):
+            named = NUMBERED.match(path.name)
+            updates = int(named[1]) if named else integrity.updates(path)  # -1 if it cannot be read
+            if not 0 < updates < stop.weights or integrity.damage(path):
                 continue
             if updates <= bound:
                 return path.name.removesuffix(suffix)
@@ -183,17 +176,8 @@ def scale(cfg, factor: float) -> None:
 
     A negative rate is fairseq's word for "none given" and stays negative.
     """
-    for section in SECTIONS:
-        node = cfg.get(section)
+    for node in filter(OmegaConf.is_config, map(cfg.get, SECTIONS)):
         for key in RATES:
-            if not OmegaConf.is_config(node) or key not in node or OmegaConf.is_interpolation(node, key):
-                continue
-            value = node[key]
+            value = node[key] if key in node and not OmegaConf.is_interpolation(node, key) else None
             if value is not None:
                 node[key] = [rate * factor for rate in value] if OmegaConf.is_list(value) else value * factor
-
-
-def _updates(path: Path) -> int:
-    """Of a checkpoint; -1 if it cannot be read."""
-    named = NUMBERED.match(path.name)
-    return int(named[1]) if named else integrity.updates(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -66,7 +65,8 @@ class Search:
             handle.remove()
 
     def _visit(self, path: str, module, inputs, output) -> None:
-        for tensor in tensors(output):
+        # what a dictionary holds was a module's output before
+        for tensor in filter(torch.is_tensor, output if isinstance(output, (tuple, list)) else [output]):
             self._look(FORWARD, path, tensor)
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._look, BACKWARD, path))
@@ -92,14 +92,6 @@ class Search:
         return self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0]) or path or "model"
 
 
-def tensors(output) -> Iterator[Tensor]:
-    """A module's output, or those of a tuple or list of them; what a dictionary holds was a module's output before."""
-    if torch.is_tensor(output):
-        yield output
-    elif isinstance(output, (tuple, list)):
-        yield from (one for one in output if torch.is_tensor(one))
-
-
 def repeat(trainer, samples: list, update: int) -> dict:
     """The passes of an update (from 0) again, with its random numbers: {"first": of Search.found or None, "loss": ...}.
 
@@ -113,13 +105,12 @@ def repeat(trainer, samples: list, update: int) -> dict:
     task = trainer.task
     losses, sizes = 0.0, 0.0
     alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)
-    with Search(trainer.get_model()) as search, contextlib.nullcontext() if trainer.is_fsdp else alone():
+    with Search(trainer.get_model()) as search, alone():
         for sample in samples:
             sample, dummy = trainer._prepare_sample(sample)
             # the class's, for probes watch the task itself
-            loss, size, _ = type(task).train_step(
-                task, sample, trainer.model, trainer.criterion, trainer.optimizer, update, ignore_grad=dummy
-            )
+            given = (task, sample, trainer.model, trainer.criterion, trainer.optimizer, update)
+            loss, size, _ = type(task).train_step(*given, ignore_grad=dummy)
             losses, sizes = losses + float(loss.detach()), sizes + (0.0 if dummy else float(size))
     first = search.found[FORWARD] or search.found[BACKWARD] or _overflowing_norm(trainer.get_model(), search)
     drop_gradients(trainer)
@@ -150,8 +141,7 @@ def local(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def broken_parameters(model: nn.Module) -> list[str]:
     """Names of parameters with a number that is not finite, of this rank's parts; one wait for the device."""
-    held = {name: local(p.detach()) for name, p in model.named_parameters()}
-    held = {name: p for name, p in held.items() if p.numel()}
+    held = {name: part for name, p in model.named_parameters() if (part := local(p.detach())).numel()}
     if not held:
         return []
     norms = torch._foreach_norm(list(held.values()), math.inf)

@@ -11,7 +11,6 @@ import logging
 import math
 import sys
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,34 +27,27 @@ from .rollback import Rollbacks
 from .search import broken_parameters
 
 KEPT = 20  # updates
-VALUES = ("loss", "gnorm", "lr", "loss_scale")
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class Watch:
     """What is known of the last updates without asking the device for more than fairseq does.
 
     made: the last updates, each with its number from 1, the loss of the log (bits per token), the norm of its
     gradients, its learning rate and loss scale; skipped: how many updates in a row half precision has skipped now, and
-    skipped_in_all; least: the lowest loss so far; healthy: the last update with a loss of no more than twice that.
+    skipped_in_all, scale_before: the loss scale before them; norm, samples: of the update at work; least: the lowest
+    loss so far; healthy: the last update with a loss of no more than twice that.
     """
 
-    made: deque = field(default_factory=lambda: deque(maxlen=KEPT))
-    skipped: int = 0
-    skipped_in_all: int = 0
-    scale_before: float | None = None  # the loss scale before the updates skipped now
-    norm: torch.Tensor | float | None = None  # of the update at work
-    samples: list = field(default_factory=list)
-    least: float = math.inf
-    healthy: int | None = None
+    def __init__(self, least: float = math.inf):
+        self.made: deque[dict] = deque(maxlen=KEPT)
+        self.skipped, self.skipped_in_all, self.scale_before = 0, 0, None
+        self.norm, self.samples = None, []
+        self.least, self.healthy = least, None
 
     def rows(self) -> list[dict]:
-        """One dict an update."""
-        return [
-            {"update": row["update"]} | {key: None if row[key] is None else float(row[key]) for key in VALUES}
-            for row in self.made
-        ]
+        """One dict an update, of plain numbers."""
+        return [{key: float(one) if torch.is_tensor(one) else one for key, one in row.items()} for row in self.made]
 
     def skip(self) -> None:
         """To be told that half precision has overflowed: the loss scale comes down, the batch is left out."""
@@ -63,14 +55,12 @@ class Watch:
         self.skipped_in_all += 1
 
     def update(self, row: dict) -> None:
-        """To be told that an update is made; row: its number as "update", and VALUES."""
+        """To be told that an update is made; row: its number as "update", loss, gnorm, lr and loss_scale."""
         self.made.append(row)
         self.skipped, self.scale_before = 0, row["loss_scale"]
-        loss = row["loss"]
-        if loss > 0:  # as a likelihood's; of others there is no telling
-            self.least = min(self.least, loss)
-            if loss <= 2 * self.least:
-                self.healthy = row["update"]
+        if row["loss"] > 0:  # as a likelihood's; of others there is no telling
+            self.least = min(self.least, row["loss"])
+            self.healthy = row["update"] if row["loss"] <= 2 * self.least else self.healthy
 
 
 def install() -> None:
@@ -119,24 +109,22 @@ def _clip_grad_norm(original, trainer, clip_norm):
     except OverflowError:
         watch.skip()
         raise
-    if not trainer.cfg.common.amp:
-        _check_finite(watch.norm)  # before fairseq asks whether the ranks' norms are the same
-    return watch.norm
+    # before fairseq asks whether the ranks' norms are the same
+    return watch.norm if trainer.cfg.common.amp else _finite(watch.norm)
 
 
 def _clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
     """AMPOptimizer's would ask for the loss scale on a CPU too, where --amp scales no loss."""
     if optimizer.scaler.is_enabled():
         return original(optimizer, max_norm, aggregate_norm_fn)
-    norm = optimizer.fp32_optimizer.clip_grad_norm(max_norm, aggregate_norm_fn)
-    _check_finite(norm)
-    return norm
+    return _finite(optimizer.fp32_optimizer.clip_grad_norm(max_norm, aggregate_norm_fn))
 
 
-def _check_finite(norm) -> None:
-    """FloatingPointError, which becomes Diverged further out."""
+def _finite(norm):
+    """FloatingPointError, which becomes Diverged further out, for a norm that is not."""
     if not torch.isfinite(torch.as_tensor(norm)).all():
         raise FloatingPointError("gradients are Nan/Inf")
+    return norm
 
 
 def _consolidate_optimizer(original, trainer):
@@ -160,9 +148,7 @@ def _save(original, cfg, trainer, *args, **kwargs):
     """Only weights that can be trained on take the place of a checkpoint."""
     if cfg.no_save:
         return original(cfg, trainer, *args, **kwargs)
-    mine = broken_parameters(trainer.get_model())
-    broken = [name for names in agreement.gathered(mine) for name in names]
-    if broken:
+    if broken := sum(agreement.gathered(broken_parameters(trainer.get_model())), []):
         reason = f"{broken[0]} is not finite; not saved"
         raise Diverged(Stop(trainer.get_num_updates(), WEIGHTS, reason, trainer.watch.samples))
     saved = original(cfg, trainer, *args, **kwargs)
@@ -187,13 +173,13 @@ def _set_back(trainer, epoch_itr, stop: Stop) -> bool:
     """Reports, and takes back what can be. On every rank; rank 0 writes."""
     folder, first = Path(trainer.cfg.checkpoint.save_dir), agreement.is_first()
     event = report.event(trainer, stop, epoch_itr.epoch)
-    events = [*report.read(folder), event] if first else []
     if first:
+        events = [*report.read(folder), event]
         report.write(folder, events)  # before anything else can go wrong
         for line in report.short(event):
             logger.warning(line)
     done = trainer.rollbacks.back(trainer, epoch_itr, stop)
-    trainer.watch = Watch(least=trainer.watch.least)
+    trainer.watch = Watch(trainer.watch.least)
     if first and done:
         event["rollback"] = done
         report.write(folder, events)

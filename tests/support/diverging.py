@@ -11,7 +11,6 @@ import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from deepnet_fairseq.divergence import Diverged, report
-from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.trainer import build_trainer, parse
 
 from ..conftest import TRAIN_FLAGS
@@ -46,10 +45,6 @@ class Training:
         return report.event(self.trainer, caught.value.stop, 1)
 
 
-def flags_of(method: str) -> tuple[str, ...]:
-    return (*TINY, "--method", method, *METHODS[method].train_flags)
-
-
 def train(data: Path, folder: Path, *flags: str) -> None:
     """fairseq-train, in this process."""
     args = parse([str(data), *TRAIN_FLAGS, "--save-dir", str(folder), *flags])
@@ -58,12 +53,7 @@ def train(data: Path, folder: Path, *flags: str) -> None:
 
 def events(folder: Path) -> list[dict]:
     """Strict JSON, without NaN."""
-    text = (folder / report.JSON).read_text()
-
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)["events"]
+    return json.loads((folder / report.JSON).read_text(), parse_constant=pytest.fail)["events"]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
