@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from fairseq.criterions import label_smoothed_cross_entropy as smoothed
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterion,
-    LabelSmoothedCrossEntropyCriterionConfig,
-)
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -131,7 +128,7 @@ def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | 
 
 
 @dataclass
-class ChunkedLabelSmoothedCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
+class ChunkedLabelSmoothedCrossEntropyConfig(smoothed.LabelSmoothedCrossEntropyCriterionConfig):
     """The flags of fairseq's label_smoothed_cross_entropy, and --loss-chunk-tokens."""
 
     loss_chunk_tokens: int = flag(0, HELP)
@@ -176,21 +173,16 @@ class Chunked:
         features, targets = features.index_select(0, kept), targets.index_select(0, kept)
         losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.report_accuracy)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        logged = {
-            "loss": losses.loss.data,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
-            "sample_size": sample_size,
-        }
-        return losses.loss, sample_size, logged | self.further(losses, len(kept))
-
-    def further(self, losses: Losses, total: int) -> dict:
-        """What the criterion logs beside the loss; losses: of the whole batch; total: the tokens that count."""
-        return {}
+        logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
+        if self.registered == NAME:
+            logged["nll_loss"] = losses.nll_loss.data
+        if self.report_accuracy:
+            logged |= {"n_correct": losses.correct.item(), "total": len(kept)}
+        return losses.loss, sample_size, logged | {"sample_size": sample_size}
 
 
 @register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)
-class ChunkedLabelSmoothedCrossEntropy(Chunked, LabelSmoothedCrossEntropyCriterion):
+class ChunkedLabelSmoothedCrossEntropy(Chunked, smoothed.LabelSmoothedCrossEntropyCriterion):
     """`--criterion chunked_label_smoothed_cross_entropy`, for translation: sums over target tokens, in nats."""
 
     registered = NAME
@@ -200,10 +192,6 @@ class ChunkedLabelSmoothedCrossEntropy(Chunked, LabelSmoothedCrossEntropyCriteri
     ):
         more = {"ignore_prefix_size": ignore_prefix_size, "report_accuracy": report_accuracy}
         super().__init__(task, sentence_avg, loss_chunk_tokens, label_smoothing=label_smoothing, **more)
-
-    def further(self, losses, total):
-        counted = {"n_correct": losses.correct.item(), "total": total} if self.report_accuracy else {}
-        return {"nll_loss": losses.nll_loss.data} | counted
 
 
 @register_criterion(PLAIN, dataclass=ChunkedCrossEntropyConfig)
@@ -234,5 +222,5 @@ def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
 
 
 # Resuming compares these names: a run may switch between these losses and fairseq's without --reset-optimizer.
-ChunkedLabelSmoothedCrossEntropy.__name__ = LabelSmoothedCrossEntropyCriterion.__name__
+ChunkedLabelSmoothedCrossEntropy.__name__ = smoothed.LabelSmoothedCrossEntropyCriterion.__name__
 ChunkedCrossEntropy.__name__ = CrossEntropyCriterion.__name__

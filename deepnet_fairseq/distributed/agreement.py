@@ -34,10 +34,9 @@ def from_first(ask: Callable[[], object]):
         except UserError as error:
             found[1] = str(error)
     distributed.broadcast_object_list(found, 0)
-    answer, mistake = found
-    if mistake is not None:
-        raise UserError(mistake)
-    return answer
+    if found[1] is not None:
+        raise UserError(found[1])
+    return found[0]
 
 
 def gathered(mine) -> list:

@@ -84,10 +84,8 @@ class FullySharded(nn.Module):
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg=None):
         """Takes each rank's rows from the whole state, which all ranks have."""
-        state_dict = OrderedDict(
-            (name, self._as_sharded(value) if value.shape == self.shapes.get(name) else value)
-            for name, value in state_dict.items()
-        )
+        whole = {name: value for name, value in state_dict.items() if value.shape == self.shapes.get(name)}
+        state_dict = OrderedDict(state_dict) | {name: self._as_sharded(value) for name, value in whole.items()}
         self.module.reshard()
         return self.module.load_state_dict(state_dict, strict, model_cfg)
 
@@ -134,14 +132,12 @@ class Scalars:
         self.parameters, self.group = parameters, group
         self._stale = False  # has the first rank updated them since they were sent?
         first = group.rank() == 0
-        self.shards: list[nn.Parameter] = []
         if parameters:
             self._values = torch.stack([parameter.data for parameter in parameters]).to(device)
             for parameter, value in zip(parameters, self._values, strict=True):
                 parameter.data = value
-        for parameter in parameters:
-            shard = parameter.data if first else parameter.data.new_empty(0)
-            self.shards.append(nn.Parameter(shard, requires_grad=parameter.requires_grad))
+        mine = (parameter.data if first else parameter.data.new_empty(0) for parameter in parameters)
+        self.shards = [nn.Parameter(one, requires_grad=p.requires_grad) for one, p in zip(mine, parameters)]
 
     def reduce(self) -> None:
         """The mean of the ranks' gradients becomes the shards'."""

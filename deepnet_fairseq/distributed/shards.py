@@ -96,10 +96,8 @@ def write(save_dir: str, trainer, found: dict) -> dict:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic.save(found, folder / files[rank])
-    except OSError as error:
-        failure = error.strerror
-    except atomic.SaveError as error:
-        failure = error.reason
+    except (OSError, atomic.SaveError) as error:
+        failure = error.strerror if isinstance(error, OSError) else error.reason
     failures = agreement.gathered(failure)
     if any(failures):
         rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure)
@@ -115,16 +113,14 @@ def read(path: str, state: dict) -> dict:
         raise UserError(f"{path}: names shards in a place where none is written; take another checkpoint")
     del state[KEY]
     parts = [_part(path, Path(path).resolve().parent / name / file) for file in files]
-    shapes, joined = parts[0]["shapes"], {}
-    state["model"] = parts[0]["model"]
-    for name, shape in shapes.items():
+    state["model"], joined = parts[0]["model"], {}
+    for name, shape in parts[0]["shapes"].items():
         memory = parts[0]["model"][name].data_ptr()  # of tied parameters the same
         if memory not in joined:
             joined[memory] = join_rows([part["model"][name] for part in parts], shape)
         state["model"][name] = joined[memory]
     if "optimiser" in parts[0]:
-        states = [part["optimiser"] for part in parts]
-        state["last_optimizer_state"] = join_state(states, parts[0]["trained"])
+        state["last_optimizer_state"] = join_state([part["optimiser"] for part in parts], parts[0]["trained"])
     return state
 
 
@@ -134,9 +130,8 @@ def _part(path: str, file: Path) -> dict:
     except FileNotFoundError:
         raise UserError(f"{path}: its part {file} is missing; take another checkpoint") from None
     except Exception as error:
-        raise UserError(
-            f"{path}: its part {file} is damaged ({str(error).splitlines()[0]}); take another one"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: its part {file} is damaged ({reason}); take another one") from error
 
 
 def damage(path: Path) -> str | None:

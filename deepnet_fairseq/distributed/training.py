@@ -67,10 +67,8 @@ def check_sharding(setting: Callable[[str, str], object]) -> None:
     """UserError, naming the flag, for what cannot be sharded; setting(section, key): a value of fairseq's config."""
     optimizer = setting("optimizer", "_name") or setting("", "optimizer")
     if setting("distributed_training", "zero_sharding") == "os" and optimizer != deepnet_adam.NAME:
-        raise UserError(
-            f"--zero-sharding os: with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam; "
-            f"{optimizer} is not sharded"
-        )
+        only = f"with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam"
+        raise UserError(f"--zero-sharding os: {only}; {optimizer} is not sharded")
     if setting("distributed_training", "ddp_backend") != BACKEND:
         return
     for (section, key), (refused, reason) in REFUSED.items():
@@ -106,16 +104,11 @@ def _build(original, trainer: Trainer) -> None:
 def _read_rows(model, optimizer: FairseqOptimizer, name: str) -> None:
     """The optimiser is given whole states, as checkpoints hold them."""
     if not optimizer.supports_flat_params:
-        raise UserError(
-            f"--optimizer {name}: not with --ddp-backend {BACKEND}, where a rank has some rows of each parameter; take "
-            "adam or another one that treats numbers one by one"
-        )
+        why = "where a rank has some rows of each parameter; take adam or another one that treats numbers one by one"
+        raise UserError(f"--optimizer {name}: not with --ddp-backend {BACKEND}, {why}")
     load = optimizer.load_state_dict
-
-    def load_rows(state: dict, *args) -> None:
-        load(shards.cut_state(state, model.trained_shapes(), model.rank, model.world), *args)
-
-    optimizer.load_state_dict = load_rows
+    cut = lambda state: shards.cut_state(state, model.trained_shapes(), model.rank, model.world)  # noqa: E731
+    optimizer.load_state_dict = lambda state, *args: load(cut(state), *args)
 
 
 def _clip(original, trainer: Trainer, clip_norm: float):
@@ -147,23 +140,16 @@ def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
 def _found(cfg, trainer: Trainer, model) -> dict:
     """What the first rank writes of the model and its optimiser, a call of all."""
     optimiser = None if cfg.no_save_optimizer_state else trainer.optimizer.state_dict()
-    if trainer.cfg.distributed_training.use_sharded_state:
-        return {"model": {}, shards.KEY: _write_shards(cfg.save_dir, trainer, model, optimiser)}
-    found = {"model": model.state_dict()}
-    if optimiser is not None:
-        found["last_optimizer_state"] = _gathered(model, optimiser)
-    return found
-
-
-def _write_shards(save_dir: str, trainer: Trainer, model, optimiser: dict | None) -> dict:
-    found = {"model": model.local_state_dict(), "shapes": model.shapes, "trained": model.trained_shapes()}
-    if optimiser is not None:
-        found["optimiser"] = optimiser
-    return shards.write(save_dir, trainer, utils.move_to_cpu(found))
-
-
-def _gathered(model, state: dict) -> dict:
     shapes = model.trained_shapes()
+    if not trainer.cfg.distributed_training.use_sharded_state:
+        found = {"model": model.state_dict()}
+        return found if optimiser is None else found | {"last_optimizer_state": _gathered(model, optimiser, shapes)}
+    mine = {"model": model.local_state_dict(), "shapes": model.shapes, "trained": shapes}
+    mine |= {} if optimiser is None else {"optimiser": optimiser}
+    return {"model": {}, shards.KEY: shards.write(cfg.save_dir, trainer, utils.move_to_cpu(mine))}
+
+
+def _gathered(model, state: dict, shapes: list[torch.Size]) -> dict:
     local = [part.shape for part in model.parameters() if part.requires_grad]
     found = entries(state, local)
     whole = shards.each(found, lambda number, key, value: model.gather(value, shapes[number]))
@@ -207,9 +193,8 @@ def _state_dict(original, trainer: Trainer) -> dict:
 
 def _load(original, trainer: Trainer, *args, **kwargs):
     """Every rank of a sharded model reads for itself: sent by the first, all would come to lie on each GPU."""
-    if not sharded(trainer):
-        return original(trainer, *args, **kwargs)
-    trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    if sharded(trainer):
+        trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
     return original(trainer, *args, **kwargs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fairseq import optim
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -16,6 +15,7 @@ from ..errors import UserError
 from .flat_adam import FlatAdam
 
 NAME = "deepnet_adam"
+FLAT = "it updates flat weights; take --optimizer adam, or pytorch_ddp with --zero-sharding os"
 # (section of fairseq's config, setting): the values it is refused with, and why
 REFUSED = {
     ("optimizer", "use_old_adam"): ((True,), "there is one Adam here; drop the flag"),
@@ -25,10 +25,7 @@ REFUSED = {
     ("common", "memory_efficient_fp16"): ((True,), "float32 weights are kept; take --fp16, or --optimizer adam"),
     ("common", "memory_efficient_bf16"): ((True,), "float32 weights are kept; take --bf16, or --optimizer adam"),
     ("optimization", "use_bmuf"): ((True,), "take --optimizer adam"),
-    ("distributed_training", "ddp_backend"): (
-        ("fully_sharded", "slowmo"),
-        "it updates flat weights; take --optimizer adam, or pytorch_ddp with --zero-sharding os",
-    ),
+    ("distributed_training", "ddp_backend"): (("fully_sharded", "slowmo"), FLAT),
 }
 
 
@@ -43,12 +40,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 def settings(cfg) -> dict:
     """lr, betas, eps and weight decay of an optimiser's config under torch's names."""
-    return {
-        "lr": cfg.lr[0],
-        "betas": betas(cfg.adam_betas),
-        "eps": cfg.adam_eps,
-        "weight_decay": cfg.weight_decay,
-    }
+    return {"lr": cfg.lr[0], "betas": betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
 
 
 def betas(text: str) -> tuple[float, float]:
@@ -96,18 +88,13 @@ class FlatFP16Optimizer(FP16Optimizer):
         self._multiply_factor = 1.0 if self.scaler is None else 1.0 / float(self.scaler.loss_scale)
 
 
-@dataclass
-class DeepnetAdamConfig(FairseqAdamConfig):
-    """The flags of fairseq's adam."""
-
-
-@register_optimizer(NAME, dataclass=DeepnetAdamConfig)
+@register_optimizer(NAME, dataclass=FairseqAdamConfig)
 class DeepnetAdam(FairseqOptimizer):
     """FlatAdam under fairseq's interface."""
 
     half_precision = FlatFP16Optimizer
 
-    def __init__(self, cfg: DeepnetAdamConfig, params):
+    def __init__(self, cfg: FairseqAdamConfig, params):
         super().__init__(cfg)
         whole = cfg._get_parent() if hasattr(cfg, "_get_parent") else None
         if whole is not None:

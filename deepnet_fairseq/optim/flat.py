@@ -23,10 +23,6 @@ class Share:
     def __init__(self, group):
         self.group, self.rank, self.world = group, group.rank(), group.size()
 
-    def padded(self, length: int) -> int:
-        """The next length that all can have equal shares of."""
-        return -(-length // self.world) * self.world
-
     def span(self, length: int) -> tuple[int, int]:
         """Where the share of a vector begins and ends."""
         each = length // self.world
@@ -89,8 +85,7 @@ class Flat:
 
     def share(self, share: Share) -> None:
         """From now on `weights` are those of the share, and publishing gives them to all and takes theirs."""
-        buffer = self._buffer.new_zeros(share.padded(len(self._buffer)))
-        buffer[: len(self._buffer)] = self._buffer
+        buffer = nn.functional.pad(self._buffer, (0, -len(self._buffer) % share.world))
         for parameter, view in zip(self.parameters, self.views(buffer), strict=True):
             parameter.data = view
         self.start, stop = share.span(len(buffer))
@@ -152,13 +147,12 @@ class Flat:
 
     def _copy(self, chunk: Chunk) -> None:
         grads = self._grads[chunk.numbers]
-        if chunk.skip or len(grads) == 1:
-            grads = [None if grad is None else grad.reshape(-1)[chunk.skip :][: chunk.stop - chunk.start]
-                     for grad in grads]  # fmt: skip
         present = [grad is not None for grad in grads]
         absent = chunk.padding + [view for view, there in zip(chunk.views, present, strict=True) if not there]
-        if any(present):
-            torch._foreach_copy_(list(compress(chunk.views, present)), list(compress(grads, present)))
+        if grads := list(compress(grads, present)):
+            if len(chunk.views) == 1:  # maybe a part of it
+                grads = [grads[0].reshape(-1)[chunk.skip :][: chunk.stop - chunk.start]]
+            torch._foreach_copy_(list(compress(chunk.views, present)), grads)
         if absent:
             torch._foreach_zero_(absent)
 
@@ -167,18 +161,17 @@ class Flat:
         chunks = []
         for first, last in _runs(self._spans, limit):
             start, stop = self.stretch(first, last)
+            numbers = slice(first, last + 1)
             if first == last:
                 for begin in range(start, stop, limit):
-                    end = min(begin + limit, stop)
-                    gradient = memory[: end - begin]
-                    chunks.append(Chunk(slice(first, last + 1), begin, end, begin - start, gradient, [gradient], []))
+                    gradient = memory[: min(limit, stop - begin)]
+                    chunks.append(Chunk(numbers, begin, begin + len(gradient), begin - start, gradient, [gradient], []))
                 continue
-            gradient, spans = memory[: stop - start], self._spans[first : last + 1]
-            shaped = zip(spans, self.parameters[first : last + 1], strict=True)
+            gradient, spans = memory[: stop - start], self._spans[numbers]
+            shaped = zip(spans, self.parameters[numbers], strict=True)
             views = [gradient[a - start : b - start].view(parameter.shape) for (a, b), parameter in shaped]
-            gaps = [(b - start, c - start) for (_, b), (c, _) in zip(spans, spans[1:]) if b < c]
-            padding = [gradient[b:c] for b, c in gaps]
-            chunks.append(Chunk(slice(first, last + 1), start, stop, 0, gradient, views, padding))
+            padding = [gradient[b - start : c - start] for (_, b), (c, _) in zip(spans, spans[1:]) if b < c]
+            chunks.append(Chunk(numbers, start, stop, 0, gradient, views, padding))
         return chunks
 
 

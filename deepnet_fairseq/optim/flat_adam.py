@@ -232,9 +232,7 @@ def entries(state: dict, shapes: Sequence[torch.Size]) -> list[Entry]:
         return [state["state"].get(place, {}) for place in places]
     entry, sizes = state["state"].get(places[0], {}), [shape.numel() for shape in shapes]
     pieces = {key: value.split(sizes) for key, value in entry.items() if is_part(key, value)}
-    return [
-        entry | {key: part[number].view(shape) for key, part in pieces.items()} for number, shape in enumerate(shapes)
-    ]
+    return [entry | {key: part[n].view(shape) for key, part in pieces.items()} for n, shape in enumerate(shapes)]
 
 
 def with_entries(state: dict, found: list[Entry], flat: bool) -> dict:
