@@ -1,13 +1,11 @@
 """The loss that never holds all logits is fairseq's: value, gradients, log and training; it holds what it says."""
 
-import copy
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
-from fairseq.distributed.legacy_distributed_data_parallel import LegacyDistributedDataParallel
 from fairseq.distributed.module_proxy_wrapper import ModuleProxyWrapper
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,13 +63,16 @@ def test_gradcheck(smoothing, chunk):
 
 
 @pytest.mark.parametrize("method", [*sorted(METHODS), "fairseq's own"])
-def test_same_loss_and_gradients(method):
-    """With a matrix of its own, and with one that is the embeddings' too."""
+def test_same_loss_and_gradients(method, monkeypatch):
+    """With a matrix of its own, and with one that is the embeddings' too; in validation without a gradient."""
     tied = {"share_all_embeddings": len(method) % 2 == 0}
     model = stock(2, **tied) if method == "fairseq's own" else small(2, method=method, **tied)
     theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert_close(ours[1], theirs[1])
+    monkeypatch.setattr(chunked, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
+    with torch.no_grad():
+        assert criteria()[1](model, sample())[0].item() == pytest.approx(theirs[0], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +117,6 @@ def test_no_more_logits_than_a_chunk(chunk):
     assert rows[theirs] == sample()["target"].numel()
     assert chunk < tokens < 2 * chunk
     assert rows[ours] == max(16, -(-tokens // 2))
-
-
-def test_validation_takes_no_gradient(monkeypatch):
-    model, (theirs, ours) = small(1), criteria()
-    monkeypatch.setattr(chunked, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
-    with torch.no_grad():
-        assert ours(model, sample())[0].item() == pytest.approx(theirs(model, sample())[0].item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("frozen", ["output_projection", "features"])
@@ -170,27 +164,6 @@ def test_autocast():
         theirs, ours = (gradients(model, criterion) for criterion in criteria())
     assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
     assert_close(ours[1], theirs[1], 0.02)
-
-
-def wrapped(model, backend, group):
-    if backend == "legacy_ddp":
-        return ModuleProxyWrapper(LegacyDistributedDataParallel(model, group, buffer_size=2**20))
-    return ModuleProxyWrapper(DistributedDataParallel(model, process_group=group, find_unused_parameters=False))
-
-
-@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
-def test_several_processes(group, backend):
-    """The matrix is used outside the wrapper's forward pass; its gradient is reduced all the same, each step."""
-    model = small(2, share_all_embeddings=True)
-    expected = gradients(model, criteria()[0])[1]
-    other = copy.deepcopy(model)
-    outside = wrapped(other, backend, group)
-    for _ in range(2):
-        other.zero_grad()
-        criteria()[1](outside, sample())[0].backward()
-        if backend == "legacy_ddp":
-            outside.all_reduce_grads()
-        assert_close({name: p.grad.double() for name, p in other.named_parameters()}, expected)
 
 
 def test_refusals(group):
