@@ -176,7 +176,7 @@ class Chunked:
         logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         if self.registered == NAME:
             logged["nll_loss"] = losses.nll_loss.data
-        if self.report_accuracy:
+        if losses.correct is not None:
             logged |= {"n_correct": losses.correct.item(), "total": len(kept)}
         return losses.loss, sample_size, logged | {"sample_size": sample_size}
 

@@ -78,7 +78,9 @@ def describe(samples: list, padding: int) -> dict:
 
     padding: index of the target dictionary's padding. Lengths are missing for tasks that translate nothing.
     """
-    ids, sources, targets = [], [], []
+    ids: list[int] = []
+    sources: list[int] = []
+    targets: list[int] = []
     for sample in filter(None, samples):
         ids += sample["id"].tolist() if "id" in sample else []
         lengths, target = (sample.get("net_input") or {}).get("src_lengths"), sample.get("target")

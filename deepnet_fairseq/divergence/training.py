@@ -41,9 +41,12 @@ class Watch:
 
     def __init__(self, least: float = math.inf):
         self.made: deque[dict] = deque(maxlen=KEPT)
-        self.skipped, self.skipped_in_all, self.scale_before = 0, 0, None
-        self.norm, self.samples = None, []
-        self.least, self.healthy = least, None
+        self.skipped = self.skipped_in_all = 0
+        self.scale_before: float | None = None
+        self.norm: torch.Tensor | float | None = None
+        self.samples: list = []
+        self.least = least
+        self.healthy: int | None = None
 
     def rows(self) -> list[dict]:
         """One dict an update, of plain numbers."""
