@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from deepnet_fairseq.divergence import GRADIENTS, STATUS, Stop, report
 from deepnet_fairseq.divergence.rollback import Rollbacks, Taken
-from deepnet_fairseq.divergence.training import Watch
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
@@ -157,7 +156,7 @@ def test_which_checkpoint_is_good(case, tmp_path):
     cfg = OmegaConf.create({"checkpoint": {"save_dir": str(tmp_path)}, "model": {}, "optimization": {"lr": [1.0]}})
     rollbacks = Rollbacks(cfg)
     rollbacks.taken = [Taken(failed_at, to, 0.5) for failed_at, to in before]
-    trainer = Namespace(checkpoint_suffix="", watch=Watch(healthy=healthy))
+    trainer = Namespace(checkpoint_suffix="", watch=Namespace(healthy=healthy))
     assert rollbacks._good(trainer, Stop(failed, GRADIENTS, "", [])) == name
 
 
