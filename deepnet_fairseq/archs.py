@@ -77,11 +77,8 @@ _add_depths(LM, (12,), [(M,) for M in SINGLE_DEPTHS], CAUSAL)
 _add_depths(MASKED_LM, (12,), [(N,) for N in SINGLE_DEPTHS], MASKED)
 for _size, (_layers, _width, _more) in NORMFORMER_LMS.items():
     _add(LM, f"normformer_lm_{_size}", {"decoder_layers": _layers} | _width.fields("decoder") | NORMFORMER | _more)
-_add(
-    MASKED_LM,
-    "normformer_masked_lm_base",
-    {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | ROBERTA | {"method": "normformer"},
-)
+_base = {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | ROBERTA
+_add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
 def _arch_of(cfg: Any) -> str:

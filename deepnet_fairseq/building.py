@@ -112,14 +112,11 @@ def _vocabularies(weights: dict) -> tuple[int, int]:
 
 @lru_cache
 def _size(arch: str, vocab: int, *layers: int) -> int:
-    name, tied = archs.MODELS[arch], {}
+    name = archs.MODELS[arch]
+    tied = {archs.MODEL_NAME: "share_all_embeddings", archs.LM: "share_decoder_input_output_embed"}.get(name)
     depths = {f"{stack}_layers": number for stack, number in zip(archs.STACKS[name], layers, strict=True)}
-    if name == archs.MODEL_NAME:
-        tied = {"share_all_embeddings": True}
-    elif name == archs.LM:
-        tied = {"share_decoder_input_output_embed": True}
     with torch.device("meta"):  # shapes only
-        model = build(arch, vocab, **depths, **tied)
+        model = build(arch, vocab, **depths, **({tied: True} if tied else {}))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

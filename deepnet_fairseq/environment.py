@@ -7,19 +7,21 @@ import platform
 import re
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-DISTRIBUTIONS = {
-    "deepnet_fairseq": ("deepnet_fairseq",),
-    "fairseq": ("fairseq-fixed", "fairseq"),
-    "torch": ("torch",),
-    "sacrebleu": ("sacrebleu",),
-    "sentencepiece": ("sentencepiece",),
-    "subword-nmt": ("subword-nmt",),
-    "sacremoses": ("sacremoses",),
-}
+PACKAGES = [
+    "deepnet_fairseq",
+    "fairseq-fixed",
+    "fairseq",
+    "torch",
+    "sacrebleu",
+    "sentencepiece",
+    "subword-nmt",
+    "sacremoses",
+]
 
 
 def environment(gpus: int) -> dict:
@@ -51,22 +53,17 @@ def repository() -> tuple[str | None, bool]:
 def versions() -> dict[str, str]:
     """Package -> version of those that are installed."""
     found = {"python": platform.python_version()}
-    for name, distributions in DISTRIBUTIONS.items():
-        for distribution in distributions:
-            try:
-                found.setdefault(name, version(distribution))
-            except PackageNotFoundError:
-                continue
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.setdefault(name.removesuffix("-fixed"), version(name))
     return found
 
 
 def graphics(gpus: int) -> str:
     """As "8 x NVIDIA H200", by the name that nvidia-smi has for most GPUs of this machine; "8 x GPU" without it."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
-        )
-        names = Counter(listed.stdout.split("\n")[:-1])
+        names = Counter(subprocess.run(query, capture_output=True, text=True).stdout.splitlines())
     except OSError:
         names = Counter()
     return f"{gpus} x {names.most_common(1)[0][0] if names else 'GPU'}"

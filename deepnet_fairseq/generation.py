@@ -40,7 +40,8 @@ def _translate(direction: str, result: Path, flags: list[str]) -> None:
     source, target = direction.split("-")
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
-    with _logged(result.with_suffix(".log")), whole(result) as part, _printed(part):
+    log = result.with_suffix(".log")
+    with _logged(log), whole(result) as part, open(part, "w", encoding="utf-8") as file, redirect_stdout(file):
         generate.main(args)
 
 
@@ -60,13 +61,6 @@ def _loaded_once() -> Iterator[None]:
         yield
     finally:
         checkpoint_utils.load_model_ensemble = load
-
-
-@contextmanager
-def _printed(path: Path) -> Iterator[None]:
-    """What is printed goes to `path`."""
-    with open(path, "w", encoding="utf-8") as file, redirect_stdout(file):
-        yield
 
 
 @contextmanager

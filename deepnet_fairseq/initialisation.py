@@ -61,33 +61,20 @@ class InitProfile:
     bias_std: Callable[[Weight], float]
 
 
-def _plain(weight: Weight) -> float:
-    return xavier_std(weight.linear)
-
-
 def _legacy(weight: Weight) -> float:
-    same_width = weight.source_dim == weight.site.dim
-    gain = math.sqrt(0.5) if weight.role in ATTENTION_INPUTS and same_width else 1.0
-    return gain * xavier_std(weight.linear)
+    narrowed = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
+    return (math.sqrt(0.5) if narrowed else 1.0) * xavier_std(weight.linear)
 
 
 def _head(weight: Weight) -> float:
     return torch_std(weight.linear) if weight.role in ("fc1", "fc2") else _legacy(weight)
 
 
-def _head_bias(weight: Weight) -> float:
-    return 0.0 if weight.role == "out" else torch_std(weight.linear)
-
-
-def _zero(weight: Weight) -> float:
-    return 0.0
-
-
 PROFILES = {
-    "fairseq_head": InitProfile(draw_uniform, _head, _head_bias),
-    "xavier_legacy": InitProfile(draw_uniform, _legacy, _zero),
-    "xavier_normal": InitProfile(draw_normal, _plain, _zero),
-    "xavier_uniform": InitProfile(draw_uniform, _plain, _zero),
+    "fairseq_head": InitProfile(draw_uniform, _head, lambda w: 0.0 if w.role == "out" else torch_std(w.linear)),
+    "xavier_legacy": InitProfile(draw_uniform, _legacy, lambda w: 0.0),
+    "xavier_normal": InitProfile(draw_normal, lambda w: xavier_std(w.linear), lambda w: 0.0),
+    "xavier_uniform": InitProfile(draw_uniform, lambda w: xavier_std(w.linear), lambda w: 0.0),
 }
 
 
@@ -172,16 +159,10 @@ class Row:
 
     def as_dict(self) -> dict:
         """For --json: stds as [smallest, largest] over the layers."""
-        return {
-            "stack": self.stack,
-            "sublayer": self.sublayer,
-            "role": self.role,
-            "layers": len(self.expected),
-            "expected_std": [min(self.expected), max(self.expected)],
-            "measured_std": [min(self.measured), max(self.measured)],
-            "ratio": self.ratio,
-            "largest_bias": self.largest_bias,
-        }
+        plain = {"stack": self.stack, "sublayer": self.sublayer, "role": self.role, "layers": len(self.expected)}
+        stds = {"expected_std": self.expected, "measured_std": self.measured}
+        ranges = {name: [min(values), max(values)] for name, values in stds.items()}
+        return plain | ranges | {"ratio": self.ratio, "largest_bias": self.largest_bias}
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ from .building import build
 from .errors import UserError
 from .initialisation import xavier_std
 from .methods import get_method
-from .profiling.omega import apply_omegas, profile_omegas, residuals
+from .profiling import apply_omegas, profile_omegas, residuals
 from .transformer.slots import LearnedShortcut, Scale, Site
 
 GROWING = ("encoder_bound", "encoder_update", "bound", "update", "update_of_all")

@@ -1,4 +1,4 @@
-"""Architecture names: the promised list and their numbers; alpha and beta of their depths by published constants."""
+"""Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
 
 import json
 import math
@@ -6,15 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+from deepnet_fairseq import archs
 from deepnet_fairseq.archs import PRESETS
 from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.compat.command_line import peer_flags
-from deepnet_fairseq.config import namespace
-from deepnet_fairseq.config.fields import DeepTransformerConfig
+from deepnet_fairseq.config import DeepTransformerConfig, namespace
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
+
+from .support.single_stacks import KINDS, small, stack_of
 
 GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
 DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
@@ -77,10 +85,15 @@ def test_pre_ln_accepts_the_flags_it_implies():
     assert cfg.method == "pre_ln"
 
 
-@pytest.mark.parametrize("arch", ["deepnet_transformer_tiny_18_18", "deepnet_transformer_60_12"])
+@pytest.mark.parametrize(
+    "arch", ["deepnet_transformer_tiny_18_18", "deepnet_lm_tiny_18", "deepnet_masked_lm_tiny_18", "normformer_lm_125m"]
+)
 def test_parameter_count(arch):
+    tied = {archs.MODEL_NAME: "share_all_embeddings", archs.LM: "share_decoder_input_output_embed"}.get(
+        archs.MODELS[arch]
+    )
     with torch.device("meta"):
-        model = build(arch, vocab=500, share_all_embeddings=True)
+        model = build(arch, vocab=500, **({tied: True} if tied else {}))
     assert parameter_count(arch, 500) == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -118,3 +131,92 @@ def test_deepnorms_published_constants(capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["encoder"] == pytest.approx({"alpha": 2.633126, "beta": 0.267629}, abs=6e-7)
     assert printed["decoder"] == pytest.approx({"alpha": 2.449490, "beta": 0.288675}, abs=6e-7)
+
+
+DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
+WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
+TASKS = {archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
+FOLLOW = {"probe_dir", "tokens_per_sample", "max_target_positions", "_name", "arch"}
+
+
+def numbers(cfg, kind):
+    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    return tuple(getattr(cfg, f"{stack_of(kind)}_{name}") for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_models(kind):
+    """KIND[_WIDTH][_DEPTH]; without a depth, 12 layers."""
+    for width, sizes in WIDTHS.items():
+        for suffix, depth in [("", 12), *((f"_{depth}", depth) for depth in DEPTHS)]:
+            cfg = namespace(f"{kind}{width}{suffix}")
+            assert (*numbers(cfg, kind), cfg.method) == (depth, *sizes, "deepnorm")
+    cfg = namespace(
+        f"{kind}_tiny_18", **{f"{stack_of(kind)}_embed_dim": 32, "method": "pre_ln", "activation_fn": "tanh"}
+    )
+    assert (*numbers(cfg, kind), cfg.method, cfg.activation_fn) == (18, 32, 128, 2, "pre_ln", "tanh")
+
+
+def test_what_stands_beside_depth_and_width():
+    """fairseq's own: ReLU and two matrices in the causal model, GELU and RoBERTa's tied head in the masked one."""
+    causal, masked, roberta = map(namespace, (archs.LM, archs.MASKED_LM, "normformer_masked_lm_base"))
+    assert (causal.activation_fn, causal.share_decoder_input_output_embed) == ("relu", False)
+    assert (masked.activation_fn, masked.untie_weights_roberta) == ("gelu", False)
+    names = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
+    assert [getattr(masked, name) for name in names] == [False] * 3
+    assert [getattr(roberta, name) for name in names] == [True] * 3
+    assert numbers(roberta, archs.MASKED_LM) == (12, 768, 3072, 12) and roberta.method == "normformer"
+
+
+def model_section(cfg):
+    """What a model is built from, whichever way its config came; not what follows the settings of others."""
+    archs.fill(cfg.model)
+    plain = OmegaConf.to_container(cfg.model, resolve=False, enum_to_str=True)
+    return {key: value for key, value in plain.items() if key not in FOLLOW}
+
+
+def of_flags(kind, *flags):
+    """The config of fairseq-train, without a look at the data."""
+    words = ["x", "--task", TASKS[kind], *flags]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch.__wrapped__(options.get_training_parser(), words))
+
+
+def of_yaml(folder, kind, text):
+    """The config of fairseq-hydra-train for a YAML that a user wrote."""
+    (folder / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {TASKS[kind]}\n  data: x\n{text}")
+    hydra_init()
+    with initialize_config_dir(str(folder), version_base="1.1"):
+        cfg = compose("own", overrides=["+common.user_dir=x"])
+    add_defaults(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "fields"),
+    [
+        ("deepnet_lm_tiny_24", (), {}),
+        ("deepnet_masked_lm_tiny_24", (), {}),
+        ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),
+         {"decoder_layers": 3, "normformer_scale_residual": "true"}),
+        ("normformer_masked_lm_base", ("--method", "pre_ln", "--dropout", "0.2"), {"method": "pre_ln", "dropout": 0.2}),
+    ],
+)  # fmt: skip
+def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
+    kind = archs.MODELS[arch]
+    lines = "".join(f"  {key}: {value}\n" for key, value in ({"_name": arch} | fields).items())
+    found = of_yaml(tmp_path, kind, f"model:\n{lines}")
+    given = of_flags(kind, "--arch", arch, *flags)
+    assert model_section(found) == model_section(given)
+    assert model_section(given)["method"] == fields.get("method", archs.PRESETS[arch]["method"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "value", "flag"),
+    [("layers", 0, "layers 0"), ("attention_heads", 3, "attention-heads 3"), ("embed_dim", 2, "embed-dim 2"),
+     ("normalize_before", True, "normalize-before")],
+)  # fmt: skip
+def test_refusals_name_the_flag(kind, name, value, flag):
+    stack = stack_of(kind)
+    with pytest.raises(UserError, match=f"--{stack}-{flag}"):
+        small(kind, **({f"{stack}_attention_heads": 2} | {f"{stack}_{name}": value}))

@@ -120,12 +120,9 @@ def test_int8(checkpoint, capsys):
 
 
 REFUSED = {
-    "not a checkpoint": (("{text}", "--to", "transformer"), "truncated, damaged or not a checkpoint"),
-    "missing": (("nowhere.pt", "--to", "transformer"), "nowhere.pt"),
     "quantized transformer": (("{checkpoint}", "--to", "transformer", "--quantization", "int8"), "--quantization"),
     "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), "--quantization float16"),
     "no folder": (("{checkpoint}", "--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
-    "a folder": (("{checkpoint}", "--to", "transformer", "--out", "."), "--out .: is a folder"),
     "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
     "not empty": (("{checkpoint}", "--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
     "stock model": (("{exported}", "--to", "transformer"), "holds a transformer"),

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.archs import LM, ROBERTA
 from deepnet_fairseq.archs import MASKED_LM as MASKED
 from deepnet_fairseq.archs import MODEL_NAME as PAIR
-from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.export.fold import fold, obstacle
 from deepnet_fairseq.export.transformer import STOCK, fold_model, stock_model
 from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.profiling.omega import residuals
+from deepnet_fairseq.profiling import residuals
 
 from .support import helpers, single_stacks
-from .support.chains import chains, teach
 from .support.every_slot import EverySlot
-from .support.helpers import PAD, SMALL, VOCAB, sentences, teach_to_copy
+from .support.helpers import PAD, SMALL
 from .support.single_stacks import disturb
 
 KINDS = (PAIR, LM, MASKED)
@@ -76,8 +73,10 @@ def twin(model, layers, way="upstream", **fields):
     return stock_model(found.model, found.state)
 
 
-@pytest.mark.parametrize("kind, layers", [(PAIR, 18), (LM, 6), (MASKED, 6)])
-@pytest.mark.parametrize("method", sorted(FOLDABLE))
+SCORED = [(KINDS[number % 3], 6, method) for number, method in enumerate(sorted(FOLDABLE))] + [(PAIR, 100, "deepnorm")]
+
+
+@pytest.mark.parametrize("kind, layers, method", SCORED)
 def test_same_scores_in_stock_fairseq(kind, layers, method):
     model = trained(kind, layers, method=method)
     before = scores(model)
@@ -85,12 +84,6 @@ def test_same_scores_in_stock_fairseq(kind, layers, method):
     theirs = twin(model, layers, method=method)
     assert type(theirs).__module__.startswith("fairseq.models.")
     assert (before - scores(theirs)).abs().max() <= 1e-4
-
-
-def test_a_hundred_layers_fold():
-    model = trained(PAIR, 100, method="deepnorm")
-    before = scores(model)
-    assert (before - scores(twin(model, 100, method="deepnorm"))).abs().max() <= 1e-4
 
 
 def first_omega_trained(**fields):
@@ -102,30 +95,23 @@ CASES = {
     "admin_torch downstream": (PAIR, "downstream", {"method": "admin_torch"}),
     "admin_torch, trained": (PAIR, "upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
     "first omega, shared embeddings": (PAIR, "upstream", first_omega_trained(share_all_embeddings=True)),
-    "first omega, tied output": (PAIR, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
     "first omega, LayerNorm on embeddings": (PAIR, "upstream", first_omega_trained(layernorm_embedding=True)),
     "first omega, learned positions": (PAIR, "upstream", first_omega_trained(encoder_learned_pos=True)),
     "first omega, no positions": (PAIR, "upstream", first_omega_trained(no_token_positional_embeddings=True)),
     "few positions": (
         PAIR, "upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
     ),
-    "unequal widths": (PAIR, "upstream", {"method": "deepnorm", "decoder_embed_dim": 24, "activation_fn": "gelu"}),
     "normformer less its norms": (PAIR, "upstream", {"method": "normformer", **BARE}),
     "causal, first omega": (LM, "upstream", first_omega_trained()),
     "causal, first omega, tied output": (LM, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
-    "causal, first omega, learned positions": (LM, "upstream", first_omega_trained(decoder_learned_pos=True)),
-    "causal, LayerNorm on embeddings": (LM, "upstream", {"method": "pre_ln", "layernorm_embedding": True}),
     "causal, few positions": (
         LM, "upstream", {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
     ),
-    "unscaled, gelu": (LM, "upstream", {"method": "deepnorm", "no_scale_embedding": True, "activation_fn": "gelu"}),
     "as RoBERTa, Pre-LN": (MASKED, "upstream", {"method": "pre_ln", **ROBERTA}),
-    "masked downstream": (MASKED, "downstream", {"method": "deepnorm"}),
     "masked, first omega": (MASKED, "upstream", first_omega_trained()),
     "masked, first omega, untied": (MASKED, "upstream", first_omega_trained(untie_weights_roberta=True)),
     "masked, first omega, as RoBERTa": (MASKED, "upstream", first_omega_trained(**ROBERTA)),
     "masked, few positions": (MASKED, "upstream", {"method": "post_ln", "max_positions": 9, **ROBERTA}),
-    "masked, no positions": (MASKED, "upstream", {"method": "post_ln", "no_token_positional_embeddings": True}),
 }  # fmt: skip
 
 
@@ -137,11 +123,10 @@ def test_other_ways_and_flags(case):
     assert (before - scores(twin(model, 3, way, **fields))).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", ["upstream", "downstream"])
-def test_what_is_exact_in_float64(kind, way):
+def test_what_is_exact_in_float64(way):
     """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
-    model = trained(kind, 6, method="admin" if way == "upstream" else "deepnorm").double()
+    model = trained(PAIR, 6, method="admin" if way == "upstream" else "deepnorm").double()
     before = scores(model)
     assert fold(model, way) == {}
     for _, residual in residuals(model):  # what was folded leaves the residual plain
@@ -151,40 +136,6 @@ def test_what_is_exact_in_float64(kind, way):
             residual.alpha = 1.0
     difference = (scores(model) - before).abs().max().item()
     assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
-
-
-def test_same_beam_search():
-    """Beam 5 on 100 sentences, token by token."""
-    fields = {"method": "admin", "share_all_embeddings": True}
-    model, task, source = small(PAIR, **fields), blank_task(VOCAB), sentences(100, VOCAB)
-    teach_to_copy(model, VOCAB)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
-
-    def translations(m):
-        search = SequenceGenerator([m], task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=15)
-        return [hypothesis[0]["tokens"].tolist() for hypothesis in search.generate([m], sample)]
-
-    ours = translations(model)
-    assert translations(twin(model, 2, **fields)) == ours
-    assert len({tuple(tokens) for tokens in ours}) > 50
-
-
-def test_same_continuations():
-    """Beam 5 behind 60 prompts, token by token, of a model that has learnt to look back at the mark."""
-    model, _ = teach(small(LM, method="deepnorm"))
-    prompts = chains(300, seed=99)
-    prompts = prompts[prompts[:, 4].ne(PAD)][:60, :4]  # eos, mark and two symbols
-    target = blank_task(VOCAB).target_dictionary
-
-    def continued(m):
-        search = SequenceGenerator([m], target, beam_size=5, max_len_a=0, max_len_b=20)
-        sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((len(prompts),), 4)}}
-        found = search.generate([m], sample, prefix_tokens=prompts[:, 1:], bos_token=target.eos())
-        return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
-
-    ours = continued(model)
-    assert len(ours) == 60 and len({tuple(tokens) for tokens in ours}) > 40
-    assert continued(twin(model, 2, method="deepnorm")) == ours
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from deepnet_fairseq.building import build
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.models.compiled import compile_layers
 from deepnet_fairseq.probes.record import read_record
-from deepnet_fairseq.profiling.profile import take_profile
+from deepnet_fairseq.profiling import take_profile
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import PAD, VOCAB, batch, run_cold, small

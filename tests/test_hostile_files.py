@@ -18,7 +18,7 @@ from deepnet_fairseq.data.lines import read_lines
 from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.probes.record import read_record
-from deepnet_fairseq.profiling.profile import read_profile
+from deepnet_fairseq.profiling import read_profile
 
 from .conftest import TRAIN_FLAGS
 from .support.broken import DEEP, check_line, contents

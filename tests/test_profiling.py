@@ -9,14 +9,12 @@ import torch
 
 from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling.omega import SequentialOmega, apply_omegas, profile_omegas, residuals
-from deepnet_fairseq.profiling.profile import read_profile, take_profile
-from deepnet_fairseq.transformer.slots import LearnedShortcut, Site
+from deepnet_fairseq.profiling import apply_omegas, profile_omegas, read_profile, residuals, take_profile
 
-from .support import ranks, single_stacks
+from .support import single_stacks
 from .support.helpers import batch, small
 from .support.observing import recording
-from .support.single_stacks import EVERY, KINDS, inputs, scores, stack_of
+from .support.single_stacks import EVERY, KINDS, stack_of
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
@@ -28,20 +26,6 @@ PUBLISHED = {
     "decoder": {1: 1.0, 2: 1.342587, 3: 1.480067, 4: 1.610133, 5: 1.686171, 6: 1.815845, 7: 1.916976, 150: 7.963441,
                 299: 11.230564, 300: 11.249614},
 }  # fmt: skip
-
-
-def with_variance(variance):
-    """A tensor of exactly this population variance."""
-    return torch.tensor([-1.0, 1.0]).repeat(8).mul(math.sqrt(variance)).reshape(2, 4, 2)
-
-
-def test_branches_of_known_variance():
-    """Branches of variance 0.1 on an input of variance 1: omega_i^2 = 1 + 0.1 (i - 1)."""
-    sequential, merge = SequentialOmega(), LearnedShortcut(2, trainable=False)
-    for layer in range(1, 7):
-        sequential(Site("encoder", layer, "ffn", 2, 1), merge, with_variance(1.0), with_variance(0.1))
-    expected = [1, 1.048809, 1.095445, 1.140175, 1.183216, 1.224745]
-    assert list(sequential.omegas.values()) == pytest.approx(expected, abs=1e-6)
 
 
 def admin(kind, layers=2, **fields):
@@ -91,15 +75,6 @@ def test_profiling_leaves_no_trace(training):
     assert not any(residual._forward_pre_hooks for _, residual in residuals(model))
 
 
-@pytest.mark.parametrize("kind", EVERY)
-def test_omegas_rise_from_one(kind):
-    found = profile_omegas(admin(kind, 18), INPUTS[kind], seed=1)
-    for stack in {site.stack for site in found}:
-        values = [omega for site, omega in found.items() if site.stack == stack]
-        assert values[0] == 1.0
-        assert all(a < b for a, b in zip(values[1:], values[2:], strict=False))
-
-
 def test_profile_of_a_half_precision_model_is_that_of_its_weights_in_float32():
     model = small(2, method="admin").to(torch.bfloat16)
     half, full = take_profile(model, INPUT, 1), take_profile(small(2, method="admin"), INPUT, 1)
@@ -112,24 +87,17 @@ def profile():
     return profile_of(EVERY[0])
 
 
-@pytest.mark.parametrize("form", ["json", "official"])
-def test_written_equals_read(profile, form, tmp_path):
-    path = tmp_path / "p"
-    profile.write(path) if form == "json" else profile.write_official(path)
-    read = read_profile(str(path))
-    assert read.omega == profile.omega
-    if form == "json":
-        assert read == profile
-        assert json.loads(path.read_text())["seed"] == 1
-    read.check(small(2, method="admin"), str(path))
-
-
-def test_official_layout(profile, tmp_path):
-    """2N lines of the encoder, then 3M of the decoder, each stack counted from 1."""
-    profile.write_official(tmp_path / "profile.ratio.init")
-    lines = (tmp_path / "profile.ratio.init").read_text().splitlines()
+def test_written_equals_read(profile, tmp_path):
+    """The authors' columns are 2N lines of the encoder, then 3M of the decoder, each stack counted from 1."""
+    profile.write(tmp_path / "json")
+    assert read_profile(str(tmp_path / "json")) == profile
+    profile.write_official(tmp_path / "columns")
+    lines = (tmp_path / "columns").read_text().splitlines()
     assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]
     assert lines[0] == lines[4] == "1 1.0"
+    read = read_profile(str(tmp_path / "columns"))
+    assert read.omega == profile.omega
+    read.check(small(2, method="admin"), "columns")
 
 
 def test_official_file_of_unequal_depth(tmp_path):
@@ -175,57 +143,20 @@ def test_profile_of_another_size_is_refused(profile, fields, words):
         profile.check(small(2, method="admin", **fields), "p.json")
 
 
-@pytest.mark.parametrize("kind", EVERY)
-def test_profile_of_another_kind_of_model_is_refused(kind):
-    for other in set(EVERY) - {kind}:
-        with pytest.raises(UserError, match="--admin-profile p.json: .*profile") as refused:
-            profile_of(kind).check(admin(other), "p.json")
-        assert "\n" not in str(refused.value)
-
-
 def test_other_dropouts_are_a_warning(profile, caplog):
     profile.check(small(2, method="admin", dropout=0.3), "p.json")
     assert "taken with --dropout 0.0, this model has 0.3" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1 1.0\n2 two\n",
-        "1 1.0\n3 1.2\n1 1.0\n",
-        "1 1\n2 1\n1 1\n2 1\n",
-        "{}",
-        '{"format": "other"}',
-        "[",
-        "1 -1\n1 1",
-    ],
+    "text", ["", "1 1.0\n2 two\n", "1 1.0\n3 1.2\n1 1.0\n", "1 1\n2 1\n1 1\n2 1\n", "{}", '{"format": "other"}', "["]
 )
 def test_what_is_no_profile_is_refused(text, tmp_path):
     (tmp_path / "p").write_text(text)
     with pytest.raises(UserError, match="not a whole profile"):
         read_profile(str(tmp_path / "p"))
-
-
-def test_cut_short(profile, tmp_path):
-    profile.write(tmp_path / "p")
-    text = (tmp_path / "p").read_text()
-    (tmp_path / "p").write_text(text[: len(text) // 2])
-    with pytest.raises(UserError, match="not a whole profile"):
-        read_profile(str(tmp_path / "p"))
     with pytest.raises(UserError, match="No such file"):
         read_profile(str(tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("kind", EVERY)
-def test_applied_it_changes_the_scores(kind):
-    """All ones change nothing."""
-    model, given = admin(kind), inputs(kind)
-    before, omegas = scores(model, *given), list(profile_of(kind).omega.values())
-    apply_omegas(model, [1.0] * len(omegas))
-    assert torch.equal(scores(model, *given), before)
-    apply_omegas(model, omegas)
-    assert not torch.allclose(scores(model, *given), before, atol=1e-3)
 
 
 def zipf_batch(rows, length, vocab):
@@ -236,38 +167,25 @@ def zipf_batch(rows, length, vocab):
     return {"src_tokens": src, "src_lengths": None, "prev_output_tokens": prev}
 
 
-def test_published_profile():
-    """100L-100L at base width, dropouts 0.1, on random Zipf tokens: the authors' values on WMT-14 En-De within 3%."""
+@pytest.mark.parametrize("layers", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_published_profile(layers):
+    """The authors' 100L-100L at base width, dropouts 0.1, on random Zipf tokens, within 3%; or the encoder's beginning.
+
+    An encoder's omega does not depend on what follows; a decoder's reads the depth of its encoder.
+    """
     torch.manual_seed(1)
-    depth = {"encoder_layers": 100, "decoder_layers": 100}
+    depth = {"encoder_layers": layers, "decoder_layers": layers}
     model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **DROPOUTS)
     found = profile_omegas(model, zipf_batch(16, 32, 10_000), seed=1)
-    for stack, published in PUBLISHED.items():
+    for stack, published in PUBLISHED.items() if layers == 100 else [("encoder", PUBLISHED["encoder"])]:
         values = [omega for site, omega in found.items() if site.stack == stack]
         for position, omega in published.items():
-            assert values[position - 1] == pytest.approx(omega, rel=0.03), (stack, position)
+            assert position > len(values) or values[position - 1] == pytest.approx(omega, rel=0.03), (stack, position)
     squares = [omega**2 for site, omega in found.items() if site.stack == "encoder"]
     ffn = [after - before for before, after in zip(squares[1::2], squares[2::2], strict=False)]
     assert sum(ffn) / len(ffn) == pytest.approx(0.32 / 0.9 / 0.9, rel=0.03)  # 2df/(d+f)^2 and two dropouts
 
 
-def profile_on_rank(rank, folder):
-    """What one of two processes finds, on a batch of its own."""
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-    src, prev = batch(seed=rank)
-    model = small(2, method="admin", dropout=0.1)
-    found = take_profile(model, {"src_tokens": src, "prev_output_tokens": prev, "src_lengths": None}, seed=1)
-    torch.save(list(found.omega.values()), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_every_rank_takes_the_profile_of_the_first(tmp_path):
-    ranks.call(profile_on_rank, 2, str(tmp_path))
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    model = small(2, method="admin", dropout=0.1)
-    alone = [
-        list(take_profile(model, dict(zip(INPUT, (*batch(seed=r), None), strict=True)), 1).omega.values())
-        for r in (0, 1)
-    ]
-    assert first == second == pytest.approx(alone[0])
-    assert alone[0] != pytest.approx(alone[1])
+def test_every_rank_takes_the_profile_of_the_first(group, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda values, rank: values.fill_(7 + rank))
+    assert set(take_profile(small(2, method="admin"), INPUT, seed=1).omega.values()) == {7.0}

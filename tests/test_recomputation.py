@@ -3,9 +3,6 @@
 And the one history that layers share, dlcl's.
 """
 
-import json
-from collections import Counter
-
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,13 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods.dlcl import WeightedSum
-from deepnet_fairseq.probes import PROBES
 from deepnet_fairseq.transformer import recomputation
 from deepnet_fairseq.transformer.recomputation import Recomputation
 
-from .conftest import TRAIN_FLAGS
-from .support.helpers import batch, logits, run, small
-from .support.observing import close, loss_of, net_input, observe
+from .support.helpers import batch, logits, small
+from .support.observing import loss_of, net_input
 from .support.tensors import Storages
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -102,37 +97,11 @@ def test_a_second_backward_pass_recomputes_again():
             assert torch.equal(gradient, expected)
 
 
-@pytest.mark.parametrize("unused", [True, False])
-def test_same_gradients_in_several_processes(group, unused):
+def test_same_gradients_in_several_processes(group):
     plain, recomputed = pair("two")
     expected = gradients(plain)
-    gradients(DistributedDataParallel(recomputed, find_unused_parameters=unused))
+    gradients(DistributedDataParallel(recomputed, find_unused_parameters=True))
     assert_equal(gradients(recomputed), expected)
-
-
-@pytest.mark.parametrize("how", ["two", "offloaded"])
-def test_probes_see_the_same(how):
-    found = []
-    for model in pair(how):
-        torch.manual_seed(3)
-        found.append(observe(model, [net_input()]))
-    for probe in PROBES:
-        close(found[1][probe], found[0][probe], 1e-6)
-
-
-def test_each_layer_runs_twice():
-    """In a training step; once without gradients."""
-    _, model = pair("two")
-    calls = Counter()
-    layers = [*model.encoder.layers, *model.decoder.layers]
-    for layer in layers:
-        layer.fc1.register_forward_hook(lambda module, *_: calls.update([module]))
-    gradients(model)
-    assert [calls[layer.fc1] for layer in layers] == [2] * len(layers)
-    calls.clear()
-    with torch.no_grad():
-        loss_of(model, net_input())
-    assert [calls[layer.fc1] for layer in layers] == [1] * len(layers)
 
 
 def kept(model, rows=64):
@@ -171,6 +140,14 @@ def test_freed_memory_is_returned(monkeypatch):
     assert recomputation.HEAP.holes == before
 
 
+def test_flags():
+    """How to recompute implies that; fairseq's own --offload-activations does so too."""
+    assert all(namespace("deepnet_transformer", **how).checkpoint_activations for how in HOW.values())
+    assert not namespace("deepnet_transformer").checkpoint_activations
+    with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
+        small(1, checkpoint_every=0)
+
+
 def test_what_differs_the_second_time_is_told():
     """A graph that asks for another number of tensors would be filled with wrong ones."""
     x, times = torch.ones(3, requires_grad=True), iter((1, 2))
@@ -179,57 +156,14 @@ def test_what_differs_the_second_time_is_told():
         y.sum().backward()
 
 
-def test_refusals():
-    with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
-        small(1, checkpoint_every=0)
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_how_implies_that(how):
-    """fairseq's own --offload-activations does so too."""
-    assert namespace("deepnet_transformer", **HOW[how]).checkpoint_activations
-    assert not namespace("deepnet_transformer").checkpoint_activations
-
-
-def test_training(data, tmp_path):
-    """The losses and gradient norms of a run are those of one that keeps its activations."""
-    arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0.3", "--max-update", "3", "--no-save")
-    found = []
-    for flags in ((), ("--checkpoint-every", "4", "--offload-activations")):
-        lines = run("fairseq-train", data, *TRAIN_FLAGS, *arch, *flags, "--save-dir", tmp_path).stdout.splitlines()
-        rows = [json.loads(line.split("| train_inner | ")[1]) for line in lines if "train_inner" in line]
-        found.append([(row["loss"], row["gnorm"]) for row in rows])
-    assert len(found[0]) == 3
-    assert found[0] == found[1]
-
-
 def test_gradient_of_dlcls_sum_by_finite_differences():
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in ((3,), *[(2, 4, 5)] * 3)]
     assert torch.autograd.gradcheck(WeightedSum.apply, [tensor.requires_grad_() for tensor in tensors])
 
 
-def kept_for_backward(layers):
-    """Bytes of distinct activations that the graph of one forward pass holds on to."""
-    model = small(layers, method="dlcl").train()
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held = {}
-
-    def note(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    src, prev = batch()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        scores = model(src, None, prev)[0]
-    assert scores.requires_grad
-    return sum(held.values())
-
-
 def test_dlcls_memory_grows_linearly_with_depth():
-    ten, twenty, forty = (kept_for_backward(layers) for layers in (10, 20, 40))
+    ten, twenty, forty = (kept(small(layers, method="dlcl").train())[0] for layers in (10, 20, 40))
     assert forty - twenty == pytest.approx(2 * (twenty - ten), rel=0.02)
 
 

@@ -15,7 +15,7 @@ def profile(args) -> None:
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
     """
-    from ..profiling.profile import profile_run
+    from ..profiling import profile_run
 
     check_file("--out", Path(args.out))
     found = profile_run(args.rest)

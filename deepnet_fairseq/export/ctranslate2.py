@@ -57,9 +57,8 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
 
 def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
     """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
-    args = argparse.Namespace(
-        **(vars(task.cfg or task.args) | folded.model | {"task": folded.sections["task"]["_name"]})
-    )
+    of_task = vars(task.cfg or task.args) | {"task": folded.sections["task"]["_name"]}
+    args = argparse.Namespace(**(of_task | folded.model))
     with tempfile.TemporaryDirectory() as folder:
         legacy = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
@@ -81,9 +80,8 @@ def _task(folded: Folded, data: str):
     for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
         stack, rows = weight.split(".")[0], folded.state[weight].size(0)
         if rows != len(dictionary):
-            raise UserError(
-                f"--data {data}: {len(dictionary)} symbols, the {stack} has {rows}; give the run's own data"
-            )
+            symbols = f"{len(dictionary)} symbols, the {stack} has {rows}"
+            raise UserError(f"--data {data}: {symbols}; give the run's own data")
     return task
 
 
@@ -94,14 +92,12 @@ def _translation_scorer(ctranslate2, folder: Path, task) -> Scorer:
     translator = ctranslate2.Translator(str(folder))
 
     def scores(sample: dict) -> Tensor:
-        source, target = (
-            [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
-            for dictionary, tokens in (
-                (task.source_dictionary, sample["net_input"]["src_tokens"][0]),
-                (task.target_dictionary, sample["target"][0]),
-            )
-        )
+        source = words(task.source_dictionary, sample["net_input"]["src_tokens"][0])
+        target = words(task.target_dictionary, sample["target"][0])
         return torch.tensor(translator.score_batch([source], [target])[0].log_probs)
+
+    def words(dictionary, tokens: Tensor) -> list[str]:
+        return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
 
     return scores
 

@@ -10,23 +10,18 @@ The first branch of a stack has no LayerNorm before it: downstream, or for a vec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from ..profiling.omega import residuals
+from ..profiling import residuals
 from ..transformer.slots import NORM_NAMES, Scale
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
 LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
-
-PLACES = {  # slot of a layer -> where its module stands
-    "before": "on the input of a branch",
-    "hidden": "between fc1 and the activation",
-    "inner": "in front of the last matrix of a branch",
-    "outer": "on the output of a branch",
-}
 
 
 def obstacle(model: nn.Module) -> str | None:
@@ -39,9 +34,10 @@ def obstacle(model: nn.Module) -> str | None:
         if stack.ending is not None:
             return f"{_kind(stack.ending)} stands at the end of a stack"
         for layer in stack.layers:
-            for slot, place in PLACES.items():
-                if modules := _modules(layer, slot):
-                    return f"{_kind(modules[0])} stands {place}"
+            for place, modules in _slots(layer).items():
+                for module in modules:
+                    if module is not None:
+                        return f"{_kind(module)} stands {place}"
             if layer.fc1.bias is None:
                 return "its matrices have no biases"
     for site, residual in residuals(model):
@@ -53,14 +49,17 @@ def obstacle(model: nn.Module) -> str | None:
     return None
 
 
-def _modules(layer: nn.Module, slot: str) -> list[nn.Module]:
-    """The method's modules in one slot of a layer."""
-    found = getattr(layer, slot)
-    if slot == "inner":
-        return [m for m in (*(getattr(layer, s).inner for s in layer.sites if s != "ffn"), found) if m is not None]
-    if slot == "hidden":
-        return [] if found is None else [found]
-    return list(found.values())
+def _slots(layer: nn.Module) -> dict[str, Iterable[nn.Module | None]]:
+    """The method's modules in the slots of a layer, by the place where they stand."""
+    return {
+        "on the input of a branch": layer.before.values(),
+        "between fc1 and the activation": [layer.hidden],
+        "in front of the last matrix of a branch": [
+            *(getattr(layer, name).inner for name in layer.sites if name != "ffn"),
+            layer.inner,
+        ],
+        "on the output of a branch": layer.outer.values(),
+    }
 
 
 def _kind(module: nn.Module) -> str:
@@ -88,7 +87,8 @@ def fold(model: nn.Module, way: str = "upstream") -> dict:
                 if _is_one(shortcut):
                     pass
                 elif norm_before is not None and way == "upstream":
-                    _scale_norm(norm_before, shortcut)
+                    norm_before.weight.mul_(shortcut)
+                    norm_before.bias.mul_(shortcut)
                     _divide_readers(layer, sublayer, shortcut)
                 elif not isinstance(shortcut, Tensor):
                     _scale_output(layer, sublayer, 1 / shortcut)
@@ -118,11 +118,6 @@ def _scale_output(layer: nn.Module, sublayer: str, factor: Scale) -> None:
     last = _matrix(layer, sublayer, LAST[sublayer])
     last.weight.mul_(factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)  # a vector multiplies rows
     last.bias.mul_(factor)
-
-
-def _scale_norm(norm: nn.LayerNorm, factor: Scale) -> None:
-    norm.weight.mul_(factor)
-    norm.bias.mul_(factor)
 
 
 def _divide_readers(layer: nn.Module, sublayer: str, factor: Scale) -> None:

@@ -15,11 +15,7 @@ import math
 from ..transformer.slots import ConstantShortcut, LearnedShortcut
 from .base import Method, Option, register
 
-OMEGA = {
-    "log": lambda n: math.sqrt((n + 1) / math.log(n + 1) - 1),
-    "constant": math.sqrt,
-    "linear": lambda n: 1.0,
-}
+OMEGA = {"log": lambda n: math.sqrt((n + 1) / math.log(n + 1) - 1), "constant": math.sqrt, "linear": lambda n: 1.0}
 
 
 @register("admin_torch")

@@ -89,32 +89,26 @@ def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
     stack, name = key.split(".", 1)
     if name == "embed_tokens.weight":
         if held[0] != built[0]:
-            return (
-                f"holds {held[0]} {stack} embeddings, these data have {built[0]} symbols; give the data of its own run"
-            )
+            data = f"these data have {built[0]} symbols; give the data of its own run"
+            return f"holds {held[0]} {stack} embeddings, {data}"
         return f"is {held[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {held[1]}"
     if name == "embed_positions.weight":
         held, built = held[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
-        return f"has {held} learned positions, this model {built}; give {_length_flag(stack, own)} {held}"
+        of_pair = "--max-source-positions" if depth(own, "decoder") else "--max-positions"
+        flag = "--max-target-positions" if stack == "decoder" else of_pair
+        return f"has {held} learned positions, this model {built}; give {flag} {held}"
     if name.endswith("fc1.weight"):
         return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
     return f"{key} has shape {held}, this model's {built}; give the flags and data of its own run"
-
-
-def _length_flag(stack: str, own: StateDict) -> str:
-    if stack == "decoder":
-        return "--max-target-positions"
-    return "--max-source-positions" if depth(own, "decoder") else "--max-positions"
 
 
 def _flags(missing: list[str], extra: list[str]) -> str:
     """The flags that would make the difference, as far as names tell."""
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
-        flags = {
-            m.expand(flag): None for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key))
-        }
-        advice += [f"{verb} {' '.join(flags)}"] if flags else []
+        found = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))
+        if flags := " ".join(dict.fromkeys(found)):
+            advice.append(f"{verb} {flags}")
     return " and ".join(advice)
 
 

@@ -15,7 +15,7 @@ from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from .. import archs
-from ..config.fields import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
+from ..config import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
 from ..errors import UserError
 from ..transformer.modules import Dropout, Linear
 from ..transformer.stack import Decoder, Encoder
@@ -98,6 +98,7 @@ class ClassificationHead(nn.Module):
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
+# RoBERTa's encoder is a shell around the encoder and the head
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
 OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
@@ -196,7 +197,8 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         A head that the checkpoint lacks keeps its values; one that the task has not, or has in another size, is left
         out, or registered under --load-checkpoint-heads.
         """
-        state = {ROBERTA.sub(_shell, key).replace(*OLD_NORM): value for key, value in state_dict.items()}
+        renamed = {ROBERTA.sub(lambda shell: "encoder." if shell[1] else "", key): key for key in state_dict}
+        state = {key.replace(*OLD_NORM): state_dict[old] for key, old in renamed.items()}
         if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
         for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
@@ -214,8 +216,3 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         logger.warning(f"the checkpoint's classification head {name} ({sizes[1]} classes) is not this task's: left out")
         for key in [key for key in state if key.startswith(stem)]:
             del state[key]
-
-
-def _shell(match: re.Match) -> str:
-    """RoBERTa's encoder is a shell around the encoder and the head."""
-    return "encoder." if match.group(1) else ""

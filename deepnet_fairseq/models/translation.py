@@ -6,7 +6,7 @@ from fairseq.models import FairseqEncoderDecoderModel, register_model
 from torch import Tensor, nn
 
 from .. import archs
-from ..config.fields import DeepTransformerConfig
+from ..config import DeepTransformerConfig
 from ..errors import UserError
 from ..transformer.stack import Decoder, Encoder
 from .base import DeepModel

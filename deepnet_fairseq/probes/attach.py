@@ -16,7 +16,7 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..profiling.profile import held_training_batch
+from ..profiling import held_training_batch
 from .base import Held, Probe, get_probes
 from .model_update import REFERENCE, reference, token_masks
 from .record import FILE, Values, Writer

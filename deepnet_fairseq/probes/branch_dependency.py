@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..profiling.omega import residuals
+from ..profiling import residuals
 from .base import TokenSums, register_probe
 from .record import Values
 

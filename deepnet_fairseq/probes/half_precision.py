@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..profiling.omega import residuals
+from ..profiling import residuals
 from .base import Probe, register_probe
 from .record import Values
 

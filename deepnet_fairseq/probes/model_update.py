@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..atomic_output import save
-from ..profiling.omega import in_mode
+from ..profiling import in_mode
 from .base import Held, Probe, register_probe
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run

@@ -9,7 +9,7 @@ in the backward pass.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +94,10 @@ def attend(packed: tuple[Tensor, ...], heads: int, mask: Tensor | None, causal: 
     """
     first, last = packed[0], packed[-1]
     if first.is_cpu and last.size(1) <= LONGEST and not dropout:
-        mask = _future(first.size(1), first.dtype) if causal else to_add(mask, first.dtype)
+        if causal:
+            mask = _future(first.size(1), first.dtype)
+        elif mask is not None:
+            mask = to_add(mask, first.dtype)
         return _Products.apply(mask, heads, *packed)
     q, keys, values = split(packed, heads)
     y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal)
@@ -103,22 +106,16 @@ def attend(packed: tuple[Tensor, ...], heads: int, mask: Tensor | None, causal: 
 
 def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
     """Packed projections -> views of each, (B, h, T, d)."""
-    views = [
-        part for projection, count in zip(packed, _counts(packed), strict=True) for part in projection.chunk(count, -1)
-    ]
+    views = [part for one, count in zip(packed, _counts(packed), strict=True) for part in one.chunk(count, -1)]
     return [view.unflatten(-1, (heads, -1)).transpose(1, 2) for view in views]
 
 
-@overload
-def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor: ...
-@overload
-def to_add(mask: None, dtype: torch.dtype) -> None: ...
-def to_add(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
 
     The lowest number instead of -inf: a query that may look nowhere is given something, not NaN.
     """
-    if mask is None or mask.dtype != torch.bool:
+    if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 

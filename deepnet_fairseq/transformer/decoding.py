@@ -69,7 +69,7 @@ class DecoderCache:
 
     def __init__(self, layers: Sequence[nn.Module], source: EncoderOutput | None, first: Tensor):
         """source: what cross-attention reads, if there is any; first (rows, 1, C): the first step's input."""
-        self.beams, self.used, self.steps = source.beams if source else 1, 0, 0
+        self.beams, self.used = source.beams if source else 1, 0
         self.memory = _project(layers, source.states) if source else None
         self.memory_mask = source.mask if source else None
         heads = layers[0].self_attn.num_heads
@@ -86,7 +86,6 @@ class DecoderCache:
         if self.used + self.beams > self.prefix.size(3):
             self._make_room()
         self.used += self.beams
-        self.steps += 1
         filled = self.prefix[:, :, :, : self.used]
         self._prefix = _by_layer(filled)
         self._places = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
@@ -114,22 +113,18 @@ class DecoderCache:
         return projected.view(keys.size(0), self.beams, *keys.shape[1::2]).transpose(1, 2), keys, values
 
     def reorder(self, new_order: Tensor) -> None:
-        """Row i becomes the old row new_order[i]; new_order (rows,) may drop or repeat rows."""
+        """Row i becomes the old row new_order[i]; new_order (rows,) may drop or repeat rows.
+
+        ValueError where beams share a source and the rows of a group come from several sentences.
+        """
         order = new_order.cpu()  # the one synchronisation with the device
-        if self.beams > 1 and not self._keeps_groups(order):
-            self._separate()
         if self.beams > 1:
+            if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
+                raise ValueError("hypotheses of several sentences may not change places")
             self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
         sentences = order[:: self.beams] // self.beams
         if not torch.equal(sentences, torch.arange(self.prefix.size(2))):
             self._select(sentences.to(new_order.device))
-
-    def _keeps_groups(self, order: Tensor) -> bool:
-        """Does every group of beams come from one sentence, as in beam search?"""
-        if len(order) % self.beams:
-            return False
-        sentences = order.view(-1, self.beams) // self.beams
-        return bool((sentences == sentences[:, :1]).all())
 
     def _select(self, sentences: Tensor) -> None:
         self.prefix = self.prefix.index_select(2, sentences)
@@ -160,17 +155,6 @@ class DecoderCache:
         """Of each sentence's prefix the places `slots` (B, n): (L, 2, B, n, h, d)."""
         first = torch.arange(len(slots), device=slots.device)[:, None] * self.prefix.size(3)
         return self.prefix.flatten(2, 3).index_select(2, (first + slots).flatten()).unflatten(2, slots.shape)
-
-    def _separate(self) -> None:
-        """Every hypothesis becomes a sentence of its own, for callers that mix those of several."""
-        own = (self.past == 0).nonzero()[:, 2].view(len(self.past), -1)  # (B, k steps)
-        self.prefix = self._take(own).flatten(2, 3).unflatten(2, (-1, self.steps))
-        assert self.memory is not None  # beams share a source
-        self.memory = self.memory.repeat_interleave(self.beams, 2)
-        if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask.repeat_interleave(self.beams, 0)
-        self.past = self.past.new_zeros(self.memory.size(2), 1, 0)
-        self.beams, self.used, self._memory = 1, self.steps, ()
 
 
 def _project(layers: Sequence[nn.Module], states: Tensor) -> Tensor:

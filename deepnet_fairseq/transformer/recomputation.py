@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.utils import get_rng_state, set_rng_state
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import UserError
@@ -45,11 +45,6 @@ class Recomputation:
         every = getattr(cfg, "checkpoint_every", None)
         if every is not None and every < 1:
             raise UserError(f"--checkpoint-every {every}: must be at least 1 layer; drop it to keep activations")
-
-    def groups(self, layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
-        """The layers in groups; the last one may be smaller."""
-        found = list(layers)
-        return [found[start : start + self.every] for start in range(0, len(found), self.every)]
 
     def __call__(self, part: Part, x: Tensor, history: list[Tensor]) -> Tensor:
         """part(x, history), with nothing of it kept but x; without gradients that and no more.

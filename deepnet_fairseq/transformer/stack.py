@@ -68,8 +68,10 @@ class Stack(nn.Module):
         """x (B, T, C) through mixer and all layers: what training runs. inputs: those of every layer."""
         history: list[Tensor] = []
         x = self.mix(x, history)
-        for layers in [self.layers] if self.recomputation is None else self.recomputation.groups(self.layers):
-            x = self.run(layers, inputs, x, history)
+        layers = list(self.layers)
+        every = len(layers) if self.recomputation is None else self.recomputation.every
+        for first in range(0, len(layers), every):
+            x = self.run(layers[first : first + every], inputs, x, history)
         return x
 
     def states(self, x: Tensor, *inputs: Any, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from deepnet_fairseq.probes import get_probes
 from deepnet_fairseq.probes.attach import Session
 from deepnet_fairseq.probes.base import Held
 from deepnet_fairseq.probes.model_update import outputs
-from deepnet_fairseq.profiling.omega import variance, watching
+from deepnet_fairseq.profiling import variance, watching
 from deepnet_fairseq.transformer.slots import Site
 
 from .helpers import PAD, VOCAB, batch

@@ -1,21 +1,28 @@
 """The flags of the three models, named as those of fairseq's `transformer`, and a config class for each model.
 
+How one is filled in, as fairseq's command line would, and what no model can be built from, refused by its flag.
+
 Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
 flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
 command line, preset and YAML.
 """
 
+import argparse
+import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
-from omegaconf import II
+from omegaconf import II, DictConfig, open_dict
 
-from .. import archs
-from ..initialisation import PROFILES
-from ..methods import METHODS, Method, Option
-from ..probes import PROBES
+from . import archs
+from .errors import UserError
+from .initialisation import PROFILES
+from .methods import METHODS, Method, Option, get_method
+from .probes import PROBES, get_probes
+from .transformer.recomputation import Recomputation
 
 # relu_squared: fairseq has it and leaves it out of its list
 ACTIVATIONS = ChoiceEnum([*dict.fromkeys([*get_available_activation_fns(), "relu_squared"])])
@@ -116,37 +123,108 @@ class MaskedFields(EncoderFields, Common):
 
 
 def _option_field(method: type[Method], key: str, option: Option) -> tuple:
-    kind = type(option.default)
-    if option.choices:
-        kind = ChoiceEnum(option.choices)
-    elif option.default is None:
+    kind = ChoiceEnum(option.choices) if option.choices else type(option.default)
+    if option.default is None:
         kind = Optional[str]
     return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}")
 
 
-def _with_options(name: str, fields: type, doc: str) -> type:
-    return make_dataclass(
-        name,
-        [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()],
-        bases=(fields,),
-        namespace={"__module__": __name__, "__doc__": doc},
-    )
+def _with_options(name: str, fields: type) -> type:
+    """`fields` and the options of every method: what a model is built from."""
+    more = [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()]
+    return make_dataclass(name, more, bases=(fields,), namespace={"__module__": __name__, "__doc__": fields.__doc__})
 
 
-DeepTransformerConfig = _with_options("DeepTransformerConfig", TranslationFields, "What a model is built from.")
-DeepLanguageModelConfig = _with_options(
-    "DeepLanguageModelConfig", CausalFields, "What a decoder-only language model is built from."
-)
-DeepMaskedLanguageModelConfig = _with_options(
-    "DeepMaskedLanguageModelConfig", MaskedFields, "What an encoder-only masked language model is built from."
-)
-CONFIGS = {
-    archs.MODEL_NAME: DeepTransformerConfig,
-    archs.LM: DeepLanguageModelConfig,
-    archs.MASKED_LM: DeepMaskedLanguageModelConfig,
-}
+DeepTransformerConfig = _with_options("DeepTransformerConfig", TranslationFields)
+DeepLanguageModelConfig = _with_options("DeepLanguageModelConfig", CausalFields)
+DeepMaskedLanguageModelConfig = _with_options("DeepMaskedLanguageModelConfig", MaskedFields)
+CONFIGS = {archs.MODEL_NAME: DeepTransformerConfig, archs.LM: DeepLanguageModelConfig}
+CONFIGS[archs.MASKED_LM] = DeepMaskedLanguageModelConfig
 
 
 def config_of(cfg) -> type:
     """The config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
     return CONFIGS[archs.model_of(cfg)]
+
+
+LENGTHS = ("max_source_positions", "max_target_positions", "tokens_per_sample", "max_positions")
+ELSEWHERE = dict.fromkeys(LENGTHS, 1024) | {"probe_dir": "."}  # what fairseq's tasks and checkpoints say
+
+
+def namespace(arch: str, **fields) -> argparse.Namespace:
+    """A filled and checked config of architecture `arch`, as fairseq's command line would make it.
+
+    fields: config fields by name ("decoder_layers") that are not to be the default; lengths are 1024 tokens by default.
+    UserError, naming the flag, for what no model can be built from.
+    """
+    known = dataclasses.fields(config_of(argparse.Namespace(arch=arch)))
+    defaults = {field.name: ELSEWHERE.get(field.name, field.default) for field in known}
+    cfg = argparse.Namespace(**(defaults | fields | {"arch": arch}))
+    archs.fill(cfg)
+    check(cfg)
+    return cfg
+
+
+def complete(cfg) -> None:
+    """Gives a config from before some of our flags what they are by default, in place."""
+    with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
+        for field in dataclasses.fields(config_of(cfg)):
+            if not hasattr(cfg, field.name) and not str(field.default).startswith("${"):  # one that follows another
+                setattr(cfg, field.name, field.default)
+
+
+def check(cfg) -> None:
+    """UserError naming the flag for the first thing in a filled config that no model can be built from."""
+    method = get_method(cfg.method)
+    if cfg.init_profile not in (None, *method.init_profiles):
+        profiles = ", ".join(method.init_profiles)
+        raise UserError(f"--init-profile {cfg.init_profile}: --method {method.name} is defined for {profiles}")
+    stacks = archs.STACKS[archs.model_of(cfg)]
+    for stack in stacks:
+        _check_stack(cfg, stack)
+    for other in METHODS.values():
+        for key, option in other.options.items():
+            if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
+                raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
+    built = method.from_config(cfg)
+    for stack in stacks:
+        if getattr(cfg, f"{stack}_normalize_before") and built.norm != "pre":
+            raise UserError(
+                f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
+                "drop the flag or take --method pre_ln"
+            )
+    get_probes(cfg.deepnet_probe)
+    Recomputation.check(cfg)
+    _check_numbers(cfg)
+    if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise UserError(
+            f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag"
+        )
+
+
+def _check_numbers(cfg) -> None:
+    if cfg.probe_interval < 1:
+        raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
+    if cfg.rollbacks < 0:
+        raise UserError(f"--rollbacks {cfg.rollbacks}: must be 0 or more")
+    if not 0 < cfg.rollback_lr_factor <= 1:
+        raise UserError(f"--rollback-lr-factor {cfg.rollback_lr_factor}: must be above 0 and at most 1")
+    for name in ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout"):
+        if not 0 <= getattr(cfg, name, 0) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
+
+
+def _check_stack(cfg, stack: str) -> None:
+    layers, dim = getattr(cfg, f"{stack}_layers"), getattr(cfg, f"{stack}_embed_dim")
+    heads = getattr(cfg, f"{stack}_attention_heads")
+    if layers < 1:
+        raise UserError(f"--{stack}-layers {layers}: a stack needs at least 1 layer")
+    for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
+        value = getattr(cfg, f"{stack}_{name}")
+        if value < 1:
+            raise UserError(f"--{stack}-{name.replace('_', '-')} {value}: must be at least 1")
+    if dim < 4 and not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings):
+        raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
+    if dim % heads:
+        raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")

@@ -1,8 +1,8 @@
-"""The profile of an Admin model: its file, and the two moments when one is taken.
+"""Admin's profile: hooks on every residual merge, the omegas of one forward pass, their file, when a model takes it.
 
-Files: JSON of our own, and the two columns of the authors' `profile.ratio.init`. A profile is taken before a training,
-when the first batch is known, the optimiser does not exist yet, and omega must be set; or by itself, for `deepnet
-profile`.
+methods/admin.py has the equation and where it comes from. Hooks are attached from outside and removed at the end. Files
+are JSON of our own, and the two columns of the authors' `profile.ratio.init`. A profile is taken before a training,
+when the first batch is known and there is no optimiser yet, for omega must be set; or alone, for `deepnet profile`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,106 @@ import numpy
 import torch
 from fairseq import utils
 from fairseq.data import data_utils
-from torch import nn
+from torch import Tensor, nn
 
-from ..atomic_output import whole
-from ..errors import UserError
-from ..json_text import WRONG_VALUES, parse
-from .omega import apply_omegas, profile_omegas, residuals
+from .atomic_output import whole
+from .errors import UserError
+from .json_text import WRONG_VALUES, parse
+from .transformer.slots import Residual, Site
 
 logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"
+
+
+def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
+    """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            for sublayer, site in layer.sites.items():
+                yield site, layer.residual[sublayer]
+
+
+@contextmanager
+def watching(model: nn.Module, visit: Callable[[Site, Residual, Tensor, Tensor], None]):
+    """Inside the context visit(site, residual, x, f) is called just before each merge of shortcut x and branch f."""
+
+    def before_merge(site, residual, inputs):
+        visit(site, residual, *inputs)
+
+    handles = [r.register_forward_pre_hook(partial(before_merge, site)) for site, r in residuals(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def variance(tensor: Tensor) -> float:
+    """Population variance over all elements, padding included, in float32."""
+    return tensor.detach().float().var(unbiased=False).item()
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool):
+    """Training or evaluation mode inside the context; then each module's own, as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def aside(model: nn.Module, seed: int):
+    """For a forward pass without trace: inside, training mode, no gradients, dropout drawn from `seed`.
+
+    Then all is as before, the state of torch's generators too.
+    """
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(seed)
+        with in_mode(model, training=True):
+            yield
+
+
+class SequentialOmega:
+    """Sets each branch's omega from what the branches before it gave, in the same pass; for `watching`."""
+
+    def __init__(self):
+        self.omegas: dict[Site, float] = {}
+        self.running: dict[str, float] = {}
+
+    def __call__(self, site, residual, x, f) -> None:
+        """Shortcut x and branch f, (B, T, C) each, are about to be merged by `residual`, a LearnedShortcut."""
+        omega = self.omegas[site] = self.running.get(site.stack, 1.0)
+        residual.omega.fill_(omega)
+        self.running[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
+
+
+def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
+    """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
+
+    In forward order, the encoder's first. The model's weights, omegas, modes and the generators of random numbers are
+    as before afterwards.
+    """
+    sequential = SequentialOmega()
+    with aside(model, seed), watching(model, sequential):
+        before = {residual: residual.omega.clone() for _, residual in residuals(model)}
+        try:
+            model(**net_input)
+        finally:
+            for residual, omega in before.items():
+                residual.omega.copy_(omega)
+    return sequential.omegas
+
+
+@torch.no_grad()
+def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
+    """Fills the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
+    for (_, residual), omega in zip(residuals(model), omegas, strict=True):
+        residual.omega.fill_(omega)
 
 
 @dataclass
@@ -68,10 +163,8 @@ class Profile:
             raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
         for name, value in dropouts(model).items():
             if self.dropout.get(name, value) != value:
-                flag = f"--{name.replace('_', '-')}"
-                logger.warning(
-                    f"--admin-profile {path}: taken with {flag} {self.dropout[name]}, this model has {value}"
-                )
+                taken = f"--{name.replace('_', '-')} {self.dropout[name]}"
+                logger.warning(f"--admin-profile {path}: taken with {taken}, this model has {value}")
 
     def write(self, path: Path) -> None:
         """JSON; the file appears whole or not at all."""
@@ -105,9 +198,8 @@ def shape(model: nn.Module) -> dict[str, Any]:
 def dropouts(model: nn.Module) -> dict[str, float]:
     """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
-    places = {"dropout": layer, "attention_dropout": layer.self_attn}
-    found = {name: place.dropout.p for name, place in places.items()}
-    return found | {"activation_dropout": layer.activation_dropout.p}
+    modules = layer.dropout, layer.self_attn.dropout, layer.activation_dropout
+    return {name: m.p for name, m in zip(("dropout", "attention_dropout", "activation_dropout"), modules, strict=True)}
 
 
 def read_profile(path: str) -> Profile:
@@ -116,12 +208,9 @@ def read_profile(path: str) -> Profile:
         raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
     try:
         text = Path(path).read_text(encoding="utf-8")
+        return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
     except OSError as error:
         raise UserError(f"--admin-profile {path}: {error.strerror}; `deepnet profile` writes one") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--admin-profile {path}: not a profile; `deepnet profile` writes one") from error
-    try:
-        return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
     except WRONG_VALUES as error:
         raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
 
@@ -260,7 +349,7 @@ def profile_run(flags: list[str]) -> Profile:
 
     flags: DATA and flags of fairseq-train. UserError for those that no Admin model can be trained with.
     """
-    from .. import trainer  # fairseq's, which this command alone needs
+    from . import trainer  # fairseq's, which this command alone needs
 
     methods = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--method"]
     methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]
