@@ -67,15 +67,15 @@ def test_resuming_continues_where_training_stopped(data, tmp_path):
         assert found == pytest.approx({update: whole[update] for update in (3, 4)}, abs=2e-3)
 
 
-@pytest.mark.parametrize("precision", [(), ("--bf16",)], ids=["fp32", "bf16"])
-def test_checkpointed_activations_and_bf16_on_cpu(precision, data, tmp_path):
+def test_checkpointed_activations_and_bf16_on_cpu(data, tmp_path):
     train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "3")
     plain = losses(run(*train, "--no-save").stdout)
-    flags = (*precision, "--checkpoint-activations", "--save-dir", tmp_path)
-    found = losses(run(*train, *flags).stdout)
-    assert [found[u] for u in (1, 2, 3)] == pytest.approx([plain[u] for u in (1, 2, 3)], rel=0.02)
-    weight = torch.load(tmp_path / "checkpoint_last.pt")["model"]["encoder.layers.0.fc1.weight"]
-    assert torch.equal(weight, weight.bfloat16().float()) == bool(precision)  # saved as fp32, rounded before
+    for precision in ((), ("--bf16",)):
+        save = tmp_path / "-".join(("run", *precision))
+        found = losses(run(*train, *precision, "--checkpoint-activations", "--save-dir", save).stdout)
+        assert found == pytest.approx(plain, rel=0.02)
+        weight = torch.load(save / "checkpoint_last.pt")["model"]["encoder.layers.0.fc1.weight"]
+        assert torch.equal(weight, weight.bfloat16().float()) == bool(precision)  # saved as fp32, rounded before
 
 
 def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
