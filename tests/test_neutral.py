@@ -99,8 +99,8 @@ PAIRS = {  # method, options, what makes it neutral, the method that it is then
         "normformer", NO_NORMS | NO_HEADS | {"normformer_scale_residual": True}, unchanged, "pre_ln",
     ),
 }  # fmt: skip
-CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS] + [(archs.LM, pair) for pair in PAIRS]
-CASES += [(archs.MASKED_LM, "deepnorm, alpha 1"), (archs.MASKED_LM, "normformer, paper's")]
+CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS]
+CASES += [(kind, pair) for kind in (archs.LM, archs.MASKED_LM) for pair in ("deepnorm, alpha 1", "normformer, paper's")]
 
 
 @pytest.mark.parametrize(("kind", "pair"), CASES)
