@@ -116,7 +116,7 @@ def test_admin_is_profiled_before_it_is_trained():
 def test_torchrun():
     lines = dry_run("table1_wmt17", METHODS="deepnorm", DEPTHS=6, GPUS=4, LAUNCH="torchrun")
     train = next(words for words in lines if "fairseq-train" in words)
-    assert train[:5] == "torchrun --nproc-per-node 4 --no-python fairseq-train".split()
+    assert train[:5] == ["torchrun", "--nproc-per-node", "4", "--no-python", "fairseq-train"]
     assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
 
 
