@@ -23,21 +23,21 @@ def plan(args) -> None:
 
     How it is computed, and how far it is from what was measured: docs/planning.md.
     """
-    from ..plan.fit import recommend
-    from ..plan.flags import parse
-    from ..plan.needs import count, flops, memory
-    from ..plan.report import Report
+    from ..plan.report import as_dict, as_text
+    from ..plan.setting import parse
+    from ..plan.trial import cases, check_table
 
     if args.check:
-        _check(args)
+        if args.json:
+            raise UserError("--check: prints a table; drop --json")
+        print(check_table([args.rest] if args.rest else cases()))
         return
     setting = parse(args.rest)
-    work = flops(setting)
-    found = Report(setting, count(setting), work, memory(setting), recommend(setting), _speed(args, setting, work))
-    print(json.dumps(found.as_dict()) if args.json else found.as_text())
+    speed = _speed(args, setting)
+    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
 
 
-def _speed(args, setting, work):
+def _speed(args, setting):
     """At the rate that is given or measured; None without one."""
     from ..plan.needs import TERA, speed, updates_of
     from ..plan.trial import measured_rate
@@ -46,26 +46,14 @@ def _speed(args, setting, work):
         raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
     if args.flops is not None and args.flops <= 0:
         raise UserError(f"--flops {args.flops}: must be above 0")
-    updates = args.updates
-    if args.epochs is not None:
-        updates = updates_of(setting, args.epochs, args.corpus_tokens)
+    updates = args.updates if args.epochs is None else updates_of(setting, args.epochs, args.corpus_tokens)
     if args.measure:
-        return speed(setting, work, measured_rate(setting), updates)
+        return speed(setting, measured_rate(setting), updates)
     if args.flops is not None:
-        return speed(setting, work, args.flops * TERA, updates)
+        return speed(setting, args.flops * TERA, updates)
     if updates is not None:
         raise UserError("--updates and --epochs: time needs a rate; add --flops or --measure")
     return None
-
-
-def _check(args) -> None:
-    from ..plan.report import check_table
-    from ..plan.trial import cases, check
-
-    if args.json:
-        raise UserError("--check: prints a table; drop --json")
-    checked = [check(flags, default_too=True) for flags in ([args.rest] if args.rest else cases())]
-    print(check_table(checked))
 
 
 def add(command) -> None:

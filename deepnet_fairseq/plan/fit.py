@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import UserError
-from .needs import Memory, best_group, flops, memory
+from .needs import best_group, flops, memory
 from .setting import SHARDED, SHARDING_FLAGS, Setting, recomputation
 
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
@@ -22,26 +23,39 @@ SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: a step that saves less is no step
 
-Ways = Iterator[tuple[str, Setting]]
-
 
 @dataclass(frozen=True)
 class Option:
-    """A setting with its peak, offered as a step towards fitting.
-
-    flags: of fairseq-train, those that change; cost: operations for a token, relative to the setting as given.
-    """
+    """A setting with what it needs, offered as a step towards fitting, and the setting as given."""
 
     name: str
-    flags: str
+    given: Setting
     setting: Setting
-    memory: Memory
-    cost: float
+    memory: SimpleNamespace
 
     @property
     def fits(self) -> bool:
         """Does the peak stay within USABLE of a GPU's memory?"""
         return self.memory.peak <= USABLE * self.setting.gpu_memory
+
+    @property
+    def cost(self) -> float:
+        """Operations for a token, relative to the setting as given."""
+        mine, given = (flops(setting).step / setting.batch for setting in (self.setting, self.given))
+        return mine / given
+
+    @property
+    def flags(self) -> str:
+        """Of fairseq-train, those that change."""
+        new = self.setting
+        flags = {
+            "optimizer": f"--optimizer {new.optimizer}",
+            "criterion": f"--criterion {new.criterion}",
+            "checkpoint_every": recomputation(new.checkpoint_every),
+            "max_tokens": f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}",
+            "sharding": SHARDING_FLAGS[new.sharding],
+        }
+        return " ".join(said for name, said in flags.items() if getattr(new, name) != getattr(self.given, name))
 
     def as_dict(self) -> dict:
         """For JSON; peak in bytes."""
@@ -55,15 +69,18 @@ def recommend(setting: Setting) -> list[Option]:
     In this order: the loss in chunks, batches half as large and twice as many, layers recomputed in groups of the best
     size, both, the optimiser's state sharded, all sharded, more GPUs. Steps that save nothing are left out.
     """
-    options = [_option("as given", setting, setting)]
+    options = [Option("as given", setting, setting, memory(setting))]
     for ways in (_chunked, _in_smaller_batches, _recomputed, _recomputed_in_smaller_batches, _sharded):
         for name, candidate in ways(setting, options[-1].setting):
             if options[-1].fits:
                 return options
-            option = _option(name, setting, candidate)
+            option = Option(name, setting, candidate, memory(candidate))
             if option.memory.peak < SAVES * options[-1].memory.peak:
                 options.append(option)
     return options
+
+
+Ways = Iterator[tuple[str, Setting]]
 
 
 def _chunked(given: Setting, last: Setting) -> Ways:
@@ -72,22 +89,27 @@ def _chunked(given: Setting, last: Setting) -> Ways:
         yield "loss in chunks", replace(last, criterion=chunked)
 
 
-def _in_smaller_batches(given: Setting, last: Setting) -> Ways:
-    for smaller in _smaller(last, BUSY_TOKENS):
-        yield _batches(smaller), smaller
+def _in_smaller_batches(given: Setting, last: Setting, fewest: int = BUSY_TOKENS) -> Ways:
+    """As many tokens an update in batches half as large, and half of that, down to `fewest` tokens."""
+    tokens, factor = last.max_tokens // 2, 2
+    while tokens >= max(fewest, last.length):
+        smaller = replace(last, max_tokens=tokens, update_freq=last.update_freq * factor)
+        yield f"batches of {tokens:,} tokens x {smaller.update_freq}", smaller
+        tokens, factor = tokens // 2, factor * 2
 
 
 def _recomputed(given: Setting, last: Setting) -> Ways:
     """In batches as large as given: they cost nothing but memory."""
     if not given.checkpoint_every:
-        again = _in_groups(replace(last, max_tokens=given.max_tokens, update_freq=given.update_freq))
+        whole = replace(last, max_tokens=given.max_tokens, update_freq=given.update_freq)
+        again = replace(whole, checkpoint_every=best_group(whole))
         yield _groups(again), again
 
 
 def _recomputed_in_smaller_batches(given: Setting, last: Setting) -> Ways:
-    for smaller in _smaller(last, FEWEST_TOKENS) if last.checkpoint_every else ():
-        again = smaller if given.checkpoint_every else _in_groups(smaller)
-        yield f"{_groups(again)}, {_batches(again)}", again
+    for batches, smaller in _in_smaller_batches(given, last, FEWEST_TOKENS) if last.checkpoint_every else ():
+        again = smaller if given.checkpoint_every else replace(smaller, checkpoint_every=best_group(smaller))
+        yield f"{_groups(again)}, {batches}", again
 
 
 def _sharded(given: Setting, last: Setting) -> Ways:
@@ -101,46 +123,6 @@ def _sharded(given: Setting, last: Setting) -> Ways:
         gpus *= 2
 
 
-def _batches(setting: Setting) -> str:
-    return f"batches of {setting.max_tokens:,} tokens x {setting.update_freq}"
-
-
 def _groups(setting: Setting) -> str:
     every = setting.checkpoint_every
     return f"recompute {every} layers at a time" if every > 1 else "recompute each layer"
-
-
-def _smaller(setting: Setting, fewest: int) -> Iterator[Setting]:
-    """As many tokens an update in batches half as large, and half of that, down to `fewest` tokens."""
-    tokens, factor = setting.max_tokens // 2, 2
-    while tokens >= max(fewest, setting.length):
-        yield replace(setting, max_tokens=tokens, update_freq=setting.update_freq * factor)
-        tokens, factor = tokens // 2, factor * 2
-
-
-def _in_groups(setting: Setting) -> Setting:
-    return replace(setting, checkpoint_every=best_group(setting))
-
-
-def _option(name: str, given: Setting, setting: Setting) -> Option:
-    cost = _per_token(setting) / _per_token(given)
-    return Option(name, _changes(given, setting), setting, memory(setting), cost)
-
-
-def _per_token(setting: Setting) -> float:
-    return flops(setting).step / setting.batch
-
-
-def _changes(given: Setting, setting: Setting) -> str:
-    flags = []
-    if setting.optimizer != given.optimizer:
-        flags.append(f"--optimizer {setting.optimizer}")
-    if setting.criterion != given.criterion:
-        flags.append(f"--criterion {setting.criterion}")
-    if setting.checkpoint_every != given.checkpoint_every:
-        flags.append(recomputation(setting.checkpoint_every))
-    if setting.max_tokens != given.max_tokens:
-        flags.append(f"--max-tokens {setting.max_tokens} --update-freq {setting.update_freq}")
-    if setting.sharding != given.sharding:
-        flags.append(SHARDING_FLAGS[setting.sharding])
-    return " ".join(flags)

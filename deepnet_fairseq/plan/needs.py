@@ -12,7 +12,9 @@ causal or not. The backward pass costs twice the forward pass; recomputed layers
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
 
 from torch import nn
 
@@ -30,30 +32,14 @@ TERA = 1e12
 OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """Numbers of parameters.
+def count(setting: Setting) -> SimpleNamespace:
+    """Numbers of the setting's parameters: exact, from a skeleton on torch's meta device.
 
     embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
     a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
     trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
     all; gradient_bytes: of those that are trained; total: all, trained or not.
     """
-
-    embeddings: int
-    encoder: int
-    decoder: int
-    output: int
-    trainable: int
-    tensors: int
-    largest: int
-    weight_bytes: int
-    gradient_bytes: int
-    total: int
-
-
-def count(setting: Setting) -> Parameters:
-    """The parameters of the setting's model: exact, from a skeleton on torch's meta device."""
     model = skeleton(setting)
     times: dict[nn.Parameter, int] = {}  # how often a parameter's like is there; a shared one counts where it is first
     parts: dict[nn.Parameter, str] = {}
@@ -71,7 +57,7 @@ def count(setting: Setting) -> Parameters:
     numbers = dict.fromkeys(("embeddings", "encoder", "decoder", "output"), 0)
     for parameter, part in parts.items():
         numbers[part] += times[parameter] * parameter.numel()
-    return Parameters(
+    return SimpleNamespace(
         **numbers,
         trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),
         tensors=sum(times.values()),
@@ -82,53 +68,29 @@ def count(setting: Setting) -> Parameters:
     )
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of the forward and backward passes.
+def flops(setting: Setting) -> SimpleNamespace:
+    """Floating-point operations of the forward and backward passes, by the trace of the setting's forward pass.
 
     Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
     sentences; train, forward and backward; recomputed. Of a whole update on all GPUs, recomputation included: step.
     """
-
-    forward: float
-    attention: float
-    train: float
-    recomputed: float
-    step: float
-
-
-def flops(setting: Setting) -> Flops:
-    """Of the setting's model and batch, by the trace of its forward pass."""
     stages, tokens = trace(setting), setting.max_tokens // setting.length * setting.length
     forward, attention = (sum(getattr(stage, name) for stage in stages) / tokens for name in ("flops", "attention"))
     again = sum(stage.flops for stage in stages if stage.name.endswith(LAYERS)) / tokens
     recomputed = again if setting.checkpoint_every else 0.0
-    return Flops(forward, attention, 3 * forward, recomputed, (3 * forward + recomputed) * setting.batch)
+    step, train = (3 * forward + recomputed) * setting.batch, 3 * forward
+    return SimpleNamespace(forward=forward, attention=attention, train=train, recomputed=recomputed, step=step)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """How fast a training is.
+def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
+    """How fast a training is at `rate` FLOP/s on each GPU; exchange of gradients is in the rate or left out.
 
-    rate: floating-point operations a second that one GPU achieves in training; step: seconds of an update;
-    tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training, None where nobody asked.
+    step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training,
+    None where nobody asked.
     """
-
-    rate: float
-    step: float
-    tokens_per_second: float
-    updates: int | None = None
-    hours: float | None = None
-
-
-def speed(setting: Setting, work: Flops, rate: float, updates: int | None = None) -> Speed:
-    """Of the setting whose operations are `work`, at `rate` FLOP/s on each of its GPUs.
-
-    Exchange of gradients is in the rate or left out.
-    """
-    step = work.step / (rate * setting.gpus)
+    step = flops(setting).step / (rate * setting.gpus)
     hours = None if updates is None else updates * step / 3600
-    return Speed(rate, step, setting.batch / step, updates, hours)
+    return SimpleNamespace(rate=rate, step=step, tokens_per_second=setting.batch / step, updates=updates, hours=hours)
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
@@ -136,35 +98,18 @@ def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one GPU, or of a process on the CPU.
+def memory(setting: Setting) -> SimpleNamespace:
+    """Bytes that one update of the setting takes, from the second on: on one GPU, or of a process on the CPU.
 
     optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
     what all stages but the loss hold at the end of the forward pass; recomputed: what the largest of them adds in its
     backward pass; loss: what the loss holds, and its temporaries; step: temporaries of the optimiser's update; objects:
     Python's, on the CPU; peak: the most at a time, which is in `phase` "forward", "backward" or "optimiser".
     """
-
-    weights: int
-    gradients: int
-    optimiser: int
-    buckets: int
-    activations: int
-    recomputed: int
-    loss: int
-    step: int
-    objects: int
-    peak: int
-    phase: str
-
-
-def memory(setting: Setting) -> Memory:
-    """What one update of the setting takes, from the second on."""
     return follow(setting, count(setting), trace(setting))
 
 
-def follow(setting: Setting, parameters: Parameters, stages: list[Stage]) -> Memory:
+def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -> SimpleNamespace:
     """The same, from the model's parameters and the stages of its passes."""
     fully = setting.sharding == "fully_sharded"
     shards = setting.gpus if fully else 1
@@ -178,13 +123,14 @@ def follow(setting: Setting, parameters: Parameters, stages: list[Stage]) -> Mem
     waiting = gradients if setting.update_freq > 1 else 0
     passes = _passes(stages, setting)
     *body, loss = passes
+    before = itertools.accumulate((each.held for each in passes), initial=0)
     phases = {
-        "forward": base + waiting + _forward(passes),
+        "forward": base + waiting + max(held + each.rise for held, each in zip(before, passes, strict=False)),
         "backward": base + whole + _backward(passes, waiting, shards),
         "optimiser": base + gradients + step,
     }
     phase = max(phases, key=phases.__getitem__)
-    return Memory(
+    return SimpleNamespace(
         weights=weights,
         gradients=gradients,
         optimiser=optimiser,
@@ -212,7 +158,7 @@ class Pass:
         self.held, self.rise = stages[0].forward, stages[0].forward_rise
         self.redone = self.released = 0
         if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
-            fetched = given if setting.offloads else 0
+            fetched = given if setting.cfg.offload_activations and setting.device == "cuda" else 0
             self.released = sum(stage.outlasting for stage in stages)
             self.held = self.rise = stages[-1].output + self.released - fetched
             self.redone = sum(stage.forward for stage in stages) - stages[-1].output + fetched
@@ -229,15 +175,6 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
             groups.append([stage])
     before = [0, *(group[-1].output for group in groups)]
     return [Pass(group, given, setting) for group, given in zip(groups, before, strict=False)]
-
-
-def _forward(passes: list[Pass]) -> int:
-    """Most bytes at a time in the forward pass."""
-    held = most = 0
-    for each in passes:
-        most = max(most, held + each.rise)
-        held += each.held
-    return most
 
 
 def _backward(passes: list[Pass], waiting: int, shards: int) -> int:

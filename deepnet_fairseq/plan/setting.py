@@ -1,13 +1,20 @@
-"""What a plan is made for: a model, its batches, precision and optimiser, and the machine."""
+"""What a plan is made for: a model, its batches, precision and optimiser, and the machine; by fairseq-train's flags."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from .. import archs
+from .. import archs, config
+from ..compat.command_line import unknown_arch
 from ..criterions.chunked import NAME, PLAIN
 from ..errors import UserError
 from ..optim import deepnet_adam
@@ -17,102 +24,64 @@ from ..transformer.recomputation import Recomputation
 GIB = 2**30
 FLOAT32 = 4
 MASK_PROB = 0.15  # fairseq's --mask-prob
-LANGUAGES = ("xx", "yy")
-SAMPLES = ("--length", "--tokens-per-sample")
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
+SHARDED = {"os": FLAT, "fully_sharded": ADAM}  # what a way of sharding is for
+SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
 
 
-@dataclass(frozen=True)
-class Objective:
+class Objective(NamedTuple):
     """What one of the models is trained for.
 
     task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
-    length: tokens of a sample, by default; length_flags: what says so; dictionaries: files that the task reads; added:
-    symbols that it adds to them; masks: are some of the tokens hidden, and only these predicted?; flags: of
-    fairseq-train, that the task and the loss need.
+    length: tokens of a sample, by default; flags: of fairseq-train, that the task and the loss need.
     """
 
     task: str
     criterion: str
     chunked: str | None
-    length: int
-    length_flags: tuple[str, ...]
-    dictionaries: tuple[str, ...] = ("dict.txt",)
-    added: int = 0
-    masks: bool = False
+    length: int = 1024
     flags: tuple[str, ...] = ()
 
     @property
     def translates(self) -> bool:
         """Are there a source and a target, and is the loss label-smoothed?"""
-        return len(self.dictionaries) > 1
-
-
-OBJECTIVES = {
-    archs.MODEL_NAME: Objective(
-        "translation", "label_smoothed_cross_entropy", NAME, 32, ("--length",),
-        dictionaries=tuple(f"dict.{language}.txt" for language in LANGUAGES),
-        flags=("--source-lang", LANGUAGES[0], "--target-lang", LANGUAGES[1], "--label-smoothing", "0.1"),
-    ),
-    archs.LM: Objective("language_modeling", "cross_entropy", PLAIN, 1024, SAMPLES),
-    archs.MASKED_LM: Objective("masked_lm", "masked_lm", None, 1024, SAMPLES, added=1, masks=True),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Precision:
-    """One of fairseq-train's ways to compute.
-
-    dtype: of weights, activations and gradients; master: has the optimiser weights in float32 of its own?; flattened:
-    are they one tensor for fairseq's adam?; flags: of fairseq-train.
-    """
-
-    name: str
-    dtype: torch.dtype
-    master: bool
-    flattened: bool
-    flags: str
+        return self.task == "translation"
 
     @property
-    def memory_efficient(self) -> bool:
-        """Half precision without a master copy."""
-        return self.dtype.itemsize < FLOAT32 and not self.master
+    def masks(self) -> bool:
+        """Are some of the tokens hidden, and only these predicted?"""
+        return self.task == "masked_lm"
 
 
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("fp32", torch.float32, False, False, ""),
-        Precision("fp16", torch.float16, True, True, "--fp16"),
-        Precision("bf16", torch.bfloat16, True, False, "--bf16"),
-        Precision("memory-efficient-fp16", torch.float16, False, False, "--fp16 --memory-efficient-fp16"),
-        Precision("memory-efficient-bf16", torch.bfloat16, False, False, "--bf16 --memory-efficient-bf16"),
-    )
+SMOOTHED = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing", "0.1")
+OBJECTIVES = {
+    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", NAME, 32, SMOOTHED),
+    archs.LM: Objective("language_modeling", "cross_entropy", PLAIN),
+    archs.MASKED_LM: Objective("masked_lm", "masked_lm", None),
 }
-OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
-SHARDED = {"os": FLAT, "fully_sharded": ADAM}  # what a way of sharding is for
-SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
 
 
 @dataclass(frozen=True)
 class Setting:
     """A model, its batches and the machine: the flags of a training that its memory and time depend on.
 
-    cfg: a filled model config; source_vocab, target_vocab: rows of the embeddings; max_tokens: source tokens, and
-    target tokens, in a batch of one GPU, padding included (of a language model's one text, simply tokens); length:
-    tokens of a sentence; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's; chunk: target tokens
-    whose logits the chunked criterion makes at a time, 0 for its own choice; mask_prob: share of the tokens that a
-    masked language model predicts; checkpoint_every: layers that are recomputed together, 0 for none; sharding: a key
-    of SHARDING_FLAGS; gpu_memory: bytes; device: "cpu" or "cuda". UserError, naming the flag, for values out of range
-    and for flags that do not go together.
+    cfg: a filled model config; vocab: symbols that the first stack reads, and those that the model predicts;
+    max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
+    text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
+    the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
+    chunk: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice; mask_prob: share of
+    the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed together, 0 for none;
+    sharding: a key of SHARDING_FLAGS; gpu_memory: bytes; device: "cpu" or "cuda". UserError, naming the flag, for
+    values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
-    source_vocab: int
-    target_vocab: int
+    vocab: tuple[int, int]
     max_tokens: int = 4096
     update_freq: int = 1
     length: int = 32
-    precision: Precision = PRECISIONS["fp32"]
+    precision: str = "fp32"
     optimizer: str = ADAM
     criterion: str = ""
     chunk: int = 0
@@ -126,52 +95,51 @@ class Setting:
     def __post_init__(self):
         if not self.criterion:
             object.__setattr__(self, "criterion", self.objective.criterion)
-        for name in ("max_tokens", "update_freq", "length", "gpus", "gpu_memory"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        if self.chunk < 0:
-            raise UserError(f"--loss-chunk-tokens {self.chunk}: must be at least 0")
-        if min(self.vocabularies) < 1:
-            raise UserError(f"--vocab {self.source_vocab},{self.target_vocab}: a vocabulary has at least 1 entry")
-        if self.length > self.max_tokens:
-            raise UserError(f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}")
-        if not 0 < self.mask_prob < 1:
-            raise UserError(f"--mask-prob {self.mask_prob:g}: must be above 0 and below 1")
-        self._check_criterion()
-        self._check_vocabularies()
-        self._check_sharding()
-
-    def _check_criterion(self) -> None:
-        whole, chunked = self.objective.criterion, self.objective.chunked
-        if self.criterion not in (whole, chunked):
-            known = whole if chunked is None else f"{whole} or {chunked}"
-            raise UserError(f"--criterion {self.criterion}: the plan of a {self.model} knows {known}")
-        if self.chunk and not self.chunked:
-            way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
-            raise UserError(f"--loss-chunk-tokens {self.chunk}: {way}")
-
-    def _check_vocabularies(self) -> None:
-        if self.source_vocab == self.target_vocab:
-            return
-        sizes = f"{self.source_vocab},{self.target_vocab}"
-        if len(self.stacks) == 1:
-            raise UserError(f"--vocab {sizes}: a {self.model} has one vocabulary")
-        if self.cfg.share_all_embeddings:
-            raise UserError(f"--share-all-embeddings: --vocab {sizes} names two dictionaries")
-
-    def _check_sharding(self) -> None:
-        flag, name = SHARDING_FLAGS[self.sharding], self.precision.name
-        if flag and self.gpus == 1:
-            raise UserError(f"{flag}: shards over several GPUs; give --gpus")
-        if self.sharding == "os" and self.optimizer != FLAT:
-            raise UserError(f"{flag}: with --optimizer {FLAT}; {self.optimizer} is not sharded")
-        if self.sharding == "fully_sharded" and self.precision.memory_efficient:
-            raise UserError(f"--{name}: not with {flag}; take --{name[-4:]}")
-        if self.sharding == "fully_sharded" and self.chunked:
-            raise UserError(f"{flag}: not with --criterion {self.criterion}, which needs a whole matrix")
+        for wrong, why in self._mistakes():
+            if wrong:
+                raise UserError(why)
         if self.optimizer == FLAT:
-            flags = {"zero_sharding": self.sharding, "ddp_backend": self.sharding, name.replace("-", "_"): True}
+            half = self.precision.replace("-", "_")
+            flags = {"zero_sharding": self.sharding, "ddp_backend": self.sharding, half: True}
             deepnet_adam.check_settings(lambda section, key: flags.get(key))
+
+    def _mistakes(self) -> Iterator[tuple[bool, str]]:
+        """What cannot be: is it so, and what is said of it then."""
+        for name in ("max_tokens", "update_freq", "length", "gpus", "gpu_memory"):
+            number = getattr(self, name)
+            yield number <= 0, f"--{name.replace('_', '-')} {number}: must be at least 1"
+        sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.chunk}"
+        yield self.chunk < 0, f"{chunk}: must be at least 0"
+        yield min(self.vocab) < 1, f"{sizes}: a vocabulary has at least 1 entry"
+        too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
+        yield self.length > self.max_tokens, too_long
+        yield not 0 < self.mask_prob < 1, f"--mask-prob {self.mask_prob:g}: must be above 0 and below 1"
+        whole, chunked = self.objective.criterion, self.objective.chunked
+        known = f"{whole} or {chunked}" if chunked else whole
+        unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
+        yield self.criterion not in (whole, chunked), unknown
+        way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
+        yield bool(self.chunk) and not self.chunked, f"{chunk}: {way}"
+        if self.vocab[0] != self.vocab[1]:
+            yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
+            yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
+        flag, fully = SHARDING_FLAGS[self.sharding], self.sharding == "fully_sharded"
+        yield bool(flag) and self.gpus == 1, f"{flag}: shards over several GPUs; give --gpus"
+        flat = f"{flag}: with --optimizer {FLAT}; {self.optimizer} is not sharded"
+        yield self.sharding == "os" and self.optimizer != FLAT, flat
+        yield fully and self.memory_efficient, f"--{self.precision}: not with {flag}; take --{self.precision[-4:]}"
+        whole_matrix = f"{flag}: not with --criterion {self.criterion}, which needs a whole matrix"
+        yield fully and self.chunked, whole_matrix
+
+    @property
+    def memory_efficient(self) -> bool:
+        """Half precision without a master copy of the weights."""
+        return self.precision.startswith("memory-efficient")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and gradients."""
+        return DTYPES[self.precision[-4:]]
 
     @property
     def model(self) -> str:
@@ -194,11 +162,6 @@ class Setting:
         return [f"{stack}_layers" for stack in self.stacks]
 
     @property
-    def vocabularies(self) -> tuple[int, int]:
-        """Symbols that the first stack reads, and those that the model predicts."""
-        return self.source_vocab, self.target_vocab
-
-    @property
     def chunked(self) -> bool:
         """Is the loss computed in chunks?"""
         return self.criterion == self.objective.chunked
@@ -207,11 +170,6 @@ class Setting:
     def scored(self) -> int:
         """Tokens of a batch that are projected to the vocabulary."""
         return max(1, round(self.max_tokens * self.mask_prob)) if self.objective.masks else self.max_tokens
-
-    @property
-    def offloads(self) -> bool:
-        """Do the inputs of what is recomputed wait in the CPU's memory?"""
-        return self.cfg.offload_activations and self.checkpoint_every > 0 and self.device == "cuda"
 
     @property
     def batch(self) -> int:
@@ -223,24 +181,111 @@ class Setting:
 
         Kept are Adam's moments and, where the weights are in half precision, these in float32 (fairseq's adam their
         gradients too), sharded or not; deepnet_adam copies gradients into a piece of float32 memory. fairseq's adam
-        has the root of one tensor's second moment at a time (largest: numbers of the largest) and, without float32
-        weights, copies of weight and gradient (optim/adam.py, fp16_optimizer.py of fairseq).
+        has the root of one tensor's second moment at a time (largest: numbers of the largest; with --fp16 all are one
+        tensor) and, without float32 weights, copies of weight and gradient (optim/adam.py, fp16_optimizer.py of
+        fairseq).
         """
-        precision, parts = self.precision, 1 if self.sharding == "none" else self.gpus
-        copies = precision.master * (1 if self.optimizer == FLAT else 2)
-        kept = -(-numbers * FLOAT32 * (2 + copies) // parts)
-        if self.optimizer == FLAT:
+        flat, master = self.optimizer == FLAT, self.precision in ("fp16", "bf16")
+        kept = -(
+            -numbers * FLOAT32 * (2 + master * (1 if flat else 2)) // (1 if self.sharding == "none" else self.gpus)
+        )
+        if flat:
             return kept + FLOAT32 * min(numbers, CHUNK[self.device]), 0
-        temporaries = 3 if precision.memory_efficient else 1
-        return kept, temporaries * FLOAT32 * (numbers if precision.flattened else largest)
-
-
-def checkpoint_every(cfg) -> int:
-    """Layers that a filled model config recomputes together, 0 for none."""
-    recomputation = Recomputation.from_config(cfg)
-    return 0 if recomputation is None else recomputation.every
+        temporaries = 3 if self.memory_efficient else 1
+        return kept, temporaries * FLOAT32 * (numbers if self.precision == "fp16" else largest)
 
 
 def recomputation(every: int) -> str:
     """fairseq-train's flags for recomputing `every` layers together."""
     return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(message.removeprefix("argument "))
+
+
+def parse(flags: list[str]) -> Setting:
+    """A setting of the flags of `deepnet plan`; UserError, naming the flag, for one that is unknown or contradicts."""
+    first = _Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    arch = first.parse_known_args(flags)[0].arch  # the other flags are those of its model
+    if arch not in archs.PRESETS:
+        raise UserError(unknown_arch(f"--arch {arch}"))
+    fields = {field.name for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
+    parser = _parser(arch, fields)
+    args, rest = parser.parse_known_args(flags)
+    if rest:
+        words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
+        near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it"
+        raise UserError(f"unknown: {' '.join(rest)}; {hint}")
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
+        longest = fields & {"tokens_per_sample", "max_target_positions", "max_positions"}
+        given = dict.fromkeys(longest, args.length) | given
+    cfg = config.namespace(arch, **given)
+    recomputed = Recomputation.from_config(cfg)
+    if not math.isfinite(args.gpu_memory * GIB):
+        raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
+    if args.zero_sharding != "none" and args.ddp_backend == "fully_sharded":
+        raise UserError(f"{SHARDING_FLAGS['os']} and {SHARDING_FLAGS['fully_sharded']}: choose one")
+    same = ("max_tokens", "update_freq", "length", "optimizer", "criterion", "mask_prob", "gpus")
+    return Setting(
+        cfg,
+        _vocabularies(args.vocab),
+        precision=_precision(args),
+        chunk=args.loss_chunk_tokens,
+        checkpoint_every=recomputed.every if recomputed else 0,
+        sharding="fully_sharded" if args.ddp_backend == "fully_sharded" else args.zero_sharding,
+        gpu_memory=int(args.gpu_memory * GIB),
+        device="cpu" if args.cpu else "cuda",
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
+    model = archs.MODELS[arch]
+    objective = OBJECTIVES[model]
+    parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    gen_parser_from_dataclass(parser, config.CONFIGS[model](), delete_default=True)
+    for name in fields & {"max_source_positions", "max_target_positions"}:  # the task's
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    samples = () if objective.translates else ("--tokens-per-sample",)
+    parser.add_argument("--length", *samples, type=int, default=objective.length)
+    defaults = {"vocab": "32000", "max-tokens": 4096, "update-freq": 1, "mask-prob": MASK_PROB, "gpus": 1}
+    defaults |= {"criterion": objective.criterion, "loss-chunk-tokens": 0, "gpu-memory": 80.0}
+    for flag, default in defaults.items():
+        parser.add_argument(f"--{flag}", type=type(default), default=default)
+    for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
+        parser.add_argument(f"--{flag}", action="store_true", default=False)
+    choices = {
+        "optimizer": OPTIMIZERS,
+        "zero-sharding": ("none", "os"),
+        "ddp-backend": ("pytorch_ddp", "fully_sharded"),
+    }
+    for flag, words in choices.items():
+        parser.add_argument(f"--{flag}", choices=words, default=words[0])
+    return parser
+
+
+def _vocabularies(text: str) -> tuple[int, int]:
+    """ "32000" or "32000,40000" -> sizes of the source's and the target's."""
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        sizes = []
+    if len(sizes) not in (1, 2):
+        raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
+    return sizes[0], sizes[-1]
+
+
+def _precision(args) -> str:
+    efficient = {name: getattr(args, f"memory_efficient_{name}") for name in ("fp16", "bf16")}
+    half = [name for name in efficient if getattr(args, name) or efficient[name]]
+    if len(half) > 1:
+        raise UserError("--fp16 and --bf16: choose one")
+    if half == ["fp16"] and args.cpu:
+        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
+    return f"memory-efficient-{half[0]}" if half and efficient[half[0]] else half[0] if half else "fp32"

@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -153,18 +153,20 @@ class AsOnGPU(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What a trace depends on; the setting itself comes along."""
-
-    words: tuple
-    setting: Setting = field(compare=False)
+_traces: dict[tuple, list[Stage]] = {}
 
 
 def trace(setting: Setting) -> list[Stage]:
     """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
-    words = (str(vars(setting.cfg)), setting.vocabularies, setting.precision, setting.max_tokens, setting.length)
-    return list(_traced(_Key((*words, setting.criterion, setting.chunk, setting.mask_prob, setting.device), setting)))
+    key = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
+    key += (setting.criterion, setting.chunk, setting.mask_prob, setting.device)
+    if key not in _traces:
+        method = get_method(setting.cfg.method).from_config(setting.cfg)
+        if all(method.mixer(stack, 1) is None for stack in setting.stacks):
+            _traces[key] = list(Run(setting, ALIKE).expanded())
+        else:
+            _traces[key] = list(Run(setting, MIXED).expanded(Run(setting, MIXED - 1)))
+    return _traces[key]
 
 
 def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
@@ -174,62 +176,32 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
     cfg = config.namespace(**(fields | depths))
     method = get_method(cfg.method).from_config(setting.cfg if mixers else cfg)
     with torch.device("meta"):
-        model = MODELS[setting.model].assemble(cfg, method, _task(*setting.vocabularies))
-    return model.to(setting.precision.dtype)
+        model = MODELS[setting.model].assemble(cfg, method, _task(*setting.vocab))
+    return model.to(setting.dtype)
 
 
 _task = lru_cache(maxsize=4)(blank_task)
 
 
-@lru_cache(maxsize=64)
-def _traced(key: _Key) -> tuple[Stage, ...]:
-    setting = key.setting
-    method = get_method(setting.cfg.method).from_config(setting.cfg)
-    if all(method.mixer(stack, 1) is None for stack in setting.stacks):
-        return tuple(run(setting, ALIKE).expanded())
-    return tuple(run(setting, MIXED).expanded(run(setting, MIXED - 1)))
-
-
-@contextmanager
-def _without_storage(setting: Setting) -> Iterator[None]:
-    """Tensors made inside are fake, and none of them stays in a cache."""
-    attention._future.cache_clear()
-    with ExitStack() as stack:
-        stack.callback(attention._future.cache_clear)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        if setting.device == "cuda":
-            stack.enter_context(AsOnGPU())
-        yield
-
-
-def run(setting: Setting, layers: int) -> Run:
-    """One forward and backward pass of a model of so many layers a stack."""
-    model = skeleton(setting, layers, mixers=False)
-    with _without_storage(setting):
-        made: dict[nn.Parameter, nn.Parameter] = {}  # nn.Module.to would part what is shared
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                    module._parameters[name] = made.setdefault(parameter, fake)
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
-        return Run(setting, model)
-
-
 class Run:
-    """One forward and backward pass over a skeleton, in `stages`."""
+    """One forward and backward pass of the setting's model of so many layers a stack, in `stages`."""
 
-    def __init__(self, setting: Setting, model: DeepModel):
-        self.setting, self.model = setting, model.train()
+    def __init__(self, setting: Setting, layers: int):
+        self.setting, self.model = setting, skeleton(setting, layers, mixers=False).train()
         self.stages: list[Stage] = []
         self.before: tuple = ()
-        self.meter = Meter([*model.parameters(), *model.buffers()])
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda p: self.meter.arrived(p.grad))
         self.sentences = setting.max_tokens // setting.length
-        with self.meter:
+        attention._future.cache_clear()
+        with ExitStack() as stack:
+            stack.callback(attention._future.cache_clear)  # nothing fake stays in it
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            if setting.device == "cuda":
+                stack.enter_context(AsOnGPU())
+            self._off_meta()
+            self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(lambda p: self.meter.arrived(p.grad))
             features = [self._forward()]
             with self._stage("output") as stage:
                 loss = self._loss(features.pop())
@@ -238,6 +210,17 @@ class Run:
             loss.backward()
             self._passed(self.stages[0])
 
+    def _off_meta(self) -> None:
+        """Parameters and buffers become fake ones of the CPU; nn.Module.to would part what is shared."""
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                    module._parameters[name] = made.setdefault(parameter, fake)
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
+
     def expanded(self, fewer: Run | None = None) -> Iterator[Stage]:
         """The stages of the whole model; fewer: the same with a layer less, which shows what grows with the depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
@@ -245,14 +228,10 @@ class Run:
             missing = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0) - len(stages)
             if name.endswith(LAYERS) and missing > 0:
                 *front, last = stages
-                before = fewer.named(name)[-1] if fewer else last
+                before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
                 stages = front + [front[-1].further(front[-2] if fewer else front[-1], k + 1) for k in range(missing)]
                 stages.append(last.further(before, missing))
             yield from stages
-
-    def named(self, name: str) -> list[Stage]:
-        """The stages of this name, in order."""
-        return [stage for stage in self.stages if stage.name == name]
 
     def _forward(self) -> Tensor:
         memory: tuple[Tensor | None, ...] = ()
@@ -313,18 +292,14 @@ class Run:
 
     def _loss(self, features: Tensor) -> Tensor:
         """What the criterion makes of features (B, T, C): a sum."""
-        setting, model, vocab = self.setting, self.model, self.setting.target_vocab
+        setting, project = self.setting, self.model.vocabulary_projection()
         rows = setting.scored
         target, places = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         if setting.chunked:
-            chunk = setting.chunk or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * vocab))
+            chunk = setting.chunk or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, places)
-            weight = model.vocabulary_projection().weight
-            return label_smoothed_loss(features, weight, target, 0.1, chunk).loss
-        if setting.objective.masks:
-            logits = model.vocabulary_projection()(features[places, places])
-        else:
-            logits = model.vocabulary_projection()(features).flatten(0, 1)
+            return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
+        logits = project(features[places, places] if setting.objective.masks else features).flatten(0, -2)
         lprobs = utils.log_softmax(logits, dim=-1)
         if setting.objective.translates:
             return label_smoothed_nll_loss(lprobs, target[:, None], 0.1, ignore_index=1)[0]

@@ -11,7 +11,6 @@ MALLOC_MMAP_THRESHOLD_=131072, which returns such blocks; `--check` shows both n
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import json
 import os
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -30,11 +29,11 @@ from torch import Tensor
 from .. import config
 from ..building import SPECIALS
 from ..errors import UserError
+from ..text_table import render
 from ..trainer import build_trainer
 from ..trainer import parse as parse_training
-from .flags import parse
 from .needs import flops, memory
-from .setting import SHARDING_FLAGS, Setting, recomputation
+from .setting import SHARDING_FLAGS, Setting, parse, recomputation
 
 PADDING = 1  # index of fairseq's padding symbol
 RUN = {"_name", "probe_dir", "checkpoint_activations", "checkpoint_every"}  # fields that the flags below say
@@ -57,11 +56,12 @@ class Trial:
     def __init__(self, setting: Setting):
         self.setting = setting
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
-        for name, size in zip(setting.objective.dictionaries, setting.vocabularies, strict=False):
-            words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.added))
+        names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
+        for name, size in zip(names, setting.vocab, strict=False):  # the mask is a symbol that the task adds
+            words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.masks))
             Path(self.folder.name, name).write_text(words, encoding="utf-8")
         args = parse_training(self._flags())
-        for name in {field.name for field in dataclasses.fields(config.config_of(setting.cfg))} - RUN:
+        for name in {field.name for field in fields(config.config_of(setting.cfg))} - RUN:
             setattr(args, name, getattr(setting.cfg, name))
         self.trainer = build_trainer(args)
         self.trainer.begin_epoch(1)
@@ -72,18 +72,28 @@ class Trial:
         with metrics.aggregate("train_inner"):
             self.trainer.train_step(self.batches)
 
+    def seconds(self) -> float:
+        """Of a step, to its end on the GPU."""
+        start = time.perf_counter()
+        self.step()
+        if self.setting.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
     def close(self) -> None:
         """Removes its folder."""
         self.folder.cleanup()
 
     def _flags(self) -> list[str]:
         setting, folder = self.setting, self.folder.name
-        words = [folder, "--save-dir", folder, "--no-save", "--task", setting.objective.task, *setting.objective.flags]
+        objective, precision = setting.objective, setting.precision
+        words = [folder, "--save-dir", folder, "--no-save", "--task", objective.task, *objective.flags]
         words += ["--arch", setting.cfg.arch, "--max-tokens", str(setting.max_tokens), "--lr", "1e-4"]
         words += ["--optimizer", setting.optimizer, "--lr-scheduler", "fixed", "--disable-validation"]
         words += ["--criterion", setting.criterion]
         words += ["--loss-chunk-tokens", str(setting.chunk)] if setting.chunk else []
-        words += recomputation(setting.checkpoint_every).split() + setting.precision.flags.split()
+        words += recomputation(setting.checkpoint_every).split()
+        words += [] if precision == "fp32" else [f"--{flag}" for flag in dict.fromkeys((precision[-4:], precision))]
         words += SHARDING_FLAGS[setting.sharding].split() + (["--cpu"] if setting.device == "cpu" else [])
         return words
 
@@ -95,9 +105,9 @@ class Trial:
         def tokens(vocabulary: int) -> Tensor:
             return torch.randint(SPECIALS, vocabulary, (sentences, setting.length), generator=generator)
 
-        net_input, target = {"src_tokens": tokens(setting.source_vocab)}, tokens(setting.target_vocab)
+        net_input, target = {"src_tokens": tokens(setting.vocab[0])}, tokens(setting.vocab[1])
         if setting.objective.translates:
-            net_input["prev_output_tokens"] = tokens(setting.target_vocab)
+            net_input["prev_output_tokens"] = tokens(setting.vocab[1])
         if setting.objective.masks:  # padding where nothing is; the first places stand for those that are
             target.flatten()[setting.scored :] = PADDING
         return {
@@ -118,49 +128,22 @@ def measured_rate(setting: Setting) -> float:
     if setting.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--measure: there is no GPU here; give --flops, or plan for this CPU with --cpu")
     small = shallow(setting)
-    trial = Trial(small)
-    try:
-        for _ in range(WARMUP):
-            trial.step()
-        seconds = statistics.median(_seconds(trial) for _ in range(STEPS))
-    finally:
-        trial.close()
-    return flops(small).step / seconds
+    return flops(small).step / statistics.median(_train(small, WARMUP + STEPS)[WARMUP:])
+
+
+def _train(setting: Setting, updates: int) -> list[float]:
+    """Seconds of each update of a training."""
+    trial = Trial(setting)
+    seconds = [trial.seconds() for _ in range(updates)]
+    trial.close()
+    return seconds
 
 
 def shallow(setting: Setting, layers: int = LAYERS, **changes) -> Setting:
     """The same on one device, with at most so many layers a stack; changes: of its other fields."""
-    fields = vars(setting.cfg)
-    cfg = config.namespace(**(fields | {name: min(layers, fields[name]) for name in setting.layer_fields}))
+    given = vars(setting.cfg)
+    cfg = config.namespace(**(given | {name: min(layers, given[name]) for name in setting.layer_fields}))
     return replace(setting, cfg=cfg, update_freq=1, gpus=1, sharding="none", **changes)
-
-
-def _seconds(trial: Trial) -> float:
-    _synchronise()
-    start = time.perf_counter()
-    trial.step()
-    _synchronise()
-    return time.perf_counter() - start
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Bytes: planned, measured with blocks returned, and as glibc does by itself (None where nobody asked)."""
-
-    flags: list[str]
-    planned: int
-    measured: int
-    by_default: int | None
-
-    @property
-    def ratio(self) -> float:
-        """Planned peak by measured peak; 1 is a perfect plan."""
-        return self.planned / self.measured
 
 
 def cases() -> list[list[str]]:
@@ -173,11 +156,20 @@ def cases() -> list[list[str]]:
     ]
 
 
-def check(flags: list[str], default_too: bool = False) -> Checked:
-    """The plan for `flags` beside the peak of three updates."""
-    planned = memory(parse(flags)).peak
-    measured = measure(flags, {VARIABLE: THRESHOLD})
-    return Checked(flags, planned, measured, measure(flags, {}) if default_too else None)
+def check(flags: list[str]) -> tuple[int, int]:
+    """Bytes of the plan for `flags`, and of the peak of three updates with blocks returned."""
+    return memory(parse(flags)).peak, measure(flags, {VARIABLE: THRESHOLD})
+
+
+def check_table(trainings: list[list[str]]) -> str:
+    """Planned and measured peaks of trainings of these flags, in MiB; measured as glibc does by itself, too."""
+    rows = [["training, MiB", "planned", "measured", "planned/measured", "glibc by default"]]
+    for flags in trainings:
+        planned, measured = check(flags)
+        words = " ".join(word for word in flags if word != "--share-all-embeddings")
+        mib = [f"{number / 2**20:,.0f}" for number in (planned, measured, measure(flags, {}))]
+        rows.append([words, *mib[:2], f"{planned / measured:.3f}", mib[2]])
+    return render(rows)
 
 
 def measure(flags: list[str], environment: dict[str, str]) -> int:
@@ -201,7 +193,7 @@ def main(flags: list[str]) -> None:
     baseline: held once an update of a model of one layer a stack has been made; peak: the most beyond it.
     """
     setting = parse(flags)
-    _train(shallow(setting, 1, source_vocab=100, target_vocab=100, max_tokens=setting.length), 2)
+    _train(shallow(setting, 1, vocab=(100, 100), max_tokens=setting.length), 2)
     gc.collect()
     on_gpu = setting.device == "cuda"
     if on_gpu:
@@ -214,13 +206,6 @@ def main(flags: list[str]) -> None:
     _train(setting, UPDATES)
     peak = torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM")
     print(json.dumps({"peak": peak - baseline, "baseline": baseline}))
-
-
-def _train(setting: Setting, updates: int) -> None:
-    trial = Trial(setting)
-    for _ in range(updates):
-        trial.step()
-    trial.close()
 
 
 def _status(key: str) -> int:
