@@ -16,11 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnet_fairseq.bench import memory, task, turns
-from deepnet_fairseq.bench.contender import Clock, Contender
+from deepnet_fairseq.bench.contender import PARTS, Clock, Contender
 from deepnet_fairseq.bench.memory import measure_memory
 from deepnet_fairseq.bench.report import failures, number, render
 from deepnet_fairseq.bench.settings import STOCK, Candidate, Settings, Shape, candidates
-from deepnet_fairseq.bench.trials import PARTS, Watched, training_flops
+from deepnet_fairseq.bench.trials import training_flops
 from deepnet_fairseq.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
@@ -63,8 +63,8 @@ def cells(report, measure, candidate):
 
 
 def test_every_cell_is_there(bench):
-    """Measures x conditions x candidates, each with its repeats; generation has two beams."""
-    report, _ = bench
+    """Measures x conditions x candidates, each with its repeats; generation has two beams. A missing peer is named."""
+    report, table = bench
     for candidate in ("ours", STOCK):
         for measure, conditions in (("build", 1), ("train", 1), ("generate", 2), ("checkpoint", 1)):
             found = cells(report, measure, candidate)
@@ -74,14 +74,9 @@ def test_every_cell_is_there(bench):
                 assert all(len(row) == 2 and min(row) > 0 for row in cell["values"].values())
     assert report["environment"]["versions"]["torch"] == torch.__version__
     assert report["settings"]["max_tokens"] == 64 and not failures(report)
-
-
-def test_a_missing_peer_is_named(bench):
-    report, table = bench
-    found = [cell for cell in report["cells"] if cell["candidate"] == "torchscale"]
-    assert len(found) == 5
-    assert all(cell["state"] == "cannot run" and "deepnet_fairseq[bench]" in cell["reason"] for cell in found)
-    assert table.count("| torchscale | cannot run: ") == 5
+    missing = [cell for cell in report["cells"] if cell["candidate"] == "torchscale"]
+    assert len(missing) == table.count("| torchscale | cannot run: ") == 5
+    assert all(cell["state"] == "cannot run" and "deepnet_fairseq[bench]" in cell["reason"] for cell in missing)
 
 
 @pytest.mark.parametrize("measure", ["train", "generate"])
@@ -99,18 +94,13 @@ def test_the_work_is_the_same(bench, measure):
         assert all(0 < tokens <= 64 for tokens in rows[0][0]["facts"]["tokens"])
 
 
-def test_speeds_are_work_by_time(bench):
+def test_speeds_are_work_by_time_and_parts_make_a_step(bench):
     report, _ = bench
     for candidate in ("ours", STOCK):
         for measure, quantity in (("train", "step"), ("generate", "seconds")):
             for cell in cells(report, measure, candidate):
                 speeds = zip(cell["facts"]["tokens"], cell["values"][quantity])
                 assert cell["values"]["tokens per second"] == pytest.approx([work / time for work, time in speeds])
-
-
-def test_parts_make_a_step(bench):
-    report, _ = bench
-    for candidate in ("ours", STOCK):
         (cell,) = cells(report, "train", candidate)
         for repeat, step in enumerate(cell["values"]["step"]):
             parts = [cell["values"][part][repeat] for part in (*PARTS, "rest")]
@@ -129,8 +119,8 @@ def test_time_is_in_its_part(candidate, settings):
         "optimizer": slow(trainer.task, "optimizer_step", 0.4),
         "rest": slow(trainer, "set_num_updates", 0.5),
     }
-    watched = Watched(contender, 1)
-    steps = [watched.step(watched.batch(0)) for _ in range(2)]
+    contender.watch_parts()
+    steps = [contender.timed_step(batch) for batch in contender.batches(1) * 2]
     contender.close()
     for step in steps:
         assert all(step[part] >= delay for part, delay in delays.items()), step
@@ -264,15 +254,8 @@ def test_time_is_bounded():
     """The repeat that is too long is broken off; those before it stand, and none follows."""
     found = {name: Cell("train", name, "6-6", "tiny") for name in ("slow", "slower")}
     start = time.monotonic()
-    turns.interleave(
-        found,
-        {
-            "slow": lambda repeat: time.sleep(30 * repeat) or {"seconds": 1.0},
-            "slower": lambda repeat: time.sleep(30),
-        },
-        range(3),
-        0.3,
-    )
+    runs = {"slow": lambda repeat: time.sleep(30 * repeat) or {"seconds": 1.0}, "slower": lambda repeat: time.sleep(30)}
+    turns.interleave(found, runs, range(3), 0.3)
     assert time.monotonic() - start < 10
     assert (found["slow"].state, found["slow"].repeats) == ("measured", [0]) and found["slow"].reason
     assert found["slower"].state == NO_TIME
@@ -337,19 +320,12 @@ def test_flops_are_those_torch_counts(settings):
     assert counter.get_total_flops() == training_flops(SHAPE, 120, batch) + masked
 
 
-def test_clock_forgets_what_it_has_read():
-    clock = Clock(CPU)
-    watched = clock.watched(time.sleep, "sleep")
-    watched(0.02), watched(0.03)
-    assert clock.read()["sleep"] >= 0.05
-    assert clock.read() == {}
-
-
-def test_clock_counts_a_call_within_itself_once():
+def test_a_clock_forgets_what_it_has_read_and_counts_a_call_within_itself_once():
     clock = Clock(CPU)
     inner = clock.watched(time.sleep, "part")
     clock.watched(lambda: inner(0.05), "part")()
-    assert len(clock.spans["part"]) == 1
+    assert len(clock.spans["part"]) == 1 and clock.read()["part"] >= 0.05
+    assert clock.read() == {}
 
 
 def test_numbers_have_three_digits():

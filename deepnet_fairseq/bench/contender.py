@@ -22,6 +22,7 @@ from ..trainer import parse
 from .settings import Candidate, Settings, Shape
 
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
+PARTS = ("forward", "backward", "clip", "optimizer")  # clip: the scaling by the sample size, the norm and the clipping
 
 
 class Clock:
@@ -35,10 +36,6 @@ class Clock:
         self.now, self.on_gpu = CLOCKS[kind], device.type == "cuda"
         self.spans: dict[str, list] = defaultdict(list)
         self.running: set[str] = set()
-
-    def watch(self, owner: object, attribute: str, name: str) -> None:
-        """Replaces a method of this one object by itself, watched."""
-        setattr(owner, attribute, self.watched(getattr(owner, attribute), name))
 
     def watched(self, function: Callable, name: str) -> Callable:
         """`function`, whose calls are counted under `name` from now on."""
@@ -115,6 +112,25 @@ class Contender:
         """An update, as fairseq-train makes it: what it logs, None where half precision overflowed."""
         with metrics.aggregate("train_inner"):
             return self.trainer.train_step([batch], raise_oom=True)
+
+    def watch_parts(self) -> None:
+        """From now on its clock reads PARTS of a step."""
+        trainer = self.trainer
+        for owner, attribute, name in (
+            (trainer.criterion, "forward", "forward"),
+            (trainer.optimizer, "backward", "backward"),
+            (trainer.optimizer, "multiply_grads", "clip"),
+            (trainer, "clip_grad_norm", "clip"),
+            (trainer.task, "optimizer_step", "optimizer"),
+        ):
+            setattr(owner, attribute, self.clock.watched(getattr(owner, attribute), name))
+
+    def timed_step(self, batch: dict) -> dict[str, float] | None:
+        """Seconds of PARTS, the "rest" and the whole "step"; None where half precision overflowed: no update."""
+        done = self.clock.watched(self.step, "step")(batch)
+        seconds = self.clock.read()
+        rest = seconds["step"] - sum(seconds.get(part, 0) for part in PARTS)
+        return None if done is None else seconds | {"rest": rest}
 
     def close(self) -> None:
         """Frees its memory, on the GPU too, and removes its folder; it cannot be used any more."""

@@ -7,7 +7,6 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -89,11 +88,6 @@ def measure_memory(candidate: Candidate, shape: Shape, settings: Settings, cell:
     finally:
         process.kill()
         process.join()
-
-
-def conditions(settings: Settings) -> list[tuple[dict, Settings]]:
-    """Settings without and with activation checkpointing, each behind its condition."""
-    return [({"checkpointing": on}, replace(settings, checkpoint_activations=on)) for on in (False, True)]
 
 
 def _alone(sender: Connection, candidate: Candidate, shape: Shape, settings: Settings, cell: Cell) -> None:

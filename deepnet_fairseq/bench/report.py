@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ..atomic_output import whole
 from ..environment import environment
-from .contender import Contender
-from .measure import measure
+from .contender import PARTS, Contender
 from .settings import STOCK, Candidate, Settings, Shape
-from .trials import matmul_rate
+from .trials import matmul_rate, measure
 from .turns import FAILED, MEASURED, Cell
 
 FORMAT = 1
@@ -33,7 +32,7 @@ def run(
     """
     settings.check()
     where = environment(gpus=int(settings.device == "cuda"))
-    where["versions"] |= dict(_versions())
+    where["versions"] |= {name: version(name) for name in PEERS if find_spec(name)}
     Contender(candidates[0], Shape(1, 1, "tiny"), settings).close()  # what is imported at the first use
     report = {
         "format": FORMAT,
@@ -44,45 +43,26 @@ def run(
         "candidates": [asdict(candidate) for candidate in candidates],
         "cells": [],
     }
-    with _imports_kept():
+    gc.collect()
+    gc.freeze()  # what is there now is no garbage: a search through fairseq and torch takes 0.2 s
+    try:
         for shape in shapes:
             report["cells"] += compared(list(measure(shape, candidates, settings, only)))
             if out:
                 with whole(out) as part:
                     part.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return report
-
-
-@contextmanager
-def _imports_kept() -> Iterator[None]:
-    """What is there now is left out when garbage is looked for: a search through fairseq and torch takes 0.2 s."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
     finally:
         gc.unfreeze()
+    return report
 
 
 def compared(cells: list[Cell]) -> list[dict]:
     """Cells as JSON, each with its summary and what it is relative to stock fairseq's in the same place."""
     stock = {cell.place: cell for cell in cells if cell.candidate == STOCK}
+    ratios = [cell.relative_to(stock[cell.place]) if cell.place in stock else {} for cell in cells]
     return [
-        asdict(cell)
-        | {
-            "summary": cell.summary(),
-            "to_stock": cell.relative_to(stock[cell.place]) if cell.place in stock else {},
-        }
-        for cell in cells
+        asdict(cell) | {"summary": cell.summary(), "to_stock": ratio} for cell, ratio in zip(cells, ratios, strict=True)
     ]
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PEERS:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
 
 
 def failures(report: dict) -> list[str]:
@@ -94,55 +74,37 @@ def failures(report: dict) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A quantity of a measure; spread: with its smallest and largest; compare: with its ratio to stock."""
+class Column(NamedTuple):
+    """A quantity; unit: "s", "B", "flops" or ""; compare: with its ratio to stock and, but for bytes, its range."""
 
     quantity: str
     head: str
     unit: str = "s"
-    spread: bool = False
     compare: bool = False
 
 
-def _seconds(*names: str) -> list[Column]:
-    return [Column(name, name) for name in names]
+def _seconds(*names: str, compare: bool = False) -> list[Column]:
+    return [Column(name, name, "s", compare) for name in names]
 
 
+TOKENS = Column("tokens per second", "tokens/s", "", True)
+RATE = Column("flops per second", "of matmul", "flops")
+PEAKS = [Column("bytes", "peak", "B", True), Column("reserved", "reserved", "B"), Column("peak RSS", "RSS", "B")]
+FILE = [Column("load", "load to translate", "s", True), Column("bytes", "size", "B", True)]
 TABLES = {
     "build": (
         "Building: seconds until the first step could be made",
-        [Column("build", "build", "s", True, True), *_seconds("model", "trainer", "optimizer")],
+        [*_seconds("build", compare=True), *_seconds("model", "trainer", "optimizer")],
     ),
-    "train": (
-        "Training: one update of fairseq's Trainer",
-        [
-            Column("tokens per second", "tokens/s", "", True, True),
-            Column("step", "step"),
-            *_seconds("forward", "backward", "clip", "optimizer", "rest"),
-            Column("flops per second", "of matmul", "flops"),
-        ],
-    ),
-    "memory": (
-        "Training: peak memory",
-        [
-            Column("bytes", "peak", "B", False, True),
-            Column("reserved", "reserved", "B"),
-            Column("peak RSS", "RSS", "B"),
-        ],
-    ),
+    "train": ("Training: one update of fairseq's Trainer", [TOKENS, *_seconds("step", *PARTS, "rest"), RATE]),
+    "memory": ("Training: peak memory", PEAKS),
     "generate": (
         "Translation: fairseq's generator, the same number of steps for all",
-        [Column("tokens per second", "tokens/s", "", True, True), Column("seconds", "a batch")],
+        [TOKENS, Column("seconds", "a batch")],
     ),
     "checkpoint": (
         "Checkpoints with the optimiser's state",
-        [
-            Column("save", "save", "s", True, True),
-            Column("resume", "resume", "s", True, True),
-            Column("load", "load to translate", "s", True, True),
-            Column("bytes", "size", "B", False, True),
-        ],
+        [*_seconds("save", "resume", compare=True), *FILE],
     ),
 }
 
@@ -179,19 +141,12 @@ def _table(measure: str, report: dict) -> str:
     heads = ["depth", "width", *conditions, "candidate", *(column.head for column in columns)]
     rows = [heads, ["---"] * len(heads)]
     for cell in cells:
-        first = [cell["depth"], cell["width"], *(_condition(cell["condition"][name]) for name in conditions)]
-        rows.append([*first, cell["candidate"], *_values(cell, columns, report)])
+        said = [{"True": "on", "False": "off"}.get(str(value), str(value)) for value in cell["condition"].values()]
+        values = [f"{cell['state']}: {cell['reason']}", *[""] * (len(columns) - 1)]
+        if cell["state"] == MEASURED:
+            values = [_value(cell, column, report) for column in columns]
+        rows.append([cell["depth"], cell["width"], *said, cell["candidate"], *values])
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _condition(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def _values(cell: dict, columns: list[Column], report: dict) -> list[str]:
-    if cell["state"] != MEASURED:
-        return [f"{cell['state']}: {cell['reason']}", *[""] * (len(columns) - 1)]
-    return [_value(cell, column, report) for column in columns]
 
 
 def _value(cell: dict, column: Column, report: dict) -> str:
@@ -201,7 +156,7 @@ def _value(cell: dict, column: Column, report: dict) -> str:
     if column.unit == "flops":
         return f"{numbers['median'] / report['matmul flops per second']:.0%}"
     text = number(numbers["median"], column.unit)
-    if column.spread and numbers["n"] > 1:
+    if column.compare and column.unit != "B" and numbers["n"] > 1:
         text += f" ({number(numbers['min'], column.unit)} to {number(numbers['max'], column.unit)})"
     if column.compare and column.quantity in cell["to_stock"]:
         text += f" [{cell['to_stock'][column.quantity]:.2f}]"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
-from fairseq.optim import OPTIMIZER_REGISTRY
 
 from .. import archs
 from ..archs import WIDTHS, Width
@@ -34,13 +33,11 @@ class Shape:
 
     def flags(self) -> list[str]:
         """fairseq-train's flags for the depth and width of both stacks."""
-        layers = [f"--{stack}-layers={number}" for stack, number in (("encoder", self.N), ("decoder", self.M))]
-        widths = [
-            f"--{stack}-{name.replace('_', '-')}={number}"
-            for stack in ("encoder", "decoder")
-            for name, number in vars(self.size).items()
-        ]
-        return layers + widths
+        flags = []
+        for stack, layers in (("encoder", self.N), ("decoder", self.M)):
+            flags.append(f"--{stack}-layers={layers}")
+            flags += [f"--{stack}-{name.replace('_', '-')}={number}" for name, number in vars(self.size).items()]
+        return flags
 
 
 def shapes(depths: str, widths: str) -> list[Shape]:
@@ -154,15 +151,10 @@ def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
     return Candidate(name, words)
 
 
-def our_optimizer() -> str:
-    """Name of the optimiser our model is measured with: ours where this package has one, else fairseq's adam."""
-    return "deepnet_adam" if "deepnet_adam" in OPTIMIZER_REGISTRY else "adam"
-
-
 def candidates(
     names: str = "ours,stock,torchscale",
     method: str = "post_ln",
-    optimizer: str | None = None,
+    optimizer: str = "deepnet_adam",
     ours: str = "",
     variants: tuple[str, ...] = (),
 ) -> list[Candidate]:
@@ -171,7 +163,6 @@ def candidates(
     method, optimizer and ours (flags in one string): of our model; each of variants, "NAME=FLAGS", is our model again
     with FLAGS besides. UserError for a name that is none.
     """
-    optimizer = optimizer or our_optimizer()
     known = {
         "ours": lambda: _ours("ours", method, optimizer, ours),
         STOCK: lambda: Candidate(STOCK, ("--arch=transformer", "--optimizer=adam")),

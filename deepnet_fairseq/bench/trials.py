@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +19,15 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from .contender import Clock, Contender
+from .memory import limited, measure_memory, side_by_side
 from .settings import Candidate, Settings, Shape
+from .turns import UNAVAILABLE, Cell, interleave, recorded
+
+Cells = dict[str, Cell]  # by candidate
 
 
 class Trial(ABC):
-    """What one measure does with each candidate; to add one, derive from this, name it in bench/measure.py.
+    """What one measure does with each candidate; to add one, derive from this, name it in TRIALS.
 
     name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?
     """
@@ -47,6 +55,57 @@ class Trial(ABC):
         """What is the same in all repeats; "tokens" are compared between candidates."""
         return {"parameters": contender.parameters()}
 
+    def measure(self, candidates: list[Candidate]) -> list[Cell]:
+        """Cells of all conditions and candidates."""
+        rows = [(c, empty_cells(self.name, self.shape, candidates, c)) for c in self.conditions()]
+        able = [candidate for candidate in candidates if not candidate.unavailable]
+        half, whole = (self.settings.repeats + 1) // 2, self.settings.repeats
+        if self.alone or side_by_side(len(able), self.shape, self.settings):
+            rounds = [(able, range(whole))]
+        else:  # where memory is short, one by one, there and back
+            rounds = [([candidate], range(half)) for candidate in able]
+            rounds += [([candidate], range(half, whole)) for candidate in reversed(able) if half < whole]
+        for group, repeats in rounds:
+            with self._entered(group, rows) as alive:
+                for condition, cells in rows:
+                    self._repeat(alive, condition, cells, repeats)
+        for _, cells in rows:
+            check_work(cells)
+        return [cell for _, cells in rows for cell in cells.values()]
+
+    @contextmanager
+    def _entered(self, group: list[Candidate], rows: list[tuple[dict, Cells]]) -> Iterator[dict]:
+        """Name -> contender of those that could be made; why others could not is in all their cells."""
+        alive = {}
+        try:
+            for candidate in group:
+                mine = [cells[candidate.name] for _, cells in rows]
+                if all(cell.reason for cell in mine):
+                    continue
+                made = Cell(self.name, candidate.name, self.shape.depth, self.shape.width)
+                with recorded(made, self.settings.seconds):
+                    alive[candidate.name] = self.enter(candidate)
+                for cell in mine if made.reason else ():
+                    cell.end(made.state, made.reason)
+            yield alive
+        finally:
+            for contender in alive.values():
+                contender.close()
+
+    def _repeat(self, alive: dict, condition: dict, cells: Cells, repeats: range) -> None:
+        """Warm-up, then the repeats that count."""
+        runs = {
+            name: lambda repeat, contender=contender: self.run(contender, repeat, **condition)
+            for name, contender in alive.items()
+            if not cells[name].reason
+        }
+        warm_ups = {name: lambda repeat, run=run: run(repeat) and None for name, run in runs.items()}
+        interleave(cells, warm_ups, range(-self.warmup, 0), self.settings.seconds)
+        interleave(cells, runs, repeats, self.settings.seconds)
+        for name in runs:
+            if cells[name].repeats:
+                cells[name].facts = self.facts(alive[name], **condition)
+
 
 class Building(Trial):
     """Quantities: seconds of the parts of a contender's making."""
@@ -66,9 +125,6 @@ class Building(Trial):
         return built.seconds
 
 
-PARTS = ("forward", "backward", "clip", "optimizer")  # clip: the scaling by the sample size, the norm and the clipping
-
-
 class Training(Trial):
     """Updates of fairseq's Trainer; a repeat is a batch.
 
@@ -82,50 +138,27 @@ class Training(Trial):
     def warmup(self) -> int:
         return self.settings.warmup
 
-    def enter(self, candidate) -> Watched:
-        return Watched(super().enter(candidate), self.warmup + self.settings.repeats)
+    def enter(self, candidate) -> Contender:
+        contender = super().enter(candidate)
+        self.batches = contender.batches(self.warmup + self.settings.repeats)  # the same for all
+        contender.watch_parts()
+        return contender
 
-    def run(self, contender: Watched, repeat: int) -> dict[str, float] | None:
-        batch = contender.batch(repeat)
-        seconds = contender.step(batch)
+    def run(self, contender: Contender, repeat: int) -> dict[str, float] | None:
+        batch = self._batch(repeat)
+        seconds = contender.timed_step(batch)
         if seconds is None:
             return None
-        flops = training_flops(self.shape, self.settings.vocabulary, batch)
-        return seconds | {
-            "tokens per second": batch["ntokens"] / seconds["step"],
-            "flops per second": flops / seconds["step"],
-        }
+        work = {"tokens": batch["ntokens"], "flops": training_flops(self.shape, self.settings.vocabulary, batch)}
+        return seconds | {f"{name} per second": number / seconds["step"] for name, number in work.items()}
 
-    def facts(self, contender: Watched) -> dict:
-        tokens = [contender.batch(repeat)["ntokens"] for repeat in range(self.settings.repeats)]
+    def facts(self, contender: Contender) -> dict:
+        tokens = [self._batch(repeat)["ntokens"] for repeat in range(self.settings.repeats)]
         return super().facts(contender) | {"tokens": tokens}
 
-
-class Watched:
-    """A contender whose steps are timed in parts, and its batches."""
-
-    def __init__(self, contender: Contender, batches: int):
-        self.contender, self.batches = contender, contender.batches(batches)
-        clock, trainer = contender.clock, contender.trainer
-        self.parameters, self.close = contender.parameters, contender.close
-        clock.watch(trainer.criterion, "forward", "forward")
-        clock.watch(trainer.optimizer, "backward", "backward")
-        clock.watch(trainer.optimizer, "multiply_grads", "clip")
-        clock.watch(trainer, "clip_grad_norm", "clip")
-        clock.watch(trainer.task, "optimizer_step", "optimizer")
-        self._step = clock.watched(contender.step, "step")
-
-    def batch(self, repeat: int) -> dict:
+    def _batch(self, repeat: int) -> dict:
         """That of a repeat, after those of the warm-up; from the start again where the corpus is small."""
         return self.batches[repeat % len(self.batches)]
-
-    def step(self, batch: dict) -> dict[str, float] | None:
-        """Seconds by part; None where half precision overflowed and no update was made."""
-        done = self._step(batch)
-        seconds = self.contender.clock.read()
-        if done is None:
-            return None
-        return seconds | {"rest": seconds["step"] - sum(seconds[part] for part in PARTS)}
 
 
 REPEATS = 10
@@ -179,33 +212,31 @@ class Generating(Trial):
         ]
 
     def enter(self, candidate: Candidate) -> Translator:
-        return Translator(super().enter(candidate))
+        return Translator(candidate, self.shape, self.settings)
 
     def run(self, contender: Translator, repeat: int, sentences: int, beam: int) -> dict[str, float]:
-        batch = contender.batches(sentences)[max(repeat, 0)]  # the warm-up has the shortest
+        batch = contender.sorted_batches(sentences)[max(repeat, 0)]  # the warm-up has the shortest
         seconds, tokens = contender.translate(batch, beam)
         return {"seconds": seconds, "tokens per second": tokens / seconds}
 
     def facts(self, contender: Translator, sentences: int, beam: int) -> dict:
-        tokens = [round_length(batch) * sentences for batch in contender.batches(sentences)]
+        tokens = [round_length(batch) * sentences for batch in contender.sorted_batches(sentences)]
         return super().facts(contender) | {"tokens": tokens}
 
 
-class Translator:
-    """The model of a contender as fairseq-generate prepares it; it cannot be trained any more."""
+class Translator(Contender):
+    """A model as fairseq-generate prepares it; it cannot be trained any more."""
 
-    def __init__(self, contender: Contender):
-        self.contender, self.settings = contender, contender.settings
-        self.parameters, self.close = contender.parameters, contender.close
-        contender.trainer.reinitialize()  # the optimiser's memory
-        self.task, self.model = contender.trainer.task, contender.model
+    def __init__(self, candidate: Candidate, shape: Shape, settings: Settings):
+        super().__init__(candidate, shape, settings)
+        self.trainer.reinitialize()  # the optimiser's memory
+        self.task = self.trainer.task
         self.task.load_dataset("train")
         self.model.eval()
         self.model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
-        self.run = contender.clock.watched(self._run, "generate")
         self.found: dict[int, list[dict]] = {}
 
-    def batches(self, sentences: int) -> list[dict]:
+    def sorted_batches(self, sentences: int) -> list[dict]:
         """One for each repeat, of so many sentences as fairseq-generate sorts them, from short to long."""
         if sentences not in self.found:
             self.found[sentences] = self._batches(sentences, self.settings.repeats)
@@ -223,22 +254,13 @@ class Translator:
     def translate(self, batch: dict, beam: int) -> tuple[float, int]:
         """Seconds, and tokens of the best hypotheses, which all have the batch's mean reference length."""
         length = round_length(batch)
-        generator = SequenceGenerator(
-            [self.model],
-            self.task.target_dictionary,
-            beam_size=beam,
-            max_len_a=0,
-            max_len_b=length - 1,  # and the end of sentence
-            min_len=length - 1,
-        )
-        hypotheses = self.run(generator, batch)
+        most = {"max_len_a": 0, "max_len_b": length - 1, "min_len": length - 1}  # and the end of sentence
+        generator = SequenceGenerator([self.model], self.task.target_dictionary, beam_size=beam, **most)
+        with torch.no_grad():
+            hypotheses = self.clock.watched(generator.generate, "generate")([self.model], batch)
         tokens = sum(len(ranked[0]["tokens"]) for ranked in hypotheses)
         assert tokens == len(batch["id"]) * length, (tokens, len(batch["id"]), length)
-        return self.contender.clock.read()["generate"], tokens
-
-    def _run(self, generator: SequenceGenerator, batch: dict) -> list:
-        with torch.no_grad():
-            return generator.generate([self.model], batch)
+        return self.clock.read()["generate"], tokens
 
 
 def round_length(batch: dict) -> int:
@@ -276,3 +298,46 @@ class Checkpointing(Trial):
         clock.watched(checkpoint_utils.load_model_ensemble, "load")([str(path)], task=trainer.task)
         path.unlink()
         return clock.read() | {"bytes": size}
+
+
+TRIALS = (Building, Training, Generating, Checkpointing)
+
+
+def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> Iterator[Cell]:
+    """Cells of `only`, names of measures, as they are done: build, train, generate, checkpoint, memory."""
+    for kind in TRIALS:
+        if kind.name in only:
+            progress(kind.name, shape)
+            with limited(settings.torch_device):
+                yield from kind(shape, settings).measure(candidates)
+    for on in (False, True) if "memory" in only else ():
+        condition = {"checkpointing": on}
+        progress("memory", shape, **condition)
+        cells = empty_cells("memory", shape, candidates, condition)
+        for candidate in candidates:
+            if not candidate.unavailable:
+                changed = replace(settings, checkpoint_activations=on)
+                measure_memory(candidate, shape, changed, cells[candidate.name])
+        check_work(cells)
+        yield from cells.values()
+
+
+def progress(measure: str, shape: Shape, **condition) -> None:
+    """Says on stderr what is measured now."""
+    words = (shape.depth, shape.width, measure, *(f"{name} {value}" for name, value in condition.items()))
+    print("bench:", *words, file=sys.stderr, flush=True)
+
+
+def empty_cells(measure: str, shape: Shape, candidates: list[Candidate], condition: dict) -> Cells:
+    """An empty cell for each candidate; one that cannot run here says why."""
+    cells = {c.name: Cell(measure, c.name, shape.depth, shape.width, condition) for c in candidates}
+    for candidate in candidates:
+        if candidate.unavailable:
+            cells[candidate.name].end(UNAVAILABLE, candidate.unavailable)
+    return cells
+
+
+def check_work(cells: Cells) -> None:
+    """All that were measured had the same tokens."""
+    tokens = {name: cell.facts["tokens"] for name, cell in cells.items() if "tokens" in cell.facts}
+    assert len({tuple(row) for row in tokens.values()}) <= 1, tokens

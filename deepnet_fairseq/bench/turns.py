@@ -144,24 +144,17 @@ def interleave(
             cell, left = cells[name], seconds - spent[name]
             if cell.reason or left <= 0:
                 continue
-            with _garbage_kept():
-                start = time.monotonic()
+            gc.collect()
+            gc.disable()  # garbage is collected before, not in somebody's step: that would look through all candidates
+            start = time.monotonic()
+            try:
                 with recorded(cell, left):
                     numbers = runs[name](repeat)
                     if numbers is not None:
                         cell.add(repeat, numbers)
-                spent[name] += time.monotonic() - start
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Python collects garbage before, not in the middle of somebody's step: it would look through all candidates."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+            finally:
+                gc.enable()
+            spent[name] += time.monotonic() - start
 
 
 def rotated(names: list, by: int) -> list:

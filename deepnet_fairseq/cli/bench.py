@@ -104,7 +104,7 @@ def add_what(sub) -> None:
     sub.add_argument("--only", default=MEASURES, help=f"some of {MEASURES} (default: all)")
     sub.add_argument("--candidates", default="ours,stock,torchscale", help="default %(default)s")
     sub.add_argument("--method", default="post_ln", help="of our model (default %(default)s, what the others compute)")
-    sub.add_argument("--optimizer", help="of our model (default: deepnet_adam where there is one, else adam)")
+    sub.add_argument("--optimizer", default="deepnet_adam", help="of our model (default %(default)s)")
     sub.add_argument("--ours", default="", metavar="FLAGS", help="further flags of our model, in one string")
     sub.add_argument(
         "--variant", action="append", default=[], metavar="NAME=FLAGS", help="our model once more with FLAGS besides"

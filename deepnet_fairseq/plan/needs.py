@@ -41,22 +41,17 @@ def count(setting: Setting) -> SimpleNamespace:
     all; gradient_bytes: of those that are trained; total: all, trained or not.
     """
     model = skeleton(setting)
-    times: dict[nn.Parameter, int] = {}  # how often a parameter's like is there; a shared one counts where it is first
-    parts: dict[nn.Parameter, str] = {}
+    times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
+    parts: dict[nn.Parameter, str] = {}  # a shared one counts where it is first
     for name, stack in model.stacks().items():
-        missing = getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
         for key, parameter in stack.named_parameters():
             part = "embeddings" if key.startswith(OUTSIDE) else "output" if key.startswith("output_") else name
             parts.setdefault(parameter, part)
-            times.setdefault(parameter, 1)
         for parameter in stack.layers[-1].parameters():
-            times[parameter] += missing
-    for parameter in model.parameters():
-        parts.setdefault(parameter, "output")
-        times.setdefault(parameter, 1)
+            times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
     numbers = dict.fromkeys(("embeddings", "encoder", "decoder", "output"), 0)
-    for parameter, part in parts.items():
-        numbers[part] += times[parameter] * parameter.numel()
+    for parameter, often in times.items():
+        numbers[parts.get(parameter, "output")] += often * parameter.numel()
     return SimpleNamespace(
         **numbers,
         trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),

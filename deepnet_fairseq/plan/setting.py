@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -254,7 +254,13 @@ def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     samples = () if objective.translates else ("--tokens-per-sample",)
     parser.add_argument("--length", *samples, type=int, default=objective.length)
-    defaults = {"vocab": "32000", "max-tokens": 4096, "update-freq": 1, "mask-prob": MASK_PROB, "gpus": 1}
+    defaults: dict[str, Any] = {
+        "vocab": "32000",
+        "max-tokens": 4096,
+        "update-freq": 1,
+        "mask-prob": MASK_PROB,
+        "gpus": 1,
+    }
     defaults |= {"criterion": objective.criterion, "loss-chunk-tokens": 0, "gpu-memory": 80.0}
     for flag, default in defaults.items():
         parser.add_argument(f"--{flag}", type=type(default), default=default)

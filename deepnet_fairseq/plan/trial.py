@@ -85,17 +85,16 @@ class Trial:
         self.folder.cleanup()
 
     def _flags(self) -> list[str]:
-        setting, folder = self.setting, self.folder.name
-        objective, precision = setting.objective, setting.precision
-        words = [folder, "--save-dir", folder, "--no-save", "--task", objective.task, *objective.flags]
-        words += ["--arch", setting.cfg.arch, "--max-tokens", str(setting.max_tokens), "--lr", "1e-4"]
-        words += ["--optimizer", setting.optimizer, "--lr-scheduler", "fixed", "--disable-validation"]
-        words += ["--criterion", setting.criterion]
-        words += ["--loss-chunk-tokens", str(setting.chunk)] if setting.chunk else []
-        words += recomputation(setting.checkpoint_every).split()
-        words += [] if precision == "fp32" else [f"--{flag}" for flag in dict.fromkeys((precision[-4:], precision))]
-        words += SHARDING_FLAGS[setting.sharding].split() + (["--cpu"] if setting.device == "cpu" else [])
-        return words
+        setting, objective = self.setting, self.setting.objective
+        half = "" if setting.precision == "fp32" else f"--{setting.precision[-4:]} --{setting.precision}"
+        words = (
+            f"--no-save --disable-validation --task {objective.task} --arch {setting.cfg.arch} --lr 1e-4 "
+            f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
+            f"--criterion {setting.criterion} {recomputation(setting.checkpoint_every)} {half} "
+            f"{SHARDING_FLAGS[setting.sharding]} {'--cpu' * (setting.device == 'cpu')} "
+            f"{f'--loss-chunk-tokens {setting.chunk}' * (setting.chunk > 0)}"
+        )
+        return [self.folder.name, "--save-dir", self.folder.name, *objective.flags, *words.split()]
 
     def _batch(self, seed: int) -> dict:
         """A full sample as the task's data sets give it; ntokens counts all, masked or not."""
@@ -110,13 +109,9 @@ class Trial:
             net_input["prev_output_tokens"] = tokens(setting.vocab[1])
         if setting.objective.masks:  # padding where nothing is; the first places stand for those that are
             target.flatten()[setting.scored :] = PADDING
-        return {
-            "id": torch.arange(sentences),
-            "nsentences": sentences,
-            "ntokens": target.numel(),
-            "net_input": net_input | {"src_lengths": torch.full((sentences,), setting.length)},
-            "target": target,
-        }
+        net_input["src_lengths"] = torch.full((sentences,), setting.length)
+        sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
+        return sample | {"id": torch.arange(sentences), "nsentences": sentences}
 
 
 def measured_rate(setting: Setting) -> float:
