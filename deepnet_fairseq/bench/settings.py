@@ -11,7 +11,7 @@ import torch
 from .. import archs
 from ..archs import WIDTHS, Width
 from ..errors import UserError
-from .task import NAME, SENTENCES, sentences
+from .task import NAME, sentences
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
 
     max_tokens: of a batch, as fairseq counts them; vocabulary: types of the one dictionary; lengths: a file, or None
     for some like IWSLT-14's; warmup, repeats: steps; seconds: limit for one candidate in one cell; clock: a key of
-    CLOCKS; sentences: of the batches to translate; common: further fairseq-train flags.
+    CLOCKS; sentences: of the batches to translate.
     """
 
     device: str = "cpu"
@@ -77,7 +77,6 @@ class Settings:
     sentences: tuple[int, ...] = (1, 32)
     beams: tuple[int, ...] = (1, 5)
     checkpoint_activations: bool = False
-    common: tuple[str, ...] = ()
 
     def check(self) -> None:
         """UserError naming the flag for the first setting that nothing can be measured with."""
@@ -93,13 +92,9 @@ class Settings:
         ):
             if min(values) < least:
                 raise UserError(f"{flag} {min(values)}: must be at least {least}")
-        longest = max(len(line) for side in self.drawn() for line in side)
+        longest = max(len(line) for side in sentences(self.vocabulary, self.lengths, self.seed) for line in side)
         if self.max_tokens < longest:
             raise UserError(f"--max-tokens {self.max_tokens}: one sentence has {longest}; give at least so many")
-
-    def drawn(self) -> tuple[list, list]:
-        """Lines of source and target that all candidates get, (length + 1,) each, as task.sentences makes them."""
-        return sentences(SENTENCES, self.vocabulary, self.lengths, self.seed)
 
     @property
     def torch_device(self) -> torch.device:
@@ -118,7 +113,6 @@ class Settings:
             *(["--cpu"] if self.device == "cpu" else []),
             *([f"--{self.precision}"] if self.precision != "fp32" else []),
             *(["--checkpoint-activations"] if self.checkpoint_activations else []),
-            *self.common,
         ]
 
 

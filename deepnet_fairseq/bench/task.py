@@ -59,7 +59,6 @@ class BenchTaskConfig(TranslationConfig):
     """fairseq's translation, beside what its text is made up from."""
 
     bench_vocabulary: int = flag(10_000, "types of the one dictionary")
-    bench_sentences: int = flag(SENTENCES, "sentence pairs")
     bench_lengths: Optional[str] = flag(None, "file of lengths; like IWSLT-14's by default")
     bench_seed: int = flag(1, "what lengths and tokens are drawn from")
 
@@ -75,25 +74,15 @@ class BenchTask(TranslationTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         cfg = self.cfg
-        source, target = sentences(cfg.bench_sentences, cfg.bench_vocabulary, cfg.bench_lengths, cfg.bench_seed)
-        self.datasets[split] = LanguagePairDataset(
-            source,
-            numpy.array([len(line) for line in source]),
-            self.src_dict,
-            target,
-            numpy.array([len(line) for line in target]),
-            self.tgt_dict,
-            left_pad_source=cfg.left_pad_source,
-            left_pad_target=cfg.left_pad_target,
-            num_buckets=cfg.num_batch_buckets,
-            pad_to_multiple=cfg.required_seq_len_multiple,
-        )
+        source, target = sentences(cfg.bench_vocabulary, cfg.bench_lengths, cfg.bench_seed)
+        sizes = [numpy.array([len(line) for line in side]) for side in (source, target)]
+        self.datasets[split] = LanguagePairDataset(source, sizes[0], self.src_dict, target, sizes[1], self.tgt_dict)
 
 
 @lru_cache(maxsize=2)
-def sentences(count: int, vocabulary: int, lengths: str | None, seed: int) -> tuple[list, list]:
-    """`count` lines of each side, int64 (length + 1,), which end in eos; types by Zipf's law."""
-    sizes = log_normal(count, seed) if lengths is None else from_file(Path(lengths), count, seed)
+def sentences(vocabulary: int, lengths: str | None, seed: int) -> tuple[list, list]:
+    """SENTENCES lines of each side, int64 (length + 1,), which end in eos; types by Zipf's law."""
+    sizes = log_normal(SENTENCES, seed) if lengths is None else from_file(Path(lengths), SENTENCES, seed)
     draw = numpy.random.default_rng(seed)
     share = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
     eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []

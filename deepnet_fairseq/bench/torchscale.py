@@ -27,21 +27,19 @@ from ..config import flag
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """In this block `timm.models.layers` and, if it is missing, `fairscale.nn` are these; nothing of it stays."""
-    modules = _package("timm.models.layers", drop_path=_drop_path)
+    modules = _package("timm.models.layers", drop_path=_off)
     try:
         import fairscale.nn  # noqa: F401
     except ImportError:
-        modules |= _package("fairscale.nn", checkpoint_wrapper=checkpoint_wrapper, wrap=_wrap)
+        modules |= _package("fairscale.nn", checkpoint_wrapper=checkpoint_wrapper, wrap=_off)
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update({name: module for name, module in before.items() if module})
 
 
 def _package(name: str, **content) -> dict[str, ModuleType]:
@@ -52,12 +50,8 @@ def _package(name: str, **content) -> dict[str, ModuleType]:
     return found
 
 
-def _drop_path(*_):
-    raise AssertionError("stochastic depth is off")
-
-
-def _wrap(*_):
-    raise AssertionError("sharding is off")
+def _off(*_):
+    raise AssertionError("stochastic depth and sharding are off")
 
 
 with stand_ins():
