@@ -158,7 +158,7 @@ _traces: dict[tuple, list[Stage]] = {}
 
 def trace(setting: Setting) -> list[Stage]:
     """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
-    key = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
+    key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
     key += (setting.criterion, setting.chunk, setting.mask_prob, setting.device)
     if key not in _traces:
         method = get_method(setting.cfg.method).from_config(setting.cfg)
