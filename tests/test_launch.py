@@ -55,34 +55,47 @@ def test_started_by_torchrun(expected, data, tmp_path):
     assert list(losses(done.stdout).values()) == logged(expected)
 
 
-def begin(data, folder, launcher: str = "fairseq-train"):
-    """Two processes, started by fairseq-train or torchrun, after their first checkpoints; and their numbers."""
-    words = [BIN / "fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", folder]
-    if launcher == "torchrun":
-        words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
-    else:
-        words += ["--distributed-world-size", "2"]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("checkpoint_previous.pt")):
-        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
-        time.sleep(0.1)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    told = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
-    return process, [pid for pid, line in told.items() if "resource_tracker" not in line]
+@pytest.fixture
+def begin(data):
+    """begin(folder, launcher): two processes of fairseq-train, after their first checkpoints, and their numbers.
+
+    None outlives its test.
+    """
+    started = []
+
+    def begin(folder, launcher: str = "fairseq-train"):
+        words = [BIN / "fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", folder]
+        if launcher == "torchrun":
+            words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
+        else:
+            words += ["--distributed-world-size", "2"]
+        with open(folder / "log", "w") as log:
+            process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
+        started.append(process)
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("checkpoint_previous.pt")):
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        told = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+        return process, [pid for pid, line in told.items() if "resource_tracker" not in line]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.smoke
-def test_signals(data, tmp_path):
+def test_signals(begin, tmp_path):
     """SIGTERM to fairseq-train: its processes save, it ends as they do. One that is lost ends the other in a line."""
-    process, _ = begin(data, tmp_path)
+    process, _ = begin(tmp_path)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert "is saved" in (tmp_path / "log").read_text()
     folder = tmp_path / "lost"
     folder.mkdir()
-    process, workers = begin(data, folder)
+    process, workers = begin(folder)
     os.kill(workers[-1], signal.SIGKILL)
     assert process.wait(60) not in (0, None)
     text = (folder / "log").read_text()
@@ -92,9 +105,9 @@ def test_signals(data, tmp_path):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
-def test_workers_end_with_a_killed_launcher(launcher, data, tmp_path):
+def test_workers_end_with_a_killed_launcher(launcher, begin, data, tmp_path):
     """Seconds after SIGKILL to its process group; and the same command goes on at once."""
-    process, workers = begin(data, tmp_path, launcher)
+    process, workers = begin(tmp_path, launcher)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert len(workers) == 2 and gone(workers, 5)
