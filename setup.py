@@ -38,7 +38,6 @@ setup(
         "scipy>=1.11",
         "pillow>=10",
         "jinja2>=3.1",  # the reports' HTML
-        "tabulate>=0.9",  # tables in text and Markdown
         "filelock>=3.12",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
@@ -47,6 +46,7 @@ setup(
         "dev": [
             *DATA,
             "pytest>=8",
+            "tabulate>=0.9",
             "pytest-xdist>=3",
             "pytest-cov>=7",
             "hypothesis>=6",
