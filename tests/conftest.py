@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
@@ -48,9 +51,20 @@ def trained(data, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def levels_of_loggers():
+    """Programs that a test runs in this process set them; the next test finds them as they were."""
+    loggers = [logging.getLogger(name) for name in (None, "fairseq", "deepnet_fairseq", "train_inner")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
 @pytest.fixture
 def group(tmp_path):
     """One process that believes in others."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
+    _clear_sharding_prop_cache()  # it holds the group, whose end would hang in a fork of this process
