@@ -129,7 +129,7 @@ def reader_of(tmp_path_factory):
     return reader_of
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 @every_block
 def test_block_runs(block, reader_of):
     if block.not_run:
