@@ -53,12 +53,12 @@ def trained(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def levels_of_loggers():
-    """Programs that a test runs in this process set them; the next test finds them as they were."""
-    loggers = [logging.getLogger(name) for name in (None, "fairseq", "deepnet_fairseq", "train_inner")]
-    before = [logger.level for logger in loggers]
+    """Programs that tests and fixtures of any scope run in this process set them: each test finds Python's own."""
+    for name in ("fairseq", "deepnet_fairseq", "train_inner"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    before = logging.root.level
     yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
+    logging.root.setLevel(before)
 
 
 @pytest.fixture
