@@ -99,15 +99,6 @@ def depths(cfg: Any) -> tuple[int, int]:
     return getattr(cfg, "encoder_layers", 0), getattr(cfg, "decoder_layers", 0)
 
 
-def same_width(arch: str, other: str) -> bool:
-    """Do two architectures differ in depth only? KeyError for a name that is not in PRESETS."""
-
-    def widths(name: str) -> dict:
-        return {field: value for field, value in PRESETS[name].items() if not field.endswith("_layers")}
-
-    return MODELS[arch] == MODELS[other] and widths(arch) == widths(other)
-
-
 def fill(cfg: Any) -> None:
     """Gives every field the user left open the value of the architecture `cfg` names, in place.
 

@@ -111,13 +111,9 @@ def _vocabularies(weights: dict) -> tuple[int, int]:
 
 
 @lru_cache
-def _size(arch: str, vocab: int, *layers: int) -> int:
-    name = archs.MODELS[arch]
-    tied = {archs.MODEL_NAME: "share_all_embeddings", archs.LM: "share_decoder_input_output_embed"}.get(name)
-    depths = {f"{stack}_layers": number for stack, number in zip(archs.STACKS[name], layers, strict=True)}
+def _size(arch: str, vocab: int, fields: frozenset) -> int:
     with torch.device("meta"):  # shapes only
-        model = build(arch, vocab, **depths, **({tied: True} if tied else {}))
-    return sum(parameter.numel() for parameter in model.parameters())
+        return sum(parameter.numel() for parameter in build(arch, vocab, **dict(fields)).parameters())
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
@@ -125,11 +121,13 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
 
     KeyError for an architecture that is not in archs.PRESETS.
     """
-    preset, stacks = archs.PRESETS[arch], archs.STACKS[archs.MODELS[arch]]
-    stem = next(name for name in archs.PRESETS if archs.same_width(name, arch))
-    ones = [1] * len(stacks)
-    one = total = _size(stem, vocab, *ones)
-    for place, stack in enumerate(stacks):
-        two = _size(stem, vocab, *ones[:place], 2, *ones[place + 1 :])
-        total += (preset[f"{stack}_layers"] - 1) * (two - one)
+    preset, model = archs.PRESETS[arch], archs.MODELS[arch]
+    depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
+    fields = preset | dict.fromkeys(depths, 1)
+    if model != archs.MASKED_LM:
+        fields |= {"share_decoder_input_output_embed" if model == archs.LM else "share_all_embeddings": True}
+    one = total = _size(model, vocab, frozenset(fields.items()))
+    for depth in depths:
+        two = _size(model, vocab, frozenset((fields | {depth: 2}).items()))
+        total += (preset[depth] - 1) * (two - one)
     return total

@@ -22,7 +22,6 @@ from .errors import UserError
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
 from .probes import PROBES, get_probes
-from .transformer.recomputation import Recomputation
 
 # relu_squared: fairseq has it and leaves it out of its list
 ACTIVATIONS = ChoiceEnum([*dict.fromkeys([*get_available_activation_fns(), "relu_squared"])])
@@ -86,8 +85,23 @@ class DecoderFields(FairseqDataclass):
     share_decoder_input_output_embed: bool = flag(False, "one matrix for decoder input and output embeddings")
 
 
+def with_options(fields: type) -> type:
+    """Class decorator: `fields` and the options of every method, what a model is built from."""
+    more = [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()]
+    names = {"__module__": __name__, "__doc__": fields.__doc__}
+    return make_dataclass(fields.__name__, more, bases=(fields,), namespace=names)
+
+
+def _option_field(method: type[Method], key: str, option: Option) -> tuple:
+    kind = ChoiceEnum(option.choices) if option.choices else type(option.default)
+    if option.default is None:
+        kind = Optional[str]
+    return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}")
+
+
+@with_options
 @dataclass
-class TranslationFields(DecoderFields, EncoderFields, Common):
+class DeepTransformerConfig(DecoderFields, EncoderFields, Common):
     """Flags of `deepnet_transformer`; the longest sentences, in tokens, are the task's."""
 
     share_all_embeddings: bool = flag(False, "one matrix for encoder input, decoder input and output embeddings")
@@ -95,8 +109,9 @@ class TranslationFields(DecoderFields, EncoderFields, Common):
     max_target_positions: int = II("task.max_target_positions")
 
 
+@with_options
 @dataclass
-class CausalFields(DecoderFields, Common):
+class DeepLanguageModelConfig(DecoderFields, Common):
     """Flags of `deepnet_lm`; None where the architecture has the word."""
 
     method: Optional[str] = flag(None, METHOD)
@@ -106,8 +121,9 @@ class CausalFields(DecoderFields, Common):
     max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
+@with_options
 @dataclass
-class MaskedFields(EncoderFields, Common):
+class DeepMaskedLanguageModelConfig(EncoderFields, Common):
     """Flags of `deepnet_masked_lm`; None where the architecture has the word."""
 
     method: Optional[str] = flag(None, METHOD)
@@ -122,22 +138,6 @@ class MaskedFields(EncoderFields, Common):
     max_positions: Optional[int] = flag(None, "longest sample in tokens, by default the task's")
 
 
-def _option_field(method: type[Method], key: str, option: Option) -> tuple:
-    kind = ChoiceEnum(option.choices) if option.choices else type(option.default)
-    if option.default is None:
-        kind = Optional[str]
-    return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}")
-
-
-def _with_options(name: str, fields: type) -> type:
-    """`fields` and the options of every method: what a model is built from."""
-    more = [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()]
-    return make_dataclass(name, more, bases=(fields,), namespace={"__module__": __name__, "__doc__": fields.__doc__})
-
-
-DeepTransformerConfig = _with_options("DeepTransformerConfig", TranslationFields)
-DeepLanguageModelConfig = _with_options("DeepLanguageModelConfig", CausalFields)
-DeepMaskedLanguageModelConfig = _with_options("DeepMaskedLanguageModelConfig", MaskedFields)
 CONFIGS = {archs.MODEL_NAME: DeepTransformerConfig, archs.LM: DeepLanguageModelConfig}
 CONFIGS[archs.MASKED_LM] = DeepMaskedLanguageModelConfig
 
@@ -194,7 +194,6 @@ def check(cfg) -> None:
                 "drop the flag or take --method pre_ln"
             )
     get_probes(cfg.deepnet_probe)
-    Recomputation.check(cfg)
     _check_numbers(cfg)
     if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
@@ -204,6 +203,9 @@ def check(cfg) -> None:
 
 
 def _check_numbers(cfg) -> None:
+    if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
+        every = f"--checkpoint-every {cfg.checkpoint_every}"
+        raise UserError(f"{every}: must be at least 1 layer; drop it to keep activations")
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     if cfg.rollbacks < 0:

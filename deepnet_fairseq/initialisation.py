@@ -107,7 +107,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         visited |= set(weight.linear.parameters())
     stacks = model.stacks()
     for stack in stacks.values():
-        visited |= {parameter for slot in stack.slots() for parameter in slot.parameters()}
+        visited |= {parameter for _, slot in stack.slots() for parameter in slot.parameters()}
     for module in model.modules():
         if isinstance(module, NORMS) and module.weight not in visited:
             nn.init.ones_(module.weight)

@@ -14,9 +14,8 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from .atomic_output import whole
 from .errors import UserError
 from .json_text import WRONG_VALUES, parse
-from .transformer.slots import Residual, Site
+from .transformer.slots import LearnedShortcut, Residual, Site
 
 logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"
@@ -44,18 +43,14 @@ def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
 
 
 @contextmanager
-def watching(model: nn.Module, visit: Callable[[Site, Residual, Tensor, Tensor], None]):
+def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None]):
     """Inside the context visit(site, residual, x, f) is called just before each merge of shortcut x and branch f."""
 
-    def before_merge(site, residual, inputs):
-        visit(site, residual, *inputs)
-
-    handles = [r.register_forward_pre_hook(partial(before_merge, site)) for site, r in residuals(model)]
-    try:
+    with ExitStack() as hooks:
+        for site, residual in residuals(model):
+            hook = residual.register_forward_pre_hook(lambda module, inputs, site=site: visit(site, module, *inputs))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def variance(tensor: Tensor) -> float:
@@ -75,48 +70,27 @@ def in_mode(model: nn.Module, training: bool):
             module.training = mode
 
 
-@contextmanager
-def aside(model: nn.Module, seed: int):
-    """For a forward pass without trace: inside, training mode, no gradients, dropout drawn from `seed`.
-
-    Then all is as before, the state of torch's generators too.
-    """
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-        torch.manual_seed(seed)
-        with in_mode(model, training=True):
-            yield
-
-
-class SequentialOmega:
-    """Sets each branch's omega from what the branches before it gave, in the same pass; for `watching`."""
-
-    def __init__(self):
-        self.omegas: dict[Site, float] = {}
-        self.running: dict[str, float] = {}
-
-    def __call__(self, site, residual, x, f) -> None:
-        """Shortcut x and branch f, (B, T, C) each, are about to be merged by `residual`, a LearnedShortcut."""
-        omega = self.omegas[site] = self.running.get(site.stack, 1.0)
-        residual.omega.fill_(omega)
-        self.running[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
-
-
+@torch.no_grad()
 def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
     """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
 
-    In forward order, the encoder's first. The model's weights, omegas, modes and the generators of random numbers are
-    as before afterwards.
+    In forward order, the encoder's first. The model has them then: each is set as the pass in training mode reaches it,
+    from what the branches before it gave. All else is as before, the state of torch's generators too.
     """
-    sequential = SequentialOmega()
-    with aside(model, seed), watching(model, sequential):
-        before = {residual: residual.omega.clone() for _, residual in residuals(model)}
-        try:
-            model(**net_input)
-        finally:
-            for residual, omega in before.items():
-                residual.omega.copy_(omega)
-    return sequential.omegas
+    omegas: dict[Site, float] = {}
+    following = dict.fromkeys(model.stacks(), 1.0)
+
+    def visit(site: Site, residual: LearnedShortcut, x: Tensor, f: Tensor) -> None:
+        omegas[site] = following[site.stack]
+        residual.omega.fill_(omegas[site])
+        following[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
+
+    device = next(model.parameters()).device
+    random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with random_numbers, in_mode(model, training=True), watching(model, visit):
+        torch.manual_seed(seed)
+        model(**net_input)
+    return omegas
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ from .building import build
 from .errors import UserError
 from .initialisation import xavier_std
 from .methods import get_method
-from .profiling import apply_omegas, profile_omegas, residuals
+from .profiling import profile_omegas, residuals
 from .transformer.slots import LearnedShortcut, Scale, Site
 
 GROWING = ("encoder_bound", "encoder_update", "bound", "update", "update_of_all")
@@ -242,7 +242,7 @@ def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | N
     batch = zipf_batch(model.encoder.dictionary, seed)
     if all(isinstance(residual, LearnedShortcut) for _, residual in residuals(model)):  # Admin: unset until profiled
         net_input = {"src_tokens": batch.source, "src_lengths": None, "prev_output_tokens": batch.previous}
-        apply_omegas(model, list(profile_omegas(model, net_input, seed).values()))
+        profile_omegas(model, net_input, seed)
     found, step = branches(model), sgd_step(model, batch, lr)
     return Row(
         method,

@@ -17,6 +17,7 @@ from deepnet_fairseq.divergence.rollback import UNSCALED, scale
 from deepnet_fairseq.divergence.search import addresses
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.transformer.slots import NORM_NAMES
 
 from .support.diverging import TINY, Poison, Training
 from .support.helpers import small
@@ -185,7 +186,8 @@ def test_every_part_of_a_model_has_an_address():
     paths = {module: path for path, module in model.named_modules()}
     for layer in (*model.encoder.layers, *model.decoder.layers):
         for sublayer, site in layer.sites.items():
-            assert {found[paths[module]] for module in layer.around(sublayer) if module} == {str(site)}
+            norm = getattr(layer, NORM_NAMES[sublayer])
+            assert {found[paths[module]] for module in (*layer.slots(sublayer).values(), norm)} == {str(site)}
         assert found[paths[layer.dropout]] == f"{site.stack}.{site.layer}"
     assert found["encoder.embed_tokens"] == "encoder.embed_tokens"
 

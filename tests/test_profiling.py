@@ -12,12 +12,12 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.profiling import apply_omegas, profile_omegas, read_profile, residuals, take_profile
 
 from .support import single_stacks
-from .support.helpers import batch, small
-from .support.observing import recording
+from .support.helpers import small
+from .support.observing import net_input, recording
 from .support.single_stacks import EVERY, KINDS, stack_of
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-INPUT = dict(zip(("src_tokens", "prev_output_tokens"), batch(), strict=True), src_lengths=None)
+INPUT = net_input()
 INPUTS = {kind: {"src_tokens": single_stacks.batch(), "src_lengths": None} for kind in KINDS} | {EVERY[0]: INPUT}
 # the authors' profile of WMT-14 En-De at 100L-100L, by position
 PUBLISHED = {
@@ -46,7 +46,8 @@ def omega_by_hand(model, seed):
         with torch.random.fork_rng([]), torch.no_grad(), recording(model) as found:
             torch.manual_seed(seed)
             model(**INPUTS[model.NAME])
-        running[site.stack] = math.sqrt(omegas[site] ** 2 * found[site].shortcut + found[site].branch)
+        shortcut, branch = found[site]
+        running[site.stack] = math.sqrt(omegas[site] ** 2 * shortcut + branch)
     return list(omegas.values())
 
 
@@ -60,19 +61,21 @@ def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_profiling_leaves_no_trace(training):
+def test_profiling_sets_omegas_and_nothing_else(training):
     model = small(2, method="admin", dropout=0.3).train(training)
     model.decoder.layers[0].eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.clone() for name, value in model.state_dict().items() if "omega" not in name}
     modes = [module.training for module in model.modules()]
     rng, numpys = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
     first, second = profile_omegas(model, INPUT, seed=1), profile_omegas(model, INPUT, seed=1)
     assert first == second != profile_omegas(model, INPUT, seed=2)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert profile_omegas(model, INPUT, seed=1) == first
+    assert first == {site: pytest.approx(residual.omega.unique().item()) for site, residual in residuals(model)}
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), rng) and numpy.random.get_state()[1].tolist() == numpys
     assert all(p.grad is None for p in model.parameters())
-    assert not any(residual._forward_pre_hooks for _, residual in residuals(model))
 
 
 def test_profile_of_a_half_precision_model_is_that_of_its_weights_in_float32():
@@ -98,12 +101,8 @@ def test_written_equals_read(profile, tmp_path):
     read = read_profile(str(tmp_path / "columns"))
     assert read.omega == profile.omega
     read.check(small(2, method="admin"), "columns")
-
-
-def test_official_file_of_unequal_depth(tmp_path):
-    rows = [f"{i} {1 + i / 10}" for i in [*range(1, 7), *range(1, 4)]]
-    (tmp_path / "p").write_text("\n".join(rows))
-    read = read_profile(str(tmp_path / "p"))
+    (tmp_path / "unequal").write_text("\n".join(f"{i} {1 + i / 10}" for i in [*range(1, 7), *range(1, 4)]))
+    read = read_profile(str(tmp_path / "unequal"))
     assert (read.encoder_layers, read.decoder_layers) == (3, 1)
     assert read.omega["encoder.3.ffn"] == 1.6 and read.omega["decoder.1.encoder_attn"] == 1.2
 

@@ -10,18 +10,21 @@ The first branch of a stack has no LayerNorm before it: downstream, or for a vec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from ..profiling import residuals
-from ..transformer.slots import NORM_NAMES, Scale
+from ..transformer.slots import NORM_NAMES
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
-LAST = {"self_attn": "out", "encoder_attn": "out", "ffn": "fc2"}
+PLACES = {
+    "before": "on the input of a branch",
+    "hidden": "between fc1 and the activation",
+    "inner": "in front of the last matrix of a branch",
+    "outer": "on the output of a branch",
+    "ending": "at the end of a stack",
+}
 
 
 def obstacle(model: nn.Module) -> str | None:
@@ -31,35 +34,18 @@ def obstacle(model: nn.Module) -> str | None:
             return "it has no LayerNorm in its layers"
         if stack.mixer is not None:
             return "its layers read a combination of all outputs before them"
-        if stack.ending is not None:
-            return f"{_kind(stack.ending)} stands at the end of a stack"
-        for layer in stack.layers:
-            for place, modules in _slots(layer).items():
-                for module in modules:
-                    if module is not None:
-                        return f"{_kind(module)} stands {place}"
-            if layer.fc1.bias is None:
-                return "its matrices have no biases"
-    for site, residual in residuals(model):
-        if not hasattr(residual, "scales"):
-            return f"{_kind(residual)} merges shortcut and branch"
-        shortcut, _ = residual.scales()
-        if model.stacks()[site.stack].layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
-            return "its shortcut is scaled, and no LayerNorm follows to absorb that"
+        for address, module in stack.slots():
+            slot = address.rpartition(".")[2]
+            if slot != "residual":
+                return f"{_kind(module)} stands {PLACES[slot]}"
+            if not hasattr(module, "scales"):
+                return f"{_kind(module)} merges shortcut and branch"
+            shortcut, _ = module.scales()
+            if stack.layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
+                return "its shortcut is scaled, and no LayerNorm follows to absorb that"
+        if stack.layers[0].fc1.bias is None:
+            return "its matrices have no biases"
     return None
-
-
-def _slots(layer: nn.Module) -> dict[str, Iterable[nn.Module | None]]:
-    """The method's modules in the slots of a layer, by the place where they stand."""
-    return {
-        "on the input of a branch": layer.before.values(),
-        "between fc1 and the activation": [layer.hidden],
-        "in front of the last matrix of a branch": [
-            *(getattr(layer, name).inner for name in layer.sites if name != "ffn"),
-            layer.inner,
-        ],
-        "on the output of a branch": layer.outer.values(),
-    }
 
 
 def _kind(module: nn.Module) -> str:
@@ -82,15 +68,16 @@ def fold(model: nn.Module, way: str = "upstream") -> dict:
         norm_before = stack.layernorm_embedding
         for layer in stack.layers:
             for sublayer in layer.sites:
-                shortcut, branch = (_plain(scale) for scale in layer.residual[sublayer].scales())
+                scales = layer.residual[sublayer].scales()
+                shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
                 _scale_output(layer, sublayer, branch)
-                if _is_one(shortcut):
+                if (shortcut == 1).all():
                     pass
                 elif norm_before is not None and way == "upstream":
                     norm_before.weight.mul_(shortcut)
                     norm_before.bias.mul_(shortcut)
                     _divide_readers(layer, sublayer, shortcut)
-                elif not isinstance(shortcut, Tensor):
+                elif not shortcut.dim():
                     _scale_output(layer, sublayer, 1 / shortcut)
                 elif way == "upstream":
                     changes |= _scale_embedding(model, name, shortcut)
@@ -101,28 +88,15 @@ def fold(model: nn.Module, way: str = "upstream") -> dict:
     return changes
 
 
-def _plain(scale: Scale) -> Scale:
-    """A vector as it is, a number in a tensor as a number."""
-    return scale if not isinstance(scale, Tensor) else scale.double() if scale.dim() else float(scale)
-
-
-def _is_one(scale: Scale) -> bool:
-    return bool((scale == 1).all()) if isinstance(scale, Tensor) else scale == 1
-
-
-def _matrix(layer: nn.Module, sublayer: str, role: str) -> nn.Linear:
-    return next(w.linear for w in layer.weights() if (w.site.sublayer, w.role) == (sublayer, role))
-
-
-def _scale_output(layer: nn.Module, sublayer: str, factor: Scale) -> None:
-    last = _matrix(layer, sublayer, LAST[sublayer])
-    last.weight.mul_(factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)  # a vector multiplies rows
+def _scale_output(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
+    *_, last = layer.matrices(sublayer).values()
+    last.weight.mul_(factor.view(-1, 1))  # a vector multiplies rows
     last.bias.mul_(factor)
 
 
-def _divide_readers(layer: nn.Module, sublayer: str, factor: Scale) -> None:
+def _divide_readers(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
     for role in READERS[sublayer]:
-        _matrix(layer, sublayer, role).weight.div_(factor)  # a vector divides columns
+        layer.matrices(sublayer)[role].weight.div_(factor)  # a vector divides columns
 
 
 def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:

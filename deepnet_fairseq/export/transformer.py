@@ -172,7 +172,7 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
     """The parameters that a plain Transformer has, under its names; tied ones share memory."""
     stacks = model.stacks()
-    of_methods = {id(p) for s in stacks.values() for m in s.slots() for p in (*m.parameters(), *m.buffers())}
+    of_methods = {id(p) for s in stacks.values() for _, m in s.slots() for p in (*m.parameters(), *m.buffers())}
     of_methods |= {id(buffer) for stack in stacks.values() for buffer in stack.buffers(recurse=False)}
     values = model.state_dict(keep_vars=True)
     state = {name: value.detach() for name, value in values.items() if id(value) not in of_methods}

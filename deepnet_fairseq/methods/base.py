@@ -39,7 +39,7 @@ class Method:
     """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
-    `options`, which become attributes. TypeError for an option that the class does not have; UserError, naming the
+    `options`, which become attributes. KeyError for an option that the class does not have; UserError, naming the
     flag, for a value that is none of its choices, or that `check` refuses.
 
     A subclass sets equation and paper, as tables print them, and under @register gets its name.
@@ -60,14 +60,11 @@ class Method:
             """The value of an option."""
 
     def __init__(self, N: int, M: int, **options: Any):
-        unknown = options.keys() - self.options.keys()
-        if unknown:
-            raise TypeError(f"method {self.name} has no option {', '.join(sorted(unknown))}")
         self.num_encoder_layers, self.num_decoder_layers = N, M
-        for key, option in self.options.items():
-            value = options.get(key, option.default)
-            if option.choices and value not in option.choices:
-                raise UserError(f"{self.flag(key)} {value}: choose one of {', '.join(option.choices)}")
+        for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
+            choices = self.options[key].choices
+            if choices and value not in choices:
+                raise UserError(f"{self.flag(key)} {value}: choose one of {', '.join(choices)}")
             setattr(self, key, value)
         self.check()
 

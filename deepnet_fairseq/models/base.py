@@ -53,7 +53,7 @@ class DeepModel(nn.Module):
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
     def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
-        """What each stack reads, (B, T), in the net_input of a fairseq sample."""
+        """What each stack reads, (B, T), of what `forward` is given."""
         raise NotImplementedError
 
     def features(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:

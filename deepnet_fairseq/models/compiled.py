@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -55,50 +54,18 @@ class Compiled:
     """
 
     def __init__(self, stack: nn.Module, **options):
-        self.stack, self.eager = stack, stack.transform
-        modules = [m for child in (stack.layers, stack.mixer) if child is not None for m in child.modules()]
-        self.hooks = [getattr(module, name) for module in modules for name in HOOKS]
-        self.on = False  # until the next forward pass, so that layers are recomputed as they were computed
-        stack.states = _Plain(self, stack.states)  # type: ignore[assignment]  # a method
+        self.stack, self.plain = stack, stack.transform
+        self.hooks = [getattr(module, name) for module in stack.layers.modules() for name in HOOKS]
         kinds = {type(layer) for layer in stack.layers}
         compiled = {kind: torch.compile(kind.forward, dynamic=True, **options) for kind in kinds}
-        for layer in stack.layers:
-            layer.forward = _Forward(self, layer, compiled[type(layer)])
+        self.layers = [functools.partial(compiled[type(layer)], layer) for layer in stack.layers]
 
     def __call__(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
         """x (B, T, C) and what each layer is given besides -> (B, T, C), as Stack.transform."""
         watched = any(self.hooks) or torch.nn.modules.module._has_any_global_hook()
-        self.on = self.stack.training and torch.is_grad_enabled() and not watched
-        return self.eager(x, *inputs)
+        trains = self.stack.training and torch.is_grad_enabled()
+        return self.plain(x, *inputs, layers=self.layers if trains and not watched else None)
 
     def __deepcopy__(self, memo) -> Callable:
         """A copied stack runs its layers as they are."""
-        return copy.deepcopy(self.eager, memo)
-
-
-class _Plain:
-    """`stack.states`, of layers as they are: who asks for hidden states is looking."""
-
-    def __init__(self, switch: Compiled, states: Callable):
-        self.switch, self.states = switch, states
-
-    def __call__(self, *args, **kwargs):
-        self.switch.on = False
-        return self.states(*args, **kwargs)
-
-    def __deepcopy__(self, memo) -> Callable:
-        return copy.deepcopy(self.states, memo)
-
-
-class _Forward:
-    """A layer's `forward`, compiled or not."""
-
-    def __init__(self, switch: Compiled, layer: nn.Module, compiled: Callable):
-        self.switch, self.layer, self.compiled = switch, layer, compiled
-
-    def __call__(self, *inputs, **kwargs):
-        run = self.compiled if self.switch.on else type(self.layer).forward
-        return run(self.layer, *inputs, **kwargs)
-
-    def __deepcopy__(self, memo) -> Callable:
-        return MethodType(type(self.layer).forward, copy.deepcopy(self.layer, memo))
+        return copy.deepcopy(self.plain, memo)

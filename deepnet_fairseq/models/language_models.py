@@ -44,7 +44,7 @@ class DeepLanguageModel(DeepModel, FairseqLanguageModel):
         """src_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V) of the tokens that follow."""
         return self.decoder(src_tokens, **options)
 
-    def tokens(self, src_tokens, src_lengths=None):
+    def tokens(self, src_tokens, *_rest, **_more):
         return {"decoder": src_tokens}
 
     def features(self, src_tokens, src_lengths=None):
@@ -154,7 +154,7 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
             x = self.lm_head(x, masked_tokens)
         return x, {"inner_states": encoded["encoder_states"] if return_all_hiddens else None}
 
-    def tokens(self, src_tokens, src_lengths=None, **_rest):
+    def tokens(self, src_tokens, *_rest, **_more):
         return {"encoder": src_tokens}
 
     def features(self, src_tokens, src_lengths=None, **_rest):
@@ -169,10 +169,6 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
     @property
     def supported_targets(self) -> set[str]:
         return {"self"}
-
-    def max_positions(self) -> int:
-        """Longest sample in tokens."""
-        return self.encoder.max_positions()
 
     @property
     def has_idle_parameters(self) -> bool:

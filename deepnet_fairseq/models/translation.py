@@ -50,7 +50,7 @@ class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
             alignment_layer=alignment_layer,
         )
 
-    def tokens(self, src_tokens, prev_output_tokens, src_lengths=None):
+    def tokens(self, src_tokens, src_lengths, prev_output_tokens, *_rest, **_more):
         return {"encoder": src_tokens, "decoder": prev_output_tokens}
 
     def features(self, src_tokens, prev_output_tokens, src_lengths=None):

@@ -21,8 +21,6 @@ from .base import Held, Probe, get_probes
 from .model_update import REFERENCE, reference, token_masks
 from .record import FILE, Values, Writer
 
-NET_INPUT = ("src_tokens", "src_lengths", "prev_output_tokens")
-
 
 class Session:
     """The probed updates of one run.
@@ -77,8 +75,7 @@ class Session:
         self._outer, self._inner, self.watching = [], [], []
 
     def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
-        given = dict(zip(NET_INPUT, inputs, strict=False)) | kwargs
-        masks = token_masks(model, {name: given[name] for name in NET_INPUT if name in given})
+        masks = token_masks(model, *inputs, **kwargs)
         if self.dummy:
             masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
         with torch.no_grad():

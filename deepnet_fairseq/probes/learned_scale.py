@@ -40,7 +40,7 @@ class LearnedScale(Probe):
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Address and values, float32 and flat, of all learned factors in the slots."""
-    for place, slot in slots(model):
+    for place, slot in (found for stack in model.stacks().values() for found in stack.slots()):
         factors = {name: p for name, p in slot.named_parameters() if name.rpartition(".")[2] not in ADDED}
         last = Counter(name.rpartition(".")[2] for name in factors)
         for name, parameter in factors.items():
@@ -52,16 +52,3 @@ def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield address, values.flatten()
             else:
                 yield from ((f"{address}.{index}", row[row != 0]) for index, row in enumerate(values) if row.any())
-
-
-def slots(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module that came from the method, as "decoder.3.ffn.inner" or "decoder.mixer"."""
-    for name, stack in model.stacks().items():
-        for layer in stack.layers:
-            for sublayer, site in layer.sites.items():
-                before, outer, residual, _norm = layer.around(sublayer)
-                inside = (layer.hidden, layer.inner) if sublayer == "ffn" else (None, getattr(layer, sublayer).inner)
-                filled = zip(("before", "hidden", "inner", "outer", "residual"), (before, *inside, outer, residual))
-                yield from ((f"{site}.{slot}", module) for slot, module in filled if module is not None)
-        ends = (("mixer", stack.mixer), ("ending", stack.ending))
-        yield from ((f"{name}.{slot}", module) for slot, module in ends if module is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +42,14 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
     """
     with in_mode(model, training=False), torch.no_grad():
         features = model.features(**net_input)
-    masks = token_masks(model, net_input)
+    masks = token_masks(model, **net_input)
     return {name: found[masks[name]].float() for name, found in features.items()}
 
 
-def token_masks(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Where each stack reads a token and not padding, (B, T) bool; net_input: of a fairseq sample."""
+def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:
+    """Where each stack reads a token and not padding, (B, T) bool, of what the model's `forward` is given."""
     stacks = model.stacks()
-    return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(**net_input).items()}
+    return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(*inputs, **net_input).items()}
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:

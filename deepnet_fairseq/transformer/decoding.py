@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from .attention import attention_weights, to_add
 from .modules import pack, watched
+from .slots import NORM_NAMES
 
 ROOM = 8  # steps to make room for at least, before what is no longer needed is dropped
 
@@ -178,79 +180,56 @@ class LayerStep:
 
     def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
         self.index, self.cache = index, cache
-        own = layer.self_attn
-        self.own, self.ffn = _Branch(layer, "self_attn", own.inner), _Branch(layer, "ffn", layer.inner)
-        self.own_in = _projection(own.q_proj, own.k_proj, own.v_proj)
-        self.own_out, self.fc1, self.fc2 = (_projection(linear) for linear in (own.out_proj, layer.fc1, layer.fc2))
-        self.cross = _CrossAttention(layer, index, cache) if "encoder_attn" in layer.sites else None
-        between = (layer.hidden, layer.activation_dropout)
-        self.hidden, self.activation_dropout = (called(module) for module in between)
-        self.activation = layer.activation_fn
-        self.dropout = _probability(own)
+        self.own, self.ffn = _Branch(layer, "self_attn"), _Branch(layer, "ffn")
+        self.cross = _Branch(layer, "encoder_attn") if "encoder_attn" in layer.sites else None
 
     def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
         """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
         cache = self.cache
-        q, keys, values = cache.append(self.index, self.own_in(self.own.enter(x)))
-        x = self.own.leave(x, _attend(q, keys, values, mask, self.dropout), self.own_out)
+        q, keys, values = cache.append(self.index, self.own.enter(x))
+        x = self.own.leave(x, self.own.attend(q, keys, values, mask))
         if self.cross is not None:
-            x = self.cross(x, alignment)
-        h = self.fc1(self.ffn.enter(x))
-        for function in (self.hidden, self.activation, self.activation_dropout):
-            h = h if function is None else function(h)
-        return self.ffn.leave(x, h, self.fc2)
-
-
-class _CrossAttention:
-    """The branch that attends to the source."""
-
-    def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
-        self.index, self.cache = index, cache
-        attention = layer.encoder_attn
-        self.branch = _Branch(layer, "encoder_attn", attention.inner)
-        self.enter, self.leave = _projection(attention.q_proj), _projection(attention.out_proj)
-        self.dropout = _probability(attention)
-
-    def __call__(self, x: Tensor, alignment: list | None) -> Tensor:
-        mask = self.cache.memory_mask
-        q, keys, values = self.cache.source(self.index, self.enter(self.branch.enter(x)))
-        if alignment is not None:
-            alignment.append(attention_weights(q, keys, mask))
-        return self.branch.leave(x, _attend(q, keys, values, mask, self.dropout), self.leave)
-
-
-def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
-    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
-    return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
-
-
-def _probability(attention: nn.Module) -> float:
-    return attention.dropout.p if _drops(attention.dropout) else 0.0
+            q, keys, values = cache.source(self.index, self.cross.enter(x))
+            if alignment is not None:
+                alignment.append(attention_weights(q, keys, cache.memory_mask))
+            x = self.cross.leave(x, self.cross.attend(q, keys, values, cache.memory_mask))
+        return self.ffn.leave(x, self.ffn.enter(x))
 
 
 class _Branch:
-    """What surrounds a branch of a layer: LayerNorm, the method's slots, dropout, shortcut."""
+    """A branch of a layer: the functions in front of its body and behind it, shortcut and last LayerNorm."""
 
-    def __init__(self, layer: nn.Module, sublayer: str, inner: nn.Module | None):
-        before, outer, residual, norm = layer.around(sublayer)
-        norms = {layer.norm_place: called(norm)}
-        self.entrance = [f for f in (norms.get("pre"), called(before)) if f is not None]
-        self.inner, self.residual = called(inner), called(residual)
-        self.exit = [f for f in (called(outer), called(layer.dropout)) if f is not None]
-        self.norm = norms.get("post")
+    def __init__(self, layer: nn.Module, sublayer: str):
+        slots = {name: called(module) for name, module in layer.slots(sublayer).items()}
+        norm = called(getattr(layer, NORM_NAMES[sublayer], None))
+        *first, last = layer.matrices(sublayer).values()
+        packed = _projection(*(first[:1] if sublayer == "encoder_attn" else first))  # the source's are in the cache
+        entrance = [norm if layer.norm_place == "pre" else None, slots.get("before"), packed]
+        if sublayer == "ffn":
+            entrance += [slots.get("hidden"), layer.activation_fn, called(layer.activation_dropout)]
+        else:
+            dropout = getattr(layer, sublayer).dropout
+            self.dropout = dropout.p if _drops(dropout) else 0.0
+        leaving = [slots.get("inner"), _projection(last), slots.get("outer"), called(layer.dropout)]
+        self.entrance, self.leaving = ([f for f in functions if f is not None] for functions in (entrance, leaving))
+        self.residual: Any = slots["residual"]  # every branch has one
+        self.norm = norm if layer.norm_place == "post" else None
 
     def enter(self, x: Tensor) -> Tensor:
+        """Shortcut x (rows, C) -> packed projections for attention, or what fc2 reads but for the slot in between."""
         for function in self.entrance:
             x = function(x)
         return x
 
-    def leave(self, x: Tensor, f: Tensor, matrix: Callable) -> Tensor:
-        """Shortcut x and what the branch's last matrix reads -> output of the sublayer."""
-        f = matrix(f if self.inner is None else self.inner(f))
-        for function in self.exit:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """q (B, h, k, d), keys and values (B, h, S, d) -> (rows, C)."""
+        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=self.dropout)
+        return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
+
+    def leave(self, x: Tensor, f: Tensor) -> Tensor:
+        """Shortcut x and what the body gives -> output of the sublayer, (rows, C)."""
+        for function in self.leaving:
             f = function(f)
-        assert self.residual is not None  # every branch has one
         x = self.residual(x, f)
         return x if self.norm is None else self.norm(x)
 

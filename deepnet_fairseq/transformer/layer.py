@@ -94,30 +94,32 @@ class Layer(nn.Module):
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
         self.dropout = Dropout(shape.dropout, module_name=name)
 
+    def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
+        """The weight matrices of a branch by role, the last one at the end."""
+        return {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
+
     def weights(self) -> Iterator[Weight]:
         """Every weight matrix of the layer, in forward order of its branches."""
         for sublayer, site in self.sites.items():
-            attention = getattr(self, sublayer, None)  # there is none called ffn
-            matrices = attention.weights() if attention else {"fc1": self.fc1, "fc2": self.fc2}
-            source_dim = attention.k_proj.in_features if attention else site.dim
-            for role, linear in matrices.items():
-                yield Weight(site, role, linear, source_dim)
+            source_dim = site.dim if sublayer == "ffn" else getattr(self, sublayer).k_proj.in_features
+            yield from (Weight(site, role, linear, source_dim) for role, linear in self.matrices(sublayer).items())
 
-    def slots(self) -> Iterator[nn.Module]:
-        """The modules that came from the method."""
-        yield from (self.before, self.outer, self.residual)
-        inner = [getattr(self, name).inner for name in self.sites if name != "ffn"] + [self.hidden, self.inner]
-        yield from (module for module in inner if module is not None)
+    def slots(self, sublayer: str) -> dict[str, nn.Module]:
+        """The modules that the method has put into the slots of a branch, by the names of methods/base.py."""
+        is_ffn = sublayer == "ffn"
+        filled = {
+            "before": self.before._modules.get(sublayer),
+            "hidden": self.hidden if is_ffn else None,
+            "inner": self.inner if is_ffn else getattr(self, sublayer).inner,
+            "outer": self.outer._modules.get(sublayer),
+            "residual": self.residual[sublayer],
+        }
+        return {name: module for name, module in filled.items() if module is not None}
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
         inner = method.inner(self.sites[sublayer], shape.dim)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
-
-    def around(self, sublayer: str) -> tuple[nn.Module | None, ...]:
-        """The modules before, outer, residual and LayerNorm of a branch, None where there is none."""
-        slots = [slot._modules.get(sublayer) for slot in (self.before, self.outer, self.residual)]
-        return *slots, getattr(self, NORM_NAMES[sublayer], None)
 
     def enter(self, sublayer: str, x: Tensor) -> Tensor:
         """Shortcut x (B, T, C) -> input of the branch, same."""

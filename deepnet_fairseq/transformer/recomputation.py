@@ -10,7 +10,6 @@ a function of x and of what lives as long as the graph, so that a saved tensor c
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ import torch
 from fairseq.utils import get_rng_state, set_rng_state
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-
-from ..errors import UserError
 
 Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; may extend the history, see Method.mixer
 
@@ -37,14 +34,7 @@ class Recomputation:
         """What a filled config asks for; None to keep all activations."""
         if not cfg.checkpoint_activations:
             return None
-        return cls(getattr(cfg, "checkpoint_every", None) or 1, getattr(cfg, "offload_activations", False))
-
-    @staticmethod
-    def check(cfg: Any) -> None:
-        """UserError, naming the flag, for groups of less than a layer."""
-        every = getattr(cfg, "checkpoint_every", None)
-        if every is not None and every < 1:
-            raise UserError(f"--checkpoint-every {every}: must be at least 1 layer; drop it to keep activations")
+        return cls(cfg.checkpoint_every or 1, cfg.offload_activations)
 
     def __call__(self, part: Part, x: Tensor, history: list[Tensor]) -> Tensor:
         """part(x, history), with nothing of it kept but x; without gradients that and no more.
@@ -143,7 +133,7 @@ class Heap:
 
     def __init__(self) -> None:
         self.holes = 0
-        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
+        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
     def freed(self, size: int) -> None:
         """`size` bytes of tensors have gone since the last call."""

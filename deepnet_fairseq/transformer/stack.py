@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Stack(nn.Module):
     ) -> None:
         """Makes the modules under fairseq's names and the method's constants as buffers."""
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
+        self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
         self.max_tokens = shape.max_positions
         self.recomputation = Recomputation.from_config(cfg)
@@ -64,11 +65,14 @@ class Stack(nn.Module):
             return None
         return self.embed_positions(tokens, incremental_state=incremental_state)
 
-    def transform(self, x: Tensor, *inputs: Any) -> Tensor:
-        """x (B, T, C) through mixer and all layers: what training runs. inputs: those of every layer."""
+    def transform(self, x: Tensor, *inputs: Any, layers: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+        """x (B, T, C) through mixer and all layers: what training runs.
+
+        inputs: those of every layer; layers: what is called in place of the stack's own.
+        """
         history: list[Tensor] = []
         x = self.mix(x, history)
-        layers = list(self.layers)
+        layers = layers or list(self.layers)
         every = len(layers) if self.recomputation is None else self.recomputation.every
         for first in range(0, len(layers), every):
             x = self.run(layers[first : first + every], inputs, x, history)
@@ -86,7 +90,7 @@ class Stack(nn.Module):
             x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
             yield x
 
-    def run(self, layers: Iterable[nn.Module], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
+    def run(self, layers: Iterable[Callable[..., Tensor]], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
         """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""
 
         def part(x: Tensor, history: list[Tensor]) -> Tensor:
@@ -106,11 +110,13 @@ class Stack(nn.Module):
             x = self.layer_norm(x)
         return x if self.ending is None else self.ending(x)
 
-    def slots(self) -> Iterator[nn.Module]:
-        """The modules that came from the method, of the stack and of its layers."""
-        yield from (module for module in (self.mixer, self.ending) if module is not None)
+    def slots(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that came from the method, with their addresses: "decoder.3.ffn.inner", "decoder.mixer"."""
         for layer in self.layers:
-            yield from layer.slots()
+            for sublayer, site in layer.sites.items():
+                yield from ((f"{site}.{name}", module) for name, module in layer.slots(sublayer).items())
+        ends = {"mixer": self.mixer, "ending": self.ending}
+        yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Tells the modules below that change with time how many updates are done."""

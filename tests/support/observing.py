@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -53,21 +52,13 @@ def close(found, expected, tolerance=1e-5):
         assert found[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
 
 
-@dataclass(frozen=True)
-class BranchVariance:
-    """Variance of what enters one merge: the shortcut x, and the branch f behind its dropout."""
-
-    shortcut: float
-    branch: float
-
-
 @contextmanager
 def recording(model: nn.Module):
-    """Gives a dict Site -> BranchVariance that each forward pass inside the context fills anew, in forward order."""
-    found: dict[Site, BranchVariance] = {}
+    """Gives a dict Site -> variances of shortcut and branch, which each forward pass inside the context fills anew."""
+    found: dict[Site, tuple[float, float]] = {}
 
     def visit(site, residual, x, f):
-        found[site] = BranchVariance(variance(x), variance(f))
+        found[site] = variance(x), variance(f)
 
     with watching(model, visit):
         yield found
