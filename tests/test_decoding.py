@@ -1,12 +1,11 @@
 """Incremental decoding with shared, preallocated caches: what generation sees is what the plain path computes."""
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
+from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.archs import LM, MODEL_NAME
 from deepnet_fairseq.methods import METHODS
@@ -43,6 +42,8 @@ def generated(model, given, longest=2 * ROOM, **options):
     """What fairseq's generator makes of sources or prefixes (B, T): tokens, score and scores of every hypothesis."""
     torch.manual_seed(2)
     sample = {"net_input": {"src_tokens": given, "src_lengths": given.ne(PAD).sum(1)}}
+    if "sampling" in options:
+        options["search_strategy"] = Sampling(model.decoder.dictionary, sampling_topk=options.pop("sampling"))
     search = SequenceGenerator([model], model.decoder.dictionary, max_len_a=0, max_len_b=longest, **options)
     more = {"prefix_tokens": given} if model.NAME == LM else {}
     found = search.generate([model], sample, **more)
@@ -65,6 +66,15 @@ def assert_plain(model, given, **options):
     for (_, ours), (_, theirs) in zip(cached, plain, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     return cached
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
+def test_what_is_sampled_is_what_the_plain_path_samples(number):
+    """From the ten likeliest tokens, every method in the kind of model that its beams are not searched in."""
+    kind = (LM, MODEL_NAME)[number % 2]
+    model, given = awake(kind, method=sorted(METHODS)[number]), prefixes() if kind == LM else sources(3, 9, 6)
+    found = assert_plain(model, given, beam_size=3, sampling=10)
+    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three of each sentence are drawn
 
 
 @pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
@@ -125,36 +135,6 @@ def test_hypotheses_of_several_sentences_do_not_change_places():
     for order in ([0, 2, 3, 3], [0, 1, 2]):
         with pytest.raises(ValueError, match="several sentences"):
             model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
-
-
-class Kernels(TorchDispatchMode):
-    """Counts what would be launched on a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[function] += not function.is_view
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3], [3, 2, 1, 1]])
-def test_reordering_costs_the_same_at_any_depth(order):
-    def launched(layers):
-        model = small(layers)
-        src = sources(5, 3)
-        with torch.no_grad():
-            memory = model.encoder.reorder_encoder_out(model.encoder(src), torch.tensor([0, 0, 1, 1]))
-            state = {}
-            for t in range(3):
-                model.decoder(torch.full((4, t + 1), 5), memory, incremental_state=state)
-            with Kernels() as kernels:
-                model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
-                model.encoder.reorder_encoder_out(memory, torch.tensor(order))
-        return kernels.counts.total()
-
-    assert launched(1) == launched(9)
 
 
 def test_alignments_are_those_of_the_plain_path():

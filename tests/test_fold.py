@@ -16,12 +16,11 @@ from deepnet_fairseq.export.transformer import STOCK, fold_model, stock_model
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.profiling import residuals
 
-from .support import helpers, single_stacks
+from .support import single_stacks
 from .support.every_slot import EverySlot
-from .support.helpers import PAD, SMALL
-from .support.single_stacks import disturb
+from .support.helpers import PAD
+from .support.single_stacks import EVERY, disturb, small
 
-KINDS = (PAIR, LM, MASKED)
 FOLDABLE = {"admin", "admin_torch", "branchnorm", "deepnorm", "ds_init", "post_ln", "post_ln_init", "pre_ln"}
 BARE = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_head_scale": "none"}
 REASONS = {
@@ -32,10 +31,6 @@ REASONS = {
     "sub_ln": "a LayerNorm stands in front of the last matrix",
     "t_fixup": "no LayerNorm in its layers",
 }
-
-
-def small(kind, layers=2, **fields):
-    return helpers.small(layers, **fields) if kind == PAIR else single_stacks.small(kind, layers, **fields)
 
 
 def trained(kind, layers, **fields):
@@ -50,21 +45,15 @@ def trained(kind, layers, **fields):
     return model
 
 
-def scores(model):
+def scores(model, kind):
     """Of a made-up batch at its tokens; at padding fairseq's own models compute something else."""
-    if isinstance(model, torch.nn.Module) and hasattr(model, "encoder") and hasattr(model, "decoder"):
-        src, prev = helpers.batch()
-        with torch.no_grad():
-            return model(src, src.ne(PAD).sum(1), prev)[0][prev.ne(PAD)]
-    tokens = single_stacks.batch()
-    return single_stacks.scores(model, tokens)[tokens.ne(PAD)]
+    given = single_stacks.inputs(kind)
+    return single_stacks.scores(model, *given)[given[-1].ne(PAD)]
 
 
 def folded(model, layers, way="upstream", **fields):
     """As fold_model gives it, for a model of these layers and fields; uses it up."""
-    pair = {"encoder_layers": layers, "decoder_layers": layers} | SMALL
-    sizes = pair if model.NAME == PAIR else single_stacks.sizes(model.NAME, layers)
-    return fold_model(model, namespace(model.NAME, **(sizes | fields)), way)
+    return fold_model(model, namespace(model.NAME, **(single_stacks.sizes(model.NAME, layers) | fields)), way)
 
 
 def twin(model, layers, way="upstream", **fields):
@@ -73,17 +62,20 @@ def twin(model, layers, way="upstream", **fields):
     return stock_model(found.model, found.state)
 
 
-SCORED = [(KINDS[number % 3], 6, method) for number, method in enumerate(sorted(FOLDABLE))] + [(PAIR, 100, "deepnorm")]
+def assert_same_scores(kind, layers, way="upstream", **fields):
+    model = trained(kind, layers, **fields)
+    before = scores(model, kind)
+    theirs = twin(model, layers, way, **fields)
+    assert before.std() > 0.1 and type(theirs).__module__.startswith("fairseq.models.")
+    assert (before - scores(theirs, kind)).abs().max() <= 1e-4
+
+
+SCORED = [(EVERY[number % 3], 6, method) for number, method in enumerate(sorted(FOLDABLE))] + [(PAIR, 100, "deepnorm")]
 
 
 @pytest.mark.parametrize("kind, layers, method", SCORED)
 def test_same_scores_in_stock_fairseq(kind, layers, method):
-    model = trained(kind, layers, method=method)
-    before = scores(model)
-    assert before.std() > 0.1
-    theirs = twin(model, layers, method=method)
-    assert type(theirs).__module__.startswith("fairseq.models.")
-    assert (before - scores(theirs)).abs().max() <= 1e-4
+    assert_same_scores(kind, layers, method=method)
 
 
 def first_omega_trained(**fields):
@@ -92,7 +84,6 @@ def first_omega_trained(**fields):
 
 CASES = {
     "fold downstream": (PAIR, "downstream", {"method": "deepnorm"}),
-    "admin_torch downstream": (PAIR, "downstream", {"method": "admin_torch"}),
     "admin_torch, trained": (PAIR, "upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
     "first omega, shared embeddings": (PAIR, "upstream", first_omega_trained(share_all_embeddings=True)),
     "first omega, LayerNorm on embeddings": (PAIR, "upstream", first_omega_trained(layernorm_embedding=True)),
@@ -118,23 +109,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_other_ways_and_flags(case):
     kind, way, fields = CASES[case]
-    model = trained(kind, 3, **fields)
-    before = scores(model)
-    assert (before - scores(twin(model, 3, way, **fields))).abs().max() <= 1e-4
+    assert_same_scores(kind, 3, way, **fields)
 
 
 @pytest.mark.parametrize("way", ["upstream", "downstream"])
 def test_what_is_exact_in_float64(way):
     """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
     model = trained(PAIR, 6, method="admin" if way == "upstream" else "deepnorm").double()
-    before = scores(model)
+    before = scores(model, PAIR)
     assert fold(model, way) == {}
     for _, residual in residuals(model):  # what was folded leaves the residual plain
         if way == "upstream":
             residual.omega.data.fill_(1.0)
         else:
             residual.alpha = 1.0
-    difference = (scores(model) - before).abs().max().item()
+    difference = (scores(model, PAIR) - before).abs().max().item()
     assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
 
 
@@ -166,7 +155,7 @@ def test_a_head_is_kept():
     assert (ours - theirs).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_what_does_not_fold_is_refused_by_name(kind):
     assert FOLDABLE | REASONS.keys() == METHODS.keys()
     for method, reason in REASONS.items():

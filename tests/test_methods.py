@@ -21,7 +21,6 @@ FP32 = TOLERANCE[torch.float32]
 TRANSLATION, LM, MASKED = EVERY
 CHOICE = [(EVERY[number % len(EVERY)], name) for number, name in enumerate(sorted(METHODS))]
 CHOICE += [(kind, "every_slot") for kind in EVERY]
-TEXTS = [(KINDS[number % 2], name) for number, (_, name) in enumerate(CHOICE)]
 GENERATORS = [(kind if kind != MASKED else TRANSLATION, name) for kind, name in CHOICE[:-1]]
 
 
@@ -45,7 +44,16 @@ def variants():
     yield "every_slot", {}
 
 
+def texts():
+    """Each of them in one kind of language model, those with an option in the causal one."""
+    for number, (name, options) in enumerate(variants()):
+        yield LM if options else KINDS[number % 2], (name, options)
+    yield LM, ("every_slot", {})
+
+
 def spelled(variant):
+    if isinstance(variant, str):  # a kind of model
+        return variant
     name, options = variant
     return "-".join([name, *(f"{key.removeprefix(name + '_')}={value}" for key, value in options.items())])
 
@@ -82,10 +90,11 @@ def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
     assert close(step_by_step(model, prev[1:], memory), found[1:])  # it starts from rows without padding
 
 
-@pytest.mark.parametrize(("kind", "name"), TEXTS)
-def test_the_same_of_a_text(kind, name):
+@pytest.mark.parametrize(("kind", "variant"), texts(), ids=spelled)
+def test_the_same_of_a_text(kind, variant):
     """A row alone is that row in a batch, padded on either side, and token by token; who sees what follows."""
-    model, tokens = awake(kind, 3, method=name), text()
+    name, options = variant
+    model, tokens = awake(kind, 3, method=name, **options), text()
     found, row = scores(model, tokens), tokens[:1, :-2]
     alone, mates = scores(model, row), torch.cat([left(row), tokens[1:]])
     assert close(found[:1, :-2], alone)

@@ -47,27 +47,6 @@ def test_a_dummy_batch_counts_for_nothing():
     assert len(found["branch_dependency"]) == 10
 
 
-def test_activation_checkpointing_counts_once():
-    plain = observe(small(2).train(), [net_input()])
-    checkpointed = observe(small(2, checkpoint_activations=True).train(), [net_input()])
-    for probe in PROBES:
-        close(checkpointed[probe], plain[probe])
-
-
-def test_a_dropped_update_leaves_nothing():
-    """As after an overflow: begun, never finished, begun again."""
-    model = small(2)
-    session = Session(model, get_probes("ln_input"))
-    session.begin()
-    model(**net_input(seed=1))
-    session.begin()
-    loss_of(model, net_input())
-    again = session.values()["ln_input"]
-    session.end()
-    close(again, observe(model, [net_input()], "ln_input")["ln_input"])
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-
-
 class ScalingOptimizer:
     """Like fairseq's in half precision: gradients are those of a scaled loss, and too large at the first attempt."""
 
