@@ -23,7 +23,7 @@ setup(
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
             "analysis/*.toml",
-            "analysis/report/page.html",
+            "analysis/report/page.*",
             "analysis/report/tables.toml",
             "data/recipes/opus100.tsv",
         ]

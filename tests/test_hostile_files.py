@@ -140,7 +140,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "valid.log": (read_validation, ("valid_num_updates", "valid_loss", "epoch"), b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
     "bench.json": (lambda p: rendered(str(p)), ("cells", "settings", "environment", "candidates", "depths"), b""),
-    "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("tokenize", "pieces", "detokenise", "lowercase"), b""),
+    "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
     "dict.txt": (lambda path: Dictionary.load(str(path)), ("a",), b"word 1\n"),

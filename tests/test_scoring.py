@@ -12,9 +12,9 @@ from fairseq.scoring.bleu import BleuConfig, Scorer
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
-from deepnet_fairseq.analysis.scoring import score, scores
+from deepnet_fairseq.analysis.scoring import score
 from deepnet_fairseq.analysis.scoring.generated import Output, prepare, read_corpus
-from deepnet_fairseq.analysis.scoring.scores import GROUPS, group, kinds_of_bleu, tokenizer_for
+from deepnet_fairseq.analysis.scoring.scores import GROUPS, group, kinds_of_bleu
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
@@ -74,12 +74,12 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
     for translation, reference in zip(translations, references, strict=True):
         ids = [dictionary.encode_line(s, add_if_not_exist=True) for s in (reference, translation)]
         scorer.add(*(i.to(torch.int32) for i in ids))
-    for flags in ({"paper": "tokenised"}, {"tokenize": "none"}, {"data": write_corpus(tmp_path / "c", **MOSES)}):
-        result = score(path, **flags)
+    asked, beside = score(path, paper="tokenised"), score(path, write_corpus(tmp_path / "c", **MOSES))
+    for result in (asked, beside):
         assert result["tokenised"]["score"] == pytest.approx(scorer.score(), abs=1e-2)
         assert "tok:none" in result["tokenised"]["signature"]
-    assert (result["kind"], score(path, tokenize="none")["kind"]) == ("sacrebleu", "tokenised")
-    assert score(path, tokenize="none")["bleu"] == result["tokenised"]["score"]
+    assert (asked["kind"], beside["kind"]) == ("tokenised", "sacrebleu")
+    assert asked["bleu"] == asked["tokenised"]["score"] != beside["bleu"]
 
 
 def test_moses_tokens_are_undone(tmp_path):
@@ -148,8 +148,6 @@ def test_what_cannot_be_scored(tmp_path):
     (bin.parent / "reference" / "test.de-en.en").write_text("a\nb\n")
     with pytest.raises(UserError, match="--paper tokenised"):
         score(path, bin, paper="tokenised")
-    with pytest.raises(UserError, match="tokenizer klingon"):
-        score(path, write_corpus(tmp_path / "k", {"test.de-en": ["a", "b"]}, tokenize="klingon"))
     with pytest.raises(UserError, match="which languages"):
         score(write_generated(path, ["a"], ["a"]), write_corpus(tmp_path / "m", **MOSES))
     (tmp_path / "generate-test.txt").write_text("what --results-path writes")
@@ -162,8 +160,8 @@ def test_what_cannot_be_scored(tmp_path):
 
 def test_command(tmp_path, capsys):
     path, out = write_generated(tmp_path / "o.txt", ["a b c d"], ["a b c d"]), tmp_path / "score.json"
-    main(["score", str(path), "--tokenize", "none", "--out", str(out)])
-    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == score(path, tokenize="none")
+    main(["score", str(path), "--paper", "tokenised", "--out", str(out)])
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == score(path, paper="tokenised")
     with pytest.raises(SystemExit, match="deepnet: error: --out"):
         main(["score", str(path), "--out", str(path)])
     with pytest.raises(SystemExit, match=r"deepnet: error: .*absent\.txt: no such file"):
@@ -175,9 +173,7 @@ def test_command(tmp_path, capsys):
 def spbleu_home(tmp_path, monkeypatch):
     """Where sacreBLEU looks for its models, and one that is not there."""
     monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path / "home"))
-    scores._check_model.cache_clear()
-    yield tmp_path / "home" / "models"
-    scores._check_model.cache_clear()
+    return tmp_path / "home" / "models"
 
 
 def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_home):
@@ -191,12 +187,10 @@ def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_home):
     wrong = noisy(text, 0.2)
     segmented = [[" ".join(pieces.encode(s, out_type=str)) for s in side] for side in (wrong, text)]
     peer = BLEU(tokenize="none", force=True).corpus_score(segmented[0], segmented[1:])
-    path = write_generated(tmp_path / "o.txt", wrong, text)
-    for flags in ({"paper": "spbleu"}, {"tokenize": "flores101"}):
-        result = score(path, **flags)
-        assert result["kind"] == "spbleu" and result["bleu"] == result["spbleu"]["score"] == round(peer.score, 2)
-        assert "tok:flores101" in result["signature"] and "tok:13a" in result["sacrebleu"]["signature"]
-        assert result["bleu"] != result["sacrebleu"]["score"]
+    result = score(write_generated(tmp_path / "o.txt", wrong, text), paper="spbleu")
+    assert result["kind"] == "spbleu" and result["bleu"] == result["spbleu"]["score"] == round(peer.score, 2)
+    assert "tok:flores101" in result["signature"] and "tok:13a" in result["sacrebleu"]["signature"]
+    assert result["bleu"] != result["sacrebleu"]["score"]
 
 
 def test_spbleu_without_its_model(tmp_path, spbleu_home, monkeypatch):
@@ -207,25 +201,10 @@ def test_spbleu_without_its_model(tmp_path, spbleu_home, monkeypatch):
 
     monkeypatch.setattr(tokenizer_spm, "download_file", breaks_off)
     path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
-    with pytest.raises(UserError, match="flores200: no SentencePiece model .*no route.* download http") as e:
-        score(path, tokenize="flores200")
-    wanted = spbleu_home / "flores200sacrebleuspm"
+    with pytest.raises(UserError, match="flores101: no SentencePiece model .*no route.* download http") as e:
+        score(path, paper="spbleu")
+    wanted = spbleu_home / "sacrebleu_tokenizer_spm.model"
     assert str(e.value).endswith(str(wanted)) and not wanted.exists()
-
-
-def test_tokenizer_goes_by_recipe_and_language(tmp_path, monkeypatch):
-    path = write_generated(tmp_path / "en-zh.txt", ["\u6211 \u7231\u4f60"], ["\u6211\u7231 \u4f60"])
-    used = {"13a": {}, "zh": {"tokenize": {"*": "13a", "zh": "zh"}}, "char": {"tokenize": "char"}}
-    for expected, recipe in used.items():
-        result = score(path, write_corpus(tmp_path / expected, **recipe))
-        assert f"tok:{expected}|" in result["signature"]
-    assert "tok:zh|" in score(path, write_corpus(tmp_path / "auto", tokenize="language"))["signature"]
-    assert "tok:intl|" in score(path, tmp_path / "char" / "bin", "intl")["signature"]
-    monkeypatch.setattr(scores, "PACKAGES", {"ja-mecab": "not_installed", "ko-mecab": "json"})
-    codes = ("de", "zh_cn", "cmn", "jpn_Jpan", "ko", "th", "khm")
-    assert [tokenizer_for("language", c) for c in codes] == ["13a", "zh", "zh", "char", "ko-mecab", "char", "char"]
-    with pytest.raises(UserError, match=r"sacrebleu\[ja\]"):
-        score(path, tokenize="ja-mecab")
 
 
 NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}
@@ -291,7 +270,7 @@ def test_missing_directions(tmp_path, capsys):
 
 def test_the_papers_kind_may_differ_by_test_set():
     assert kinds_of_bleu("sacrebleu,flores=spbleu") == {None: "sacrebleu", "flores": "spbleu"}
-    assert (kinds_of_bleu(None, "flores200"), kinds_of_bleu("tokenised")) == ({None: "spbleu"}, {None: "tokenised"})
+    assert (kinds_of_bleu(None), kinds_of_bleu("tokenised")) == ({None: "sacrebleu"}, {None: "tokenised"})
     for words, wrong in (("bleu", "bleu"), ("tokenised,flores=perplexity", "perplexity")):
         with pytest.raises(UserError, match=f"--paper {words}: {wrong} is none of tokenised, sacrebleu, spbleu"):
             kinds_of_bleu(words)
@@ -358,6 +337,6 @@ def test_what_has_no_perplexity(tmp_path):
     for name, message in (("empty", "holds no log of an evaluation, SUBSET.txt"), ("absent", "no such file")):
         with pytest.raises(UserError, match=f"{name}: {message}"):
             score(tmp_path / name, paper="perplexity")
-    for more in ({"data": tmp_path}, {"tokenize": "13a"}, {"partial": True}):
+    for more in ({"data": tmp_path}, {"partial": True}):
         with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
             score(tmp_path / "log", paper="perplexity", **more)

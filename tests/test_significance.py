@@ -1,6 +1,5 @@
 """deepnet significance: p values against sacreBLEU's command and by what must hold."""
 
-import json
 import re
 
 import pytest
@@ -37,12 +36,12 @@ def test_numbers_are_those_of_the_sacrebleu_command(test, tmp_path):
                   "--format", "latex", "--width", "5", "--no-color", "--quiet").stdout  # fmt: skip
     peers = [re.findall(CELL, line) for line in printed.splitlines() if " & " in line][1:]
     ours = significance(runs[0], runs[1:], test=test, samples=500)[None]
-    for row, cells in zip(ours.rows, peers, strict=True):
-        for value, peer in zip((row.bleu, row.chrf), cells, strict=True):
-            found = (value.score, value.mean, value.ci, value.p)
+    for results, cells in zip(zip(*ours.results.values()), peers, strict=True):
+        for value, peer in zip(results, cells, strict=True):
+            found = (value.score, value.mean, value.ci, value.p_value)
             same = [float(number) == pytest.approx(mine, abs=1e-4) for number, mine in zip(peer, found) if number]
-            assert all(same) and len(same) == (2 if test == "bs" else 0) + (1 if value.p is None else 2)
-    assert ours.rows[1].bleu.p > 0.05 > ours.rows[2].bleu.p
+            assert all(same) and len(same) == (2 if test == "bs" else 0) + (1 if value.p_value is None else 2)
+    assert ours.results["BLEU"][1].p_value > 0.05 > ours.results["BLEU"][2].p_value
     assert all(signature.replace("|bs:1000", "") in printed for signature in ours.signatures.values())
 
 
@@ -53,23 +52,22 @@ def test_the_hypotheses_are_those_of_score(tmp_path):
     bin = write_corpus(tmp_path / "c", {"test.de-en": raw}, pieces="subword_nmt", detokenise=True, lowercase=True)
     write_generated(tmp_path / "a" / "generated.txt", noisy(tokens, 0.1), tokens, "de-en")
     write_generated(tmp_path / "b" / "generated.txt", tokens, tokens, "de-en")
-    rows = significance(tmp_path / "a", [tmp_path / "b"], bin)[None].rows
-    assert round(rows[0].bleu.score, 2) == score(tmp_path / "a", bin)["bleu"] < 95
-    assert rows[1].bleu.score == pytest.approx(100) and rows[1].bleu.p < 0.05
+    first, second = significance(tmp_path / "a", [tmp_path / "b"], bin)[None].results["BLEU"]
+    assert round(first.score, 2) == score(tmp_path / "a", bin)["bleu"] < 95
+    assert second.score == pytest.approx(100) and second.p_value < 0.05
 
 
 def test_p_of_a_run_against_its_baseline(tmp_path):
     base, near, far = (record(tmp_path / str(seed), rate, seed) for rate, seed in SYSTEMS)
-    rows = significance(base, [near, far])[None].rows
-    assert compare_to_baseline(base, near) == pytest.approx(rows[1].bleu.p, abs=1e-9)
-    assert compare_to_baseline(base, far) == pytest.approx(rows[2].bleu.p, abs=1e-9)
-    assert rows[2].bleu.p < 0.05 < rows[1].bleu.p < 1
+    _, *found = (result.p_value for result in significance(base, [near, far])[None].results["BLEU"])
+    assert [compare_to_baseline(base, run) for run in (near, far)] == pytest.approx(found, abs=1e-9)
+    assert found[1] < 0.05 < found[0] < 1
 
 
 def test_the_same_output_is_no_better(tmp_path):
     runs = [record(tmp_path / name, 0.3) for name in "ab"]
     for test in ("bs", "ar"):
-        assert significance(runs[0], runs[1:], test=test, samples=50)[None].rows[1].bleu.p == 1
+        assert significance(runs[0], runs[1:], test=test, samples=50)[None].results["BLEU"][1].p_value == 1
     assert compare_to_baseline(*runs) == 1
     with pytest.raises(UserError, match="given twice"):
         significance(runs[0], [runs[0]])
@@ -104,9 +102,8 @@ def test_directions(multilingual, capsys):
     main(["significance", str(base), str(new), "--samples", "300"])
     printed = capsys.readouterr().out
     assert "new: BLEU better in 1 and worse in 1 of 3 directions at p < 0.05" in printed
-    main(["significance", str(base), str(new), "--samples", "300", "--json"])
-    found = json.loads(capsys.readouterr().out)["sets"]["test"]["de-en"]["rows"]
-    assert found[1]["system"] == "new" and found[1]["bleu"]["p"] == comparisons["test", "de-en"].rows[1].bleu.p < 0.05
+    found = comparisons["test", "de-en"]
+    assert found.systems == ["base", "new"] and found.results["BLEU"][1].p_value < 0.05
 
 
 def test_p_of_the_mean_over_directions(multilingual, tmp_path):

@@ -68,31 +68,20 @@ class Validation:
 def read_log(path: Path) -> RunLog:
     """The curve, where a resumed run replaces what it repeats; UserError if there is no log or nothing in it."""
     text = _text(path)
-    losses: dict[int, float] = {}
-    attempts = [0.0]  # seconds of each; fairseq's clock starts anew at a resume
-
-    def read(row) -> None:
-        losses[int(row["num_updates"])] = float(row["loss"])
-        wall = float(row["wall"])
-        if wall < attempts[-1]:
-            attempts.append(0.0)
-        attempts[-1] = wall
-
-    _each(path, text, TRAIN, read, "a line of progress")
-    if not losses:
+    rows = _rows(path, text, TRAIN, {"num_updates": int, "loss": float, "wall": float}, "a line of progress")
+    if not rows:
         raise UserError(f"{path}: no training progress in it (is it a log of --log-format json?)")
+    losses = {update: loss for update, loss, _ in rows}
+    walls = [wall for *_, wall in rows]  # fairseq's clock starts anew at a resume
+    seconds = sum(wall for wall, later in zip(walls, [*walls[1:], 0.0], strict=True) if later < wall)
     updates = sorted(losses)
-    return RunLog(updates, [losses[u] for u in updates], sum(attempts), bool(DIVERGED.search(text)))
+    return RunLog(updates, [losses[u] for u in updates], seconds, bool(DIVERGED.search(text)))
 
 
 def read_validation(path: Path) -> Validation:
     """The validation losses, where a resumed run replaces what it repeats; UserError if there is none."""
-    found: dict[int, tuple[int, float]] = {}
-
-    def read(row) -> None:
-        found[int(row["valid_num_updates"])] = (int(row["epoch"]), float(row["valid_loss"]))
-
-    _each(path, _text(path), VALID, read, "a validation line")
+    kinds = {"valid_num_updates": int, "epoch": int, "valid_loss": float}
+    found = {update: values for update, *values in _rows(path, _text(path), VALID, kinds, "a validation line")}
     if not found:
         raise UserError(f"{path}: no validation loss in it (train with a validation set and --log-format json)")
     updates = sorted(found)
@@ -123,10 +112,10 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _each(path: Path, text: str, pattern: re.Pattern, read: Callable[[dict], None], what: str) -> None:
-    """Calls `read` with the numbers of every line that the pattern finds; UserError where they are not there."""
-    for match in pattern.finditer(text):
-        try:
-            read(parse(match.group(1)))
-        except WRONG_VALUES as error:
-            raise UserError(f"{path}: {what} lacks {error}; train with --log-format json") from error
+def _rows(path: Path, text: str, pattern: re.Pattern, kinds: dict[str, Callable], what: str) -> list[tuple]:
+    """The numbers called so in every line that the pattern finds; UserError where they are not there."""
+    try:
+        rows = [parse(match.group(1)) for match in pattern.finditer(text)]
+        return [tuple(kind(row[name]) for name, kind in kinds.items()) for row in rows]
+    except WRONG_VALUES as error:
+        raise UserError(f"{path}: {what} lacks {error}; train with --log-format json") from error

@@ -125,6 +125,10 @@ class RecordedRun:
         """What the probes found, of probes.jsonl; UserError if it is missing or broken."""
         return read_record(self.folder / FILE)
 
+    def probed(self, probe: str) -> list[int]:
+        """The updates at which that probe found something, in their order."""
+        return [update for update in self.record.updates() if self.record.rows[update].get(probe)]
+
     def probe(self, update: int, probe: str) -> dict[str, float]:
         """address -> value; UserError if that probe was not recorded at that update."""
         values = self.record.rows.get(update, {}).get(probe)

@@ -16,7 +16,7 @@ def figures(args) -> None:
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs
     for figure in chosen(runs, args.only):
-        print(redraw(runs, figure, out, args.colours))
+        print(redraw(runs, figure, out))
 
 
 def add(command) -> None:
@@ -25,4 +25,3 @@ def add(command) -> None:
     sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
     sub.add_argument("--only", metavar="N,N", help="figures to draw, as 4,5,normformer4; without it all that have runs")
     sub.add_argument("--out", metavar="DIR", help="folder to write to, made if it is not there; default RUNS")
-    sub.add_argument("--colours", type=int, metavar="N", help="reduce the pictures to N colours, for smaller files")

@@ -6,8 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "language")
-
 
 def score(args) -> None:
     """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities, as JSON
@@ -22,7 +20,7 @@ def score(args) -> None:
     out = args.out and Path(args.out)
     if out:
         check_file("--out", out, (Path(args.generated),))
-    text = json.dumps(score(Path(args.generated), args.data, args.tokenize, args.paper, args.partial))
+    text = json.dumps(score(Path(args.generated), args.data, args.paper, args.partial))
     print(text)
     if out:
         with whole(out) as part:
@@ -35,12 +33,11 @@ def significance(args) -> None:
     p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
     many directions, each that all of them have is tested by itself.
     """
-    from ..analysis.scoring.paired import as_json, significance, table
+    from ..analysis.scoring.paired import significance, table
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
-    comparisons = significance(Path(args.baseline), systems, args.data, args.test, args.samples)
-    print(json.dumps(as_json(comparisons)) if args.json else table(comparisons))
+    print(table(significance(Path(args.baseline), systems, args.data, args.test, args.samples)))
 
 
 def add(command) -> None:
@@ -50,9 +47,6 @@ def add(command) -> None:
                      "[SUBSET/]SRC-TGT.txt; for --paper perplexity what fairseq-eval-lm or fairseq-validate "
                      "--log-format json logged, or a folder of SUBSET.txt")  # fmt: skip
     _add_data(sub)
-    sub.add_argument("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokenizer (default: the corpus's, else 13a); "
-                     "language: the one for the target language; flores101, flores200: spBLEU beside it; none: text in "
-                     "words, scored as fairseq does")  # fmt: skip
     sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="what `bleu` shall be, as in the paper: tokenised, "
                      "sacrebleu or spbleu; others by test set. perplexity: of a language model's logs")  # fmt: skip
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
@@ -65,7 +59,6 @@ def add(command) -> None:
     help = "paired bootstrap (default) or approximate randomisation"
     sub.add_argument("--test", choices=("bs", "ar"), default="bs", help=help)
     sub.add_argument("--samples", type=int, default=0, metavar="N", help="default: 1000 for bs, 10000 for ar")
-    sub.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
 def _add_data(sub) -> None:

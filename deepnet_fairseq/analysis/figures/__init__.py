@@ -48,11 +48,9 @@ def chosen(runs: Path, only: str | None) -> list[Figure]:
 def redraw(runs: Path, figure: Figure, out: Path, colours: int | None = None) -> str:
     """Writes the figure's PNG in `out` and, with the summary it returns, the text of the same name.
 
-    colours: that the picture is reduced to, 2 to 256; None leaves it as it was drawn. UserError if none of its runs is
-    finished, or one lacks what the figure needs.
+    colours: that the picture is reduced to, at most 256; None leaves it as it was drawn. UserError if none of its runs
+    is finished, or one lacks what the figure needs.
     """
-    if colours is not None and not 2 <= colours <= 256:
-        raise UserError(f"--colours {colours}: must be 2 to 256")
     recorded, left_out, path = runs_of(runs, figure), unfinished(runs, figure), out / f"{name_of(figure)}.png"
     out.mkdir(parents=True, exist_ok=True)
     text = EVERY[figure](recorded, path)

@@ -13,7 +13,7 @@ from ...probes.record import FILE
 from .. import paper
 from ..recorded_run import RecordedRun
 from ..style import Style, style_of
-from .sheet import Sheet, means, number, read_off, summary
+from .sheet import Sheet, means, models, number, read_off, summary
 
 METHODS = ("post_ln", "post_ln_init")  # of Figure 3
 SERIES = {  # of Figure 4
@@ -62,12 +62,8 @@ def _profile(sheet: Sheet, norms: dict[RecordedRun, dict[int, float]]) -> list[l
             rows.append([str(k), style.label, run.depth if run else "-", number(mine), read_off(theirs)])
     top = range(1 - len(paper.FIGURE3_LAYERS), 1)
     axes.set_xticks(top, [f"M{k}" if k else "M" for k in top])
-    sheet.label(0, f"(a) {_models(deepest.values())}; paper 18L-18L", "decoder layer, M the last", "gradient norm")
+    sheet.label(0, f"(a) {models(deepest.values())}; paper 18L-18L", "decoder layer, M the last", "gradient norm")
     return rows
-
-
-def _models(runs) -> str:
-    return ", ".join(sorted({run.depth for run in runs})) or "no run"
 
 
 def _last(sheet: Sheet, norms: dict[RecordedRun, dict[int, float]]) -> list[list[str]]:
@@ -97,14 +93,10 @@ def _loss(sheet: Sheet, runs: list[RecordedRun]) -> list[list[str]]:
         sheet.paper(2, [epoch + 1 for epoch in points], list(points.values()), style, above)
         for run in (run for run in runs if run.method == method):
             curve = run.validation
-            x = curve.epochs if epochs else curve.updates
-            sheet.curve(2, x, curve.losses, style, markersize=2.5)
-            if run.diverged:
-                sheet.diverged(2, x[-1] if x else 0, style)
-            last = number(curve.final) + (" (diverged)" if run.diverged else "")
+            last = sheet.validation(2, run, curve.epochs if epochs else curve.updates, style)
             rows.append([style.label, run.depth, str(curve.end), last, read_off([*points.values()][-1])])
     x_label = "epochs" if epochs else "updates (measured)"
-    sheet.label(2, f"(c) {_models(runs)}", x_label, "validation loss (bits per token)")
+    sheet.label(2, f"(c) {models(runs)}", x_label, "validation loss (bits per token)")
     return rows
 
 
@@ -120,8 +112,8 @@ def norm_curve(run: RecordedRun, sublayer: str) -> dict[int, float]:
     """
     site = re.compile(rf"(encoder|decoder)\.\d+\.{sublayer}")
     found = {
-        update: [value for where, value in run.record.rows[update].get("ln_input", {}).items() if site.fullmatch(where)]
-        for update in run.record.updates()
+        update: [value for where, value in run.probe(update, "ln_input").items() if site.fullmatch(where)]
+        for update in run.probed("ln_input")
     }
     return {update: float(np.mean(norms)) for update, norms in found.items() if norms}
 
@@ -159,7 +151,7 @@ def figure4(runs: list[RecordedRun], path: Path) -> str:
     tables = [_over_updates(sheet, panel, found, widths[0]) for panel in range(len(OVER_UPDATES))]
     tables.append(_by_layer(sheet, found))
     sheet.save(path)
-    title = f"the first updates of {_models(runs)}, width {widths[0]}"
+    title = f"the first updates of {models(runs)}, width {widths[0]}"
     return summary(4, title, tables, [series for series in SERIES if series not in found])
 
 
@@ -201,8 +193,7 @@ def _by_layer(sheet: Sheet, runs: dict[str, RecordedRun]) -> list[list[str]]:
         sheet.paper(3, list(points), list(points.values()), style)
         update, norms = "-", {}
         if run := runs.get(series):
-            updates = [u for u in run.record.updates() if run.record.rows[u].get("gradient_norm")]
-            if not updates:
+            if not (updates := run.probed("gradient_norm")):
                 raise _lacking(run, "gradient_norm")
             update, norms = str(updates[-1]), layer_norms(run, updates[-1])
         sheet.points(3, norms, (), style)

@@ -1,23 +1,22 @@
-"""Losses over updates: Figure 7 of the DeepNet paper, and `depth`, what the runs of scripts/quickstart.sh show."""
+"""Losses over updates: Figure 7 of the DeepNet paper, and training losses, as those of the quickstart's runs."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ...errors import UserError
 from .. import paper
 from ..recorded_run import RecordedRun
 from ..style import style_of, style_of_setting
-from .sheet import Sheet, number, page, read_off, save, summary
+from .sheet import Sheet, models, number, page, read_off, summary
 
 PANELS = {"lr": "(a) learning rate", "batch": "(b) batches per update", "size": "(c) size (width-FFN-heads)"}
-WIDTH, HEIGHT, DPI = 9.0, 3.3, 200  # of `depth`, inches; read at half its pixels
-APART = 0.6  # bits between two labels
+COLUMNS = 2  # of panels of training losses
 
 
 def setting(run: RecordedRun) -> str:
@@ -50,8 +49,7 @@ def figure7(runs: list[RecordedRun], path: Path) -> str:
         above = sheet.paper_axis(panel, "updates (paper)") if own else None
         rows += _panel(sheet, panel, name, panels[name], above)
         x = "updates (measured)" if own else "updates"
-        models = ", ".join(sorted({run.depth for run in panels[name]})) or "no run"
-        sheet.label(panel, f"{title}; {models}", x, "validation loss (bits per token)")
+        sheet.label(panel, f"{title}; {models(panels[name])}", x, "validation loss (bits per token)")
     sheet.save(path)
     return summary(7, "validation loss", [rows], [name for name, found in panels.items() if not found])
 
@@ -64,10 +62,7 @@ def _panel(sheet: Sheet, panel: int, name: str, runs: list[RecordedRun], above: 
         style = style_of_setting(rank, value)
         for run in (run for run in runs if setting(run) == value):
             curve = run.validation
-            sheet.curve(panel, curve.updates, curve.losses, style, markersize=3)
-            if run.diverged:
-                sheet.diverged(panel, curve.end, style)
-            last = number(curve.final) + (" (diverged)" if run.diverged else "")
+            last = sheet.validation(panel, run, curve.updates, style)
             low = number(min(curve.losses, default=None))
             rows.append([name, value, "measured", run.depth, str(curve.end), last, low])
         if value in points:
@@ -78,19 +73,30 @@ def _panel(sheet: Sheet, panel: int, name: str, runs: list[RecordedRun], above: 
     return rows
 
 
-def depth(runs: list[RecordedRun], path: Path) -> str:
-    """Training loss of N-N models, several methods at each depth, a panel each.
+def training_losses(groups: dict[str, list[RecordedRun]], path: Path, title: str = "") -> None:
+    """A panel a group, by its name; a curve a run in its method's colour, a cross where its numbers ended."""
+    columns = min(COLUMNS, len(groups))
+    sheet = Sheet(columns, math.ceil(len(groups) / columns), "", size=(4.5, 3.3))
+    for panel, (name, runs) in enumerate(groups.items()):
+        for run in runs:
+            log, style = run.log, style_of(run.method)
+            sheet.curve(panel, log.updates, log.losses, style, markevery=max(1, len(log.updates) // 6))
+            if run.ended_in_nan:
+                sheet.diverged(panel, log.updates[-1], style)
+        sheet.label(panel, name, "updates", "training loss (bits per token)")
+        sheet.panels[panel].set_ylim(bottom=0)
+    for axes in sheet.panels[len(groups) :]:
+        axes.set_visible(False)
+    sheet.figure.suptitle(title, fontsize=11)
+    sheet.save(path, dpi=200)
 
-    A curve is named at its end with its loss and BLEU; the text has a row for each run.
-    """
-    depths = sorted({run.layers for run in runs})
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)[0]
-    for axes, layers in zip(panels, depths, strict=True):
-        _at_depth(axes, [run for run in runs if run.layers == layers])
-    panels[0].set_ylabel("training loss (bits per token)")
-    figure.suptitle(finding(runs), fontsize=11)
-    save(figure, path, DPI)
+
+def depth(runs: list[RecordedRun], path: Path) -> str:
+    """Training loss of N-N models, several methods at each depth, a panel each; the text has a row for each run."""
+    groups: dict[str, list[RecordedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.layers):
+        groups.setdefault(f"{run.layers} encoder + {run.layers} decoder layers", []).append(run)
+    training_losses(groups, path, finding(runs))
     return page("Training loss by depth", [rows_by_depth(runs)], (), "runs of scripts/quickstart.sh, one CPU")
 
 
@@ -98,57 +104,28 @@ def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
     """A header, and one row a run: its model, its final loss (bits a token), its BLEU."""
     rows = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
     for run in sorted(runs, key=lambda run: (run.layers, run.method)):
-        bleu, log = _bleu(run), run.log
+        log = run.log
         rows.append([
             run.depth, style_of(run.method).label, str(run.seed), str(log.updates[-1]), f"{log.final_loss():.2f}",
-            "-" if bleu is None else f"{bleu:.2f}", f"{log.seconds:.0f} s",
+            f"{run.bleu:.2f}" if run.score else "-", f"{log.seconds:.0f} s",
         ])  # fmt: skip
     return rows
 
 
-def _at_depth(axes: Axes, runs: list[RecordedRun]) -> None:
-    for run in runs:
-        axes.plot(run.log.updates, run.log.losses, color=style_of(run.method).colour, linewidth=1.6)
-    lowest, *others = sorted(runs, key=lambda run: run.log.losses[-1])
-    end, height = max(run.log.updates[-1] for run in runs), lowest.log.losses[-1]
-    _name(axes, lowest, (end, height), -6)  # below, for a falling curve comes from above
-    for run in others:
-        height = max(run.log.losses[-1], height + APART)
-        _name(axes, run, (end, height), 6)
-    axes.set_title(f"{runs[0].layers} encoder + {runs[0].layers} decoder layers", fontsize=9.5)
-    axes.set_xlabel("updates")
-    axes.set_xlim(0, end)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _name(axes: Axes, run: RecordedRun, end: tuple[float, float], points: int) -> None:
-    """Writes what the curve is, so many points above its end."""
-    style, bleu = style_of(run.method), _bleu(run)
-    found = f"{run.log.final_loss():.1f}" + (f", BLEU {bleu:.0f}" if bleu is not None else "")
-    if run.ended_in_nan:
-        found = f"diverged at update {run.diverged_at or run.log.updates[-1]}"
-    place = {"xytext": (0, points), "textcoords": "offset points", "ha": "right"}
-    place["va"] = "bottom" if points > 0 else "top"
-    axes.annotate(f"{style.label} {found}", end, color=style.colour, fontsize=8.5, **place)
-
-
-def _bleu(run: RecordedRun) -> float | None:
-    return run.score.get("bleu") if run.score else None
-
-
 def finding(runs: list[RecordedRun]) -> str:
     """The picture's title: where each method ends, from the shallowest model to the deepest."""
-    depths = sorted({run.layers for run in runs})
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: run.layers):
-        found.setdefault(style_of(run.method).label, []).append(f"{run.log.final_loss():.1f}")
-    words = "; ".join(f"{label} ends at {_listed(losses)} bits" for label, losses in found.items())
-    return f"{_listed(map(str, depths))} layers: {words}"
+        found.setdefault(style_of(run.method).label, []).append(run)
+    words = []
+    for label, those in found.items():
+        bleu = _listed(f"{run.bleu:.0f}" for run in those if run.score)
+        losses = _listed(f"{run.log.final_loss():.1f}" for run in those)
+        words.append(f"{label} ends at {losses} bits" + (f", BLEU {bleu}" if bleu else ""))
+    return f"{_listed(str(layers) for layers in sorted({run.layers for run in runs}))} layers: " + ";\n".join(words)
 
 
 def _listed(words: Iterable[str]) -> str:
     """Each once."""
-    *most, last = dict.fromkeys(words)
+    *most, last = dict.fromkeys(words) or [""]
     return f"{', '.join(most)} and {last}" if most else last

@@ -33,7 +33,7 @@ PANELS = {  # slot of the paper's Figure 4 -> title, and the slots where a model
 
 def probed(runs: list[RecordedRun], probe: str) -> list[RecordedRun]:
     """The runs that recorded something of this probe."""
-    return [run for run in runs if (run.folder / FILE).is_file() and updates(run, probe)]
+    return [run for run in runs if (run.folder / FILE).is_file() and run.probed(probe)]
 
 
 def must_be_probed(runs: list[RecordedRun], probe: str, what: str) -> list[RecordedRun]:
@@ -41,11 +41,6 @@ def must_be_probed(runs: list[RecordedRun], probe: str, what: str) -> list[Recor
     if found := probed(runs, probe):
         return found
     raise UserError(f"{runs[0].folder.parent}: no {what} with {probe}; record one with --deepnet-probe {probe}")
-
-
-def updates(run: RecordedRun, probe: str) -> list[int]:
-    """Those at which the probe found something, in their order."""
-    return [update for update in run.record.updates() if run.record.rows[update].get(probe)]
 
 
 def layers(run: RecordedRun) -> range:
@@ -103,7 +98,7 @@ def _gradients(sheet: Sheet, runs: list[RecordedRun], probe: str) -> list[list[l
     sheet.panels[1].axhline(1, color=PLAIN, linewidth=0.8)
     last = 0
     for run, style in styles(runs).items():
-        norms = {update: along(run, run.probe(update, probe), "ffn.fc2") for update in updates(run, probe)}
+        norms = {update: along(run, run.probe(update, probe), "ffn.fc2") for update in run.probed(probe)}
         seen = [update for update in norms if update <= EARLY]
         if not seen:
             raise UserError(f"{run.folder / FILE}: has no {probe} in the first {EARLY:,} updates")
@@ -148,7 +143,7 @@ def _scales(sheet: Sheet, panel: int, slot: str, runs: list[RecordedRun]) -> lis
     for edge in (low, high) if low != high else (low,):
         sheet.paper(panel, list(points), edge, PAPER, **({"marker": "none"} if joined else {"linestyle": "none"}))
     for run, style in styles(runs).items():
-        update = updates(run, "learned_scale")[-1]
+        update = run.probed("learned_scale")[-1]
         values = run.probe(update, "learned_scale")
         places = [place for place in slots if np.isfinite(along(run, values, f"{place}.median")).any()]
         if not places:

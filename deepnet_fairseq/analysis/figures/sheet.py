@@ -14,13 +14,13 @@ from matplotlib.ticker import MaxNLocator
 from ...atomic_output import whole
 from ...text_table import render
 from .. import paper
+from ..recorded_run import RecordedRun
 from ..style import PLAIN, Style
 
 PAPER = {"linestyle": "--", "markerfacecolor": "none", "linewidth": 1.0, "markersize": 4.5, "alpha": 0.75}
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 DIVERGED = {"linestyle": "none", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
 BELOW = {"bbox_to_anchor": (0.5, -0.15), "ncols": 3, "fontsize": 8, "frameon": False}
-DPI = 110
 Names = dict[str, Style]  # in the order of the legend
 
 
@@ -70,6 +70,13 @@ class Sheet:
         self.solid.add(style.label)
         self.kinds["diverged"] = DIVERGED
 
+    def validation(self, panel: int, run: RecordedRun, x: list[int], style: Style) -> str:
+        """The validation losses of a run over x; the last as text, which says if the run diverged."""
+        self.curve(panel, x, run.validation.losses, style, markersize=2.5)
+        if run.diverged:
+            self.diverged(panel, x[-1] if x else 0, style)
+        return number(run.validation.final) + (" (diverged)" if run.diverged else "")
+
     def label(self, panel: int, title: str, x: str, y: str) -> None:
         """Title and axes; x counts layers or updates."""
         axes = self.panels[panel]
@@ -84,11 +91,12 @@ class Sheet:
         axes.set_xlabel(label, fontsize=9)
         return axes
 
-    def save(self, path: Path) -> None:
-        """Writes the PNG, whole; the same points give the same bytes."""
+    def save(self, path: Path, dpi: int = 110) -> None:
+        """Writes the PNG, whole, without a version or date: the same points give the same bytes."""
         for axes in self.from_zero:
             axes.set_xlim(left=0)
-        below = [Line2D([], [], color=PLAIN, label=kind, **self.kinds[kind]) for kind in sorted(self.kinds)]
+        kinds = sorted(self.kinds) if len(self.kinds) > 1 else ()
+        below = [Line2D([], [], color=PLAIN, label=kind, **self.kinds[kind]) for kind in kinds]
         if self.shared:
             names = {label: style for found in self.names.values() for label, style in found.items()}
             below = [*map(self._handle, names.values()), *below]
@@ -97,7 +105,8 @@ class Sheet:
                 axes.legend(handles=list(map(self._handle, names.values())), loc="upper center", **BELOW)
         columns = min(len(below), int(self.figure.get_figwidth() / 2.6))
         self.figure.legend(handles=below, loc="outside lower center", ncols=columns, fontsize=8.5)
-        save(self.figure, path, DPI)
+        with whole(path) as part:
+            self.figure.savefig(part, format="png", dpi=dpi, metadata={"Software": None})
 
     def _plot(self, panel: int, x, y, style: Style, axes: Axes | None, options: dict) -> None:
         own = self.panels[panel]
@@ -109,10 +118,9 @@ class Sheet:
         return Line2D([], [], color=style.colour, marker=style.marker, label=style.label, **look)
 
 
-def save(figure: Figure, path: Path, dpi: int) -> None:
-    """Writes a PNG, whole, that tells of no version or date."""
-    with whole(path) as part:
-        figure.savefig(part, format="png", dpi=dpi, metadata={"Software": None})
+def models(runs: Iterable[RecordedRun]) -> str:
+    """The depths there are, as "12L-12L, 18L-18L"."""
+    return ", ".join(sorted({run.depth for run in runs})) or "no run"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -49,21 +49,21 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     """
     if baseline and baseline not in METHODS:
         raise UserError(f"--baseline {baseline}: no such method; see `deepnet methods`")
-    found = [run for folder in table.folders for run in recorded_below(runs / folder) if run.finished or not over]
-    if not found:
+    recorded = [run for folder in table.folders for run in recorded_below(runs / folder) if run.finished or not over]
+    if not recorded:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
-    entries = [Entry(table, run) for run in found]
+    entries = [Entry(table, run) for run in recorded]
     miniature = any(entry.miniature for entry in entries)
     results = results_of(table, entries, miniature)
     baseline = table.baseline if baseline is None else baseline
     _compare(entries, baseline)
     report = Report(table, runs, results, {}, list(_caveats(table, entries)), miniature, baseline)
     for entry in report.entries:
-        environment = environment_of(entry.run)
-        if environment not in report.environments.values():
-            again, rank = divmod(len(report.environments), len(ascii_lowercase))
-            report.environments[ascii_lowercase[rank] * (again + 1)] = environment  # a to z, then aa, bb and so on
-        entry.environment = next(letter for letter, known in report.environments.items() if known == environment)
+        found = environment_of(entry.run)
+        again, rank = divmod(len(report.environments), len(ascii_lowercase))
+        letters = (letter for letter, known in report.environments.items() if known == found)
+        entry.environment = next(letters, ascii_lowercase[rank] * (again + 1))  # a to z, then aa, bb and so on
+        report.environments[entry.environment] = found
     return report
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable
@@ -13,26 +12,18 @@ from pathlib import Path
 import jinja2
 
 from ..figures import FIGURES
-from ..figures.sheet import Sheet
-from ..style import style_of
+from ..figures.losses import training_losses
+from ..recorded_run import RecordedRun
 from .collect import Report
 from .layout import Document, Grid, Text
 from .result import Entry, Result, State
 
-COLUMNS = 2  # of the loss curves
 SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
 
 
 def markdown(report: Report, document: Document) -> str:
-    """Ends in a line break."""
-    parts = [f"# {escape(document.title)}", f"Beside {escape(document.source)}: <{document.link}>"]
-    parts += warnings(document)
-    for grid in (document.overview, *document.grids):
-        parts.append(f"## {escape(grid.title)}\n\n{escape(grid.caption)}\n\n{grid_text(grid)}")
-    parts.append("## Notes\n\n" + "\n".join(f"- {escape(note)}" for note in document.notes))
-    footnotes = [f"- <sup>{letter}</sup> {escape(text)}" for letter, text in document.footnotes.items()]
-    parts.append("Trained with:\n\n" + "\n".join(footnotes))
-    return "\n\n".join(parts) + "\n"
+    """Ends in a line break; see page.md."""
+    return _page("page.md", document=document, warnings=warnings(document))
 
 
 def warnings(document: Document) -> list[str]:
@@ -67,23 +58,28 @@ def _text(cell: Text) -> str:
 def html(report: Report, document: Document) -> str:
     """The page, which refers to nothing but logs and papers; see page.html."""
     drawn = {title: base64.b64encode(png).decode("ascii") for title, png in pictures(report).items()}
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    return _page("page.html", document=document, pictures=drawn)
+
+
+def _page(template: str, **values: object) -> str:
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("page.html").render(document=document, pictures=drawn) + "\n"
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=jinja2.select_autoescape(["html"]),
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {"plain": escape, "grid": grid_text}
+    return environment.get_template(template).render(**values)
 
 
 def pictures(report: Report) -> dict[str, bytes]:
     """Title -> PNG; the same runs give the same bytes."""
     found: dict[str, bytes] = {}
-    curves: dict[str, list[Entry]] = {}  # depth -> runs with something in their log, in the order of the table
+    curves: dict[str, list[RecordedRun]] = {}  # depth -> runs with something in their log, in the order of the table
     for result in report.results:
         for entry in result.entries:
             if entry.updates is not None:
-                curves.setdefault(result.depth, []).append(entry)
+                curves.setdefault(result.depth, []).append(entry.run)
     if curves:
-        found["Training loss"] = _drawn(lambda path: _loss_curves(curves, path))
+        found["Training loss"] = _drawn(lambda path: training_losses(curves, path))
     figure, over = report.table.figure, (State.SCORED, State.DIVERGED)
     runs = [entry.run for entry in report.entries if entry.standing.state in over]
     square = [run for run in runs if run.decoder_layers == run.encoder_layers]
@@ -97,23 +93,6 @@ def _drawn(draw: Callable[[Path], object]) -> bytes:
         path = Path(folder) / "picture.png"
         draw(path)
         return path.read_bytes()
-
-
-def _loss_curves(curves: dict[str, list[Entry]], path: Path) -> None:
-    """A panel a depth, a curve a run in its method's colour, a cross where one diverged."""
-    columns = min(COLUMNS, len(curves))
-    sheet = Sheet(columns, math.ceil(len(curves) / columns), "")
-    for panel, (depth, entries) in enumerate(curves.items()):
-        for entry in entries:
-            log, style = entry.run.log, style_of(entry.run.method)
-            every = max(1, len(log.updates) // 6)
-            sheet.curve(panel, log.updates, log.losses, style, linewidth=1.2, markevery=every)
-            if entry.standing.state is State.DIVERGED:
-                sheet.diverged(panel, log.updates[-1], style)
-        sheet.label(panel, depth, "updates", "training loss (bits per token)")
-    for axes in sheet.panels[len(curves) :]:
-        axes.set_visible(False)
-    sheet.save(path)
 
 
 def as_json(report: Report, document: Document) -> str:

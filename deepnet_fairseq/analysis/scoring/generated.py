@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sacremoses import MosesDetokenizer
 
+from ...data.lines import read_lines
 from ...errors import UserError
 from ...json_text import WRONG_VALUES, parse
 
-DEFAULT_TOKENIZER = "13a"
 SENTENCE = {
     "translations": re.compile(r"^D-(\d+)\t[^\t\n]*\t(.*)$", re.MULTILINE),
     "references": re.compile(r"^T-(\d+)\t(.*)$", re.MULTILINE),
@@ -133,8 +133,7 @@ def _last(pattern: re.Pattern, generated: Path) -> re.Match | None:
 class Corpus:
     """The folder DEST over the binarised data, and what DEST/recipe.json holds; the defaults where there is none.
 
-    detokenise: the binarised text is in Moses tokens; lowercase: and in lower case; tokenize: target language -> name
-    of sacreBLEU's tokenizer, "*" for all others.
+    detokenise: the binarised text is in Moses tokens; lowercase: and in lower case.
     """
 
     folder: Path | None = None
@@ -142,16 +141,11 @@ class Corpus:
     pieces: str | None = None
     detokenise: bool = False
     lowercase: bool = False
-    tokenize: dict[str, str] = field(default_factory=dict)
 
     @property
     def in_words(self) -> bool:
         """Whether the text without its pieces is split into words, so that BLEU on it is "tokenised BLEU"."""
         return self.detokenise or self.pieces == "subword_nmt"
-
-    def tokenizer(self, language: str) -> str:
-        """Name of sacreBLEU's tokenizer for a target language's code; 13a if the corpus does not say."""
-        return self.tokenize.get(language, self.tokenize.get("*", DEFAULT_TOKENIZER))
 
     def reference(self, subset: str, direction: str) -> Path | None:
         """The file of raw references, or None if the corpus has none for this test set."""
@@ -201,10 +195,7 @@ def _read_recipe(folder: Path, binarised: Path) -> Corpus:
     path = folder / "recipe.json"
     try:
         recipe = parse(path.read_text(encoding="utf-8"))
-        tokenize = recipe.get("tokenize", {})
-        tokenize = {"*": tokenize} if isinstance(tokenize, str) else dict(tokenize)
-        flags = bool(recipe["detokenise"]), bool(recipe["lowercase"])
-        return Corpus(folder, binarised, recipe["pieces"], *flags, tokenize)
+        return Corpus(folder, binarised, recipe["pieces"], bool(recipe["detokenise"]), bool(recipe["lowercase"]))
     except WRONG_VALUES as error:
         raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
 
@@ -224,16 +215,6 @@ class Prepared:
     hypotheses: list[str]
     references: list[str]
     raw: bool
-
-    @property
-    def target(self) -> str:
-        """The target language's code, "" if nothing tells."""
-        return self.direction.split("-")[1] if self.direction else ""
-
-    @property
-    def tokenizer(self) -> str:
-        """Name of sacreBLEU's tokenizer for the target language."""
-        return self.corpus.tokenizer(self.target)
 
 
 def prepare(output: Output, corpus: Corpus) -> Prepared:
@@ -273,8 +254,7 @@ def _detokenise(sentences: list[str], direction: str) -> list[str]:
 
 def _references(reference: Path, generated: Generated) -> list[str]:
     """The lines of `reference`; UserError if they are not as many as the translations of `generated`."""
-    text = read_text(reference)
-    lines = text.removesuffix("\n").split("\n") if text else []
+    lines = list(read_lines(reference))
     if len(lines) != len(generated.translations):
         raise UserError(
             f"{generated.path}: {len(generated.translations)} translations for {len(lines)} lines of {reference}"

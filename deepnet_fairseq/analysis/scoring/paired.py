@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from sacrebleu.significance import PairedTest, Result
 from ...errors import UserError
 from ...text_table import render
 from .generated import Prepared, find_outputs, prepare, read_corpus
-from .scores import RESAMPLES, bleu_metric, tokenizer_for
+from .scores import RESAMPLES, bleu_metric
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
 SEED = 12345  # sacreBLEU's
@@ -22,29 +22,15 @@ INTERVAL_SAMPLES = {"bs": -1, "ar": 0}  # sacreBLEU's: the test's own samples gi
 
 
 @dataclass(frozen=True)
-class Value:
-    """A score in 0..100; mean and half width of the 95% bootstrap interval; p against the baseline, None for it."""
-
-    score: float
-    mean: float
-    ci: float
-    p: float | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A system; the baseline's is the first of its list."""
-
-    system: str
-    bleu: Value
-    chrf: Value
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """One test set: rows, the baseline first; name of the metric -> sacreBLEU's signature of metric and test."""
+    """One test set: its systems, the baseline first; metric -> sacreBLEU's result of each, and its signature.
 
-    rows: list[Row]
+    A Result has score (0..100), mean and ci, the half width of the 95% bootstrap interval, and p_value against the
+    baseline, None for itself.
+    """
+
+    systems: list[str]
+    results: dict[str, list[Result]]
     signatures: dict[str, str]
 
 
@@ -100,24 +86,17 @@ def significance(
 
 
 def _compare(prepared: list[Prepared], systems: list[str], test: str, samples: int) -> Comparison:
-    first = prepared[0]
-    lowercase = first.corpus.lowercase
-    metrics = {
-        "BLEU": bleu_metric(tokenizer_for(first.tokenizer, first.target), lowercase),
-        "chrF2": CHRF(lowercase=lowercase),
-    }
+    lowercase, references = prepared[0].corpus.lowercase, [prepared[0].references]
+    metrics = {"BLEU": bleu_metric(lowercase), "chrF2": CHRF(lowercase=lowercase)}
     named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
-    signatures, results = PairedTest(named, metrics, [first.references], test, samples, INTERVAL_SAMPLES[test])()
-    columns = {metric: _values(results[metric]) for metric in metrics}
-    rows = [Row(*cells) for cells in zip(systems, columns["BLEU"], columns["chrF2"], strict=True)]
-    return Comparison(rows, {metric: str(signature) for metric, signature in signatures.items()})
-
-
-def _values(results: list[Result]) -> list[Value]:
-    """sacreBLEU counts the samples with a larger difference: for no difference at all that gives the smallest p."""
-    baseline = results[0]
-    chance = [None] + [1.0 if result.score == baseline.score else result.p_value for result in results[1:]]
-    return [Value(float(r.score), float(r.mean), float(r.ci), p) for r, p in zip(results, chance, strict=True)]
+    signatures, results = PairedTest(named, metrics, references, test, samples, INTERVAL_SAMPLES[test])()
+    for metric in metrics:
+        baseline, *others = results[metric]
+        for result in others:
+            if result.score == baseline.score:  # sacreBLEU counts the samples that differ more, which none need do
+                result.p_value = 1.0
+    signatures = {metric: str(signature) for metric, signature in signatures.items()}
+    return Comparison(systems, {metric: results[metric] for metric in metrics}, signatures)
 
 
 def compare_to_baseline(baseline: Path, run: Path, data: str | Path | None = None) -> float:
@@ -137,8 +116,7 @@ def compare_to_baseline(baseline: Path, run: Path, data: str | Path | None = Non
 
 def _resample(systems: list[Prepared], rng: np.random.Generator) -> np.ndarray:
     """BLEU of [system, sample]; the first sample is the test set itself, the others are drawn from it."""
-    first, size = systems[0], len(systems[0].hypotheses)
-    metric = bleu_metric(tokenizer_for(first.tokenizer, first.target), first.corpus.lowercase)
+    size, metric = len(systems[0].hypotheses), bleu_metric(systems[0].corpus.lowercase)
     drawn = np.vstack([np.arange(size), rng.choice(size, size=(RESAMPLES, size), replace=True)])
     scores = []
     for system in systems:  # sacreBLEU has no other name for the counts of each sentence and the score of their sum
@@ -147,23 +125,13 @@ def _resample(systems: list[Prepared], rng: np.random.Generator) -> np.ndarray:
     return np.array(scores)
 
 
-def as_json(comparisons: Mapping[TestSet, Comparison]) -> dict:
-    """{"rows", "signatures"} of a bilingual run, else {"sets": subset -> direction -> the same}."""
-    if None in comparisons:
-        return asdict(comparisons[None])
-    sets: dict[str, dict] = {}
-    for (subset, direction), comparison in comparisons.items():
-        sets.setdefault(subset, {})[direction] = asdict(comparison)
-    return {"sets": sets}
-
-
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:
     """One table, of systems or of directions; below it how many directions differ, and the signatures."""
     header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
     rows = [
-        [*(key or ()), row.system, *_cells(row.bleu), *_cells(row.chrf)]
+        [*(key or ()), system, *_cells(bleu), *_cells(chrf)]
         for key, comparison in comparisons.items()
-        for row in comparison.rows
+        for system, bleu, chrf in zip(comparison.systems, *comparison.results.values(), strict=True)
     ]
     if None not in comparisons:
         header = ["set", "direction", *header]
@@ -172,20 +140,21 @@ def table(comparisons: Mapping[TestSet, Comparison]) -> str:
     return "\n".join([render([header, *rows]), "", *counts, *dict.fromkeys(signatures)])
 
 
-def _cells(value: Value) -> list[str]:
-    p = "" if value.p is None else f"{value.p:.4f}" + ("*" if value.p < LEVEL else " ")
-    return [f"{value.score:.2f}", f"{value.mean:.2f} ± {value.ci:.2f}", p]
+def _cells(result: Result) -> list[str]:
+    p = "" if result.p_value is None else f"{result.p_value:.4f}" + ("*" if result.p_value < LEVEL else " ")
+    return [f"{result.score:.2f}", f"{result.mean:.2f} ± {result.ci:.2f}", p]
 
 
 def _counts(comparisons: Mapping[TestSet, Comparison]) -> list[str]:
     """One line a system: in how many directions its BLEU is better or worse than the baseline's."""
     lines = []
-    baselines, *systems = zip(*(comparison.rows for comparison in comparisons.values()), strict=True)
-    for rows in systems:
-        differences = [row.bleu.score - base.bleu.score for base, row in zip(baselines, rows, strict=True)]
-        sure = [difference for difference, row in zip(differences, rows, strict=True) if row.bleu.p < LEVEL]
+    systems = next(iter(comparisons.values())).systems
+    baselines, *others = zip(*(comparison.results["BLEU"] for comparison in comparisons.values()), strict=True)
+    for system, results in zip(systems[1:], others, strict=True):
+        differences = [result.score - base.score for base, result in zip(baselines, results, strict=True)]
+        sure = [d for d, result in zip(differences, results, strict=True) if result.p_value < LEVEL]
         lines.append(
-            f"{rows[0].system}: BLEU better in {sum(d > 0 for d in sure)} and worse in {sum(d < 0 for d in sure)} of "
-            f"{len(rows)} directions at p < {LEVEL}, mean difference {sum(differences) / len(rows):+.2f}"
+            f"{system}: BLEU better in {sum(d > 0 for d in sure)} and worse in {sum(d < 0 for d in sure)} of "
+            f"{len(results)} directions at p < {LEVEL}, mean difference {sum(differences) / len(results):+.2f}"
         )
     return lines

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from functools import lru_cache
 from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
@@ -16,19 +14,11 @@ from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
 from ...errors import UserError
 from ...json_text import WRONG_VALUES, parse
-from .generated import Corpus, Prepared, find_outputs, generation_speed, prepare, read_corpus, read_text
+from .generated import Corpus, Output, Prepared, find_outputs, generation_speed, prepare, read_corpus, read_text
 
 RESAMPLES = 1000
 KINDS = ("tokenised", "sacrebleu", "spbleu")
-BY_LANGUAGE = "language"  # as a tokenizer's name: the one that suits the target language
-SPBLEU = ("flores101", "flores200")
-PACKAGES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
-SUITED = (
-    dict.fromkeys(("zh", "zho", "cmn"), "zh")
-    | dict.fromkeys(("ja", "jpn"), "ja-mecab")
-    | dict.fromkeys(("ko", "kor"), "ko-mecab")
-    | dict.fromkeys(("th", "tha", "lo", "lao", "my", "mya", "km", "khm"), "char")  # no blanks between words
-)
+SPBLEU = "flores101"  # sacreBLEU's name of the pieces that spBLEU is of
 ENGLISH = {"en", "eng"}
 GROUPS = ("to_english", "from_english", "between_others")
 NAMED = 5  # directions that a message lists
@@ -39,48 +29,41 @@ MASKED = re.compile(r"\| INFO \| (\S+) \| (\{.*_loss.*\})$", re.MULTILINE)
 HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
 
 
-def score(
-    path: Path,
-    data: str | Path | None = None,
-    tokenize: str | None = None,
-    paper: str | None = None,
-    partial: bool = False,
-) -> dict:
+def score(path: Path, data: str | Path | None = None, paper: str | None = None, partial: bool = False) -> dict:
     """The content of score.json: scores in 0..100, seconds, tokens a second; or perplexities, if `paper` asks for them.
 
-    path: see find_outputs and perplexity; data: see read_corpus; tokenize: sacreBLEU's tokenizer, for flores101 and
-    flores200 that of spBLEU, instead of the corpus's; paper: what "bleu" is, see kinds_of_bleu. UserError if directions
-    are missing, unless `partial`.
+    path: see find_outputs and perplexity; data: see read_corpus; paper: what "bleu" is, see kinds_of_bleu. UserError if
+    directions are missing, unless `partial`.
     """
     if paper == PERPLEXITY:
-        if data is not None or tokenize is not None or partial:
-            raise UserError("--paper perplexity: is of logs; drop --data, --tokenize and --partial")
+        if data is not None or partial:
+            raise UserError("--paper perplexity: is of logs; drop --data and --partial")
         return perplexity(path)
-    outputs, corpus = find_outputs(path), read_corpus(data)
-    kinds = kinds_of_bleu(paper, tokenize)
+    outputs, corpus, kinds = find_outputs(path), read_corpus(data), kinds_of_bleu(paper)
     if len(outputs) == 1 and outputs[0].subset is None:
-        return _rounded(score_output(prepare(outputs[0], corpus), tokenize, kinds[None]))
-    sets: dict[str, set] = {}
+        return _rounded(score_output(prepare(outputs[0], corpus), kinds[None]))
+    sets: dict[str, dict[str, Output]] = {}
     for output in outputs:
-        sets.setdefault(output.subset, set()).add(output.direction)
+        sets.setdefault(output.subset, {})[output.direction] = output
     missing = check_complete(path, sets, corpus, partial)
-    scores: dict[str, dict] = {subset: {} for subset in sets}
-    for out in outputs:
-        kind = kinds.get(out.subset, kinds[None])
-        scores[out.subset][out.direction] = score_output(prepare(out, corpus), tokenize, kind)
+    scores = {
+        subset: {
+            direction: score_output(prepare(output, corpus), kinds.get(subset, kinds[None]))
+            for direction, output in found.items()
+        }
+        for subset, found in sets.items()
+    }
     return _rounded(summarise(scores) | {"missing": missing})
 
 
-def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "sacrebleu") -> dict:
+def score_output(prepared: Prepared, paper: str = "sacrebleu") -> dict:
     """score.json of one direction, not rounded; UserError if the paper's kind of BLEU cannot be had."""
-    pieces = tokenize if tokenize in SPBLEU else SPBLEU[0] if paper == "spbleu" else None
-    words = tokenizer_for(tokenize if tokenize and tokenize != pieces else prepared.tokenizer, prepared.target)
     text, lowercase = (prepared.hypotheses, prepared.references), prepared.corpus.lowercase
-    bleu = bleu_metric(words, lowercase)
+    bleu = bleu_metric(lowercase)
     kinds = {
         "sacrebleu": measure(bleu, *text),
         "tokenised": _tokenised(prepared) if prepared.corpus.in_words or paper == "tokenised" else None,
-        "spbleu": measure(bleu_metric(pieces, lowercase), *text) if pieces else None,
+        "spbleu": measure(_spbleu(lowercase), *text) if paper == "spbleu" else None,
     }
     if kinds[paper] is None:
         raise UserError(f"--paper {paper}: {prepared.generated.path} has no references of fairseq-generate (lines T-n)")
@@ -99,7 +82,7 @@ def score_output(prepared: Prepared, tokenize: str | None = None, paper: str = "
 
 def _tokenised(prepared: Prepared) -> dict | None:
     """BLEU of words between blanks, as fairseq's own scorer counts them."""
-    generated, metric = prepared.generated, bleu_metric("none")
+    generated, metric = prepared.generated, bleu_metric(tokenize="none")
     if generated.references is None:
         return None
     value = metric.corpus_score(generated.translations, [generated.references])
@@ -119,9 +102,9 @@ def group(direction: str) -> str:
     return GROUPS[0] if target else GROUPS[1] if source else GROUPS[2]
 
 
-def check_complete(path: Path, sets: dict[str, set], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
+def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
     """Subset -> the corpus's directions without a translation; UserError if there are any, unless `partial`."""
-    lost = {subset: sorted(corpus.directions(subset) - directions) for subset, directions in sets.items()}
+    lost = {subset: sorted(corpus.directions(subset) - outputs.keys()) for subset, outputs in sets.items()}
     lost = {subset: directions for subset, directions in lost.items() if directions}
     for subset, directions in lost.items() if not partial else ():
         names = ", ".join(directions[:NAMED]) + (", ..." if len(directions) > NAMED else "")
@@ -202,52 +185,33 @@ def _masked(tag: str, row: str) -> str | None:
         return None
 
 
-def tokenizer_for(name: str, target: str) -> str:
-    """The tokenizer `name`, or with "language" the one for the language code `target`; characters where that lacks."""
-    if name != BY_LANGUAGE:
-        return name
-    suited = SUITED.get(target.split("_")[0].lower(), "13a")
-    return suited if _installed(suited) else "char"
-
-
-def bleu_metric(tokenize: str, lowercase: bool = False) -> BLEU:
-    """sacreBLEU with this tokenizer; UserError that says what to install or download where it lacks something."""
-    if tokenize not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenizer {tokenize}: sacreBLEU has none of this name; it has {', '.join(BLEU.TOKENIZERS)}")
-    if not _installed(tokenize):
-        raise UserError(f"tokenizer {tokenize}: needs `pip install sacrebleu[{tokenize[:2]}]`; or take char")
-    if tokenize in SPM_MODELS:
-        _check_model(tokenize)
+def bleu_metric(lowercase: bool = False, tokenize: str = "13a") -> BLEU:
+    """sacreBLEU with this tokenizer of its own."""
     return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # text that looks tokenised is what we have
 
 
-@lru_cache
-def _check_model(tokenize: str) -> None:
+def _spbleu(lowercase: bool) -> BLEU:
     """Lets sacreBLEU fetch the SentencePiece model that it lacks; its own mistakes come with a traceback, or none."""
-    url = SPM_MODELS[tokenize]["url"]
+    url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
     try:
-        BLEU(tokenize=tokenize)
+        return bleu_metric(lowercase, SPBLEU)
     except (OSError, RuntimeError, HTTPException, SystemExit) as error:
         if path.is_file() and not path.stat().st_size:
             path.unlink()  # a download that broke off leaves this, and would not be tried again
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"tokenizer {tokenize}: no SentencePiece model ({reason}); download {url} and put it at {path}"
+            f"tokenizer {SPBLEU}: no SentencePiece model ({reason}); download {url} and put it at {path}"
         ) from None
 
 
-def _installed(tokenize: str) -> bool:
-    return tokenize not in PACKAGES or importlib.util.find_spec(PACKAGES[tokenize]) is not None
-
-
-def kinds_of_bleu(words: str | None, tokenize: str | None = None) -> dict[str | None, str]:
+def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
     """Test set -> which of KINDS its paper reports, under None that of all others.
 
-    words: a kind for all test sets, or "sacrebleu,flores=spbleu": one, and others by name; None: as `tokenize` asks.
-    UserError for words that are no kind.
+    words: a kind for all test sets, or "sacrebleu,flores=spbleu": one, and others by name; None: sacreBLEU's. UserError
+    for words that are no kind.
     """
-    kinds = {None: "spbleu" if tokenize in SPBLEU else "tokenised" if tokenize == "none" else "sacrebleu"}
+    kinds: dict[str | None, str] = {None: "sacrebleu"}
     for word in words.split(",") if words else ():
         subset, _, kind = word.rpartition("=")
         if kind not in KINDS:
