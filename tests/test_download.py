@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from itertools import repeat
 from types import SimpleNamespace
@@ -193,13 +192,6 @@ def test_part_that_is_whole_or_too_long(server, file, tmp_path):
             assert server.sent["/a.gz"] == sent * len(BODY)
 
 
-def test_body_without_length(server, file, tmp_path):
-    """Cut short, it is noticed by the recipe's size, and the rest is fetched."""
-    server.ignores.add("Content-Length")
-    server.faults["/a.gz"] = [Fault(after=300_000)]
-    assert fetch(file, tmp_path).read_bytes() == BODY and server.sent["/a.gz"] == len(BODY)
-
-
 def test_killed_in_the_middle(server, file, tmp_path):
     """Only the part is left, and the next call goes on where it ends."""
     server.headers["/a.gz"]["ETag"] = '"1"'
@@ -218,17 +210,6 @@ def test_killed_in_the_middle(server, file, tmp_path):
     assert seen(tmp_path) == ["a.gz.part"] and part.read_bytes() == BODY[:there]
     assert fetch(asked, tmp_path).read_bytes() == BODY
     assert server.ranges("/a.gz") == [None, f"bytes={there}-"]
-
-
-def test_two_at_once(server, file, tmp_path, capsys):
-    """The second waits for the first, says so, and finds its file."""
-    server.faults["/a.gz"] = [Fault(pause=0.02)]
-    threads = [threading.Thread(target=fetch, args=(file, tmp_path)) for _ in range(2)]
-    for work in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            work(thread)
-    assert (tmp_path / "a.gz").read_bytes() == BODY and server.sent["/a.gz"] == len(BODY)
-    assert "waiting for its end" in capsys.readouterr().err
 
 
 def test_recorded_checksums(server, tmp_path):

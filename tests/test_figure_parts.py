@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepnet_fairseq.analysis import paper
-from deepnet_fairseq.analysis.figures import FIGURES, by_depth, early
+from deepnet_fairseq.analysis.figures import by_depth
 from deepnet_fairseq.analysis.figures.by_depth import line, power_law, scaling_law
 from deepnet_fairseq.analysis.figures.sheet import Sheet, means, number
 from deepnet_fairseq.analysis.style import STYLES, style_of, style_of_setting
@@ -106,17 +106,6 @@ def test_figure_5_as_digitised():
     sums = [sum(values.values()) for values in theirs.values()]
     assert sums == pytest.approx([15.953, 0.4917], abs=1e-6)  # of the table they were copied from
     assert (theirs["post_ln"][60], theirs["post_ln"][61], theirs["deepnorm"][50]) == (0.406, 0.11, 0.0049)
-
-
-def test_every_curve_of_the_paper_has_its_points():
-    assert all(len(scores) == len(paper.FIGURE6_LAYERS) for scores in paper.FIGURE6.values())
-    assert all(
-        len(losses) == len(paper.FIGURE7_UPDATES) for panel in paper.FIGURE7.values() for losses in panel.values()
-    )
-    for points in (paper.FIGURE4_UPDATE, paper.FIGURE4_FFN, paper.FIGURE4_ATTENTION):
-        assert all(len(points[series]) == len(paper.FIGURE4_UPDATES) for series in early.SERIES)
-    assert paper.SETTING.keys() == paper.ERROR.keys() == FIGURES.keys() == set(range(3, 9))
-    assert paper.FIGURE6.keys() <= METHODS.keys()
 
 
 def test_numbers_as_text():

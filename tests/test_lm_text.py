@@ -19,15 +19,6 @@ from deepnet_fairseq.errors import UserError
 
 from .support.loopback import serve
 from .support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
-from .support.prepared import preprocess_in_a_fork
-from .test_scripts import bash
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with pytest.MonkeyPatch.context() as patch:
-        preprocess_in_a_fork(patch)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +56,6 @@ def test_gpt2_gives_every_character_back(split, gpt2, texts):
     bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
     plain = [bpe.decode(map(int, line[:-1])) for line in lines]
     assert plain == texts[0 if split == "train" else 2].read_text(encoding="utf-8").split("\n")[:-1]
-
-
-@pytest.mark.smoke
-def test_script(sentencepieces, texts, tmp_path):
-    """The same by scripts/prepare_lm_text.sh, with two processes."""
-    done = bash("scripts/prepare_lm_text.sh", *texts, tmp_path / "bin", "--vocab", VOCAB, "--workers", "2")
-    assert f"wrote {tmp_path / 'bin'}" in done.stdout
-    assert (tmp_path / "bin" / "train.bin").read_bytes() == (sentencepieces / "train.bin").read_bytes()
-
-
-def test_gpt2_merges_by_rank(gpt2):
-    """256 bytes come before the merges: "the" is number 257, " un" 262 before "un" + "do" can be."""
-    encode = lm_text.read(gpt2).encode
-    number = {merge.replace(" ", ""): str(256 + rank) for rank, merge in enumerate(MERGES)}
-    assert encode("the cat") == f"{number['the']} {number['Ġcat']}"
-    assert encode("undo") == number["undo"]
-    assert encode("  ") == "" == encode("")
 
 
 @pytest.mark.parametrize("made", ["sentencepieces", "gpt2"])

@@ -3,7 +3,6 @@
 import io
 import re
 import tarfile
-import zipfile
 from dataclasses import replace
 from itertools import islice
 from xml.etree import ElementTree
@@ -11,11 +10,9 @@ from xml.etree import ElementTree
 from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
 from deepnet_fairseq.data.miniature.text import translations
 from deepnet_fairseq.data.recipes import RECIPES, Options
-from deepnet_fairseq.data.recipes.m2m102 import FLORES
 
 FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 WMT, OPUS_100 = "http://www.statmt.org/wmt13/{}.tgz", "https://example.org/opus-100-corpus-{}-v1.0.tar.gz"
-OPUS = "https://object.pouta.csc.fi/OPUS-{}/v1/moses/{}.txt.zip"
 TAGS = ("url", "keywords", "talkid", "title", "description")
 
 
@@ -58,53 +55,27 @@ def test_iwslt14():
 
 
 def test_wmt():
-    for name, member, size in (
-        ("training-parallel-europarl-v7", "training/europarl-v7.de-en", 2030),
-        ("training-parallel-commoncrawl", "commoncrawl.de-en", 1030),
-        ("training-parallel-nc-v12", "training/news-commentary-v12.de-en", 1030),
-    ):
-        found = texts(WMT.format(name))
-        pairs = list(zip(*(lines(found.pop(f"{member}.{lang}")) for lang in ("de", "en")), strict=True))
-        assert not found and len(pairs) == size
-        assert sum(survives_cleaning(*pair, longest=250) for pair in pairs) == size - 30
+    """As many pairs as cleaning shall keep, and 30 for it to drop; some web text has lines within lines."""
+    for name, size in (("europarl-v7", 2030), ("commoncrawl", 1030)):
+        sides = [lines(text) for text in texts(WMT.format(f"training-parallel-{name}")).values()]
+        pairs = list(zip(*sides, strict=True))
+        assert len(pairs) == size and sum(survives_cleaning(*pair, longest=250) for pair in pairs) == size - 30
         web = len("\n".join(pair[0] for pair in pairs).splitlines()) > size  # such a reader would come out of step
         assert web == ("crawl" in name)
-    dev, test = texts(WMT.format("dev")), texts(WMT.format("test-full"))
-    kinds = [f"{kind}.{lang}.sgm" for kind in ("src", "ref") for lang in ("de", "en")]
-    assert set(test) == {f"test-full/newstest2014-deen-{kind}" for kind in kinds}
+    test = texts(WMT.format("test-full"))
     assert {len(ElementTree.fromstring(text).findall("doc/p/seg")) for text in test.values()} == {200}
-    plain = lines(dev["dev/newstest2013.en"])
-    assert [seg.text for seg in ElementTree.fromstring(dev["dev/newstest2013-src.en.sgm"]).iter("seg")] == plain
 
 
-def test_opus100_pairs_are_of_unequal_size_and_no_english_sentence_is_trained_and_tested_on():
+def test_no_english_sentence_is_trained_and_tested_on():
     english = {"train": set(), "dev": set(), "test": set()}
-    for pair, size in {"en-fr": 1500, "en-ru": 750, "an-en": 150}.items():
+    for pair in ("en-fr", "en-ru", "an-en"):
         found = texts(OPUS_100.format(pair))
-        splits = {"train": size + 1} | ({} if pair == "an-en" else {"dev": 100, "test": 100})
-        assert {name: len(lines(text)) for name, text in found.items()} == {
-            f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}": number
-            for split, number in splits.items()
-            for lang in pair.split("-")
-        }
         assert sum(line == "" for text in found.values() for line in lines(text)) == 1
-        for split in splits:
-            english[split].update(lines(found[f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.en"]))
+        for name, text in found.items():
+            if name.endswith(".en"):
+                english[name.rpartition("-")[2].removesuffix(".en")].update(lines(text))
         assert any(re.search("[а-я]", text) for text in found.values()) == ("ru" in pair)
     assert not english["train"] & (english["dev"] | english["test"]) and not english["dev"] & english["test"]
-
-
-def test_m2m102_zips_and_test_sets():
-    with zipfile.ZipFile(io.BytesIO(archive(OPUS.format("CCAligned", "en-fr")))) as content:
-        sides = [f"CCAligned.en-fr.{lang}" for lang in ("en", "fr")]
-        assert set(content.namelist()) == {*sides, "README", "LICENSE"}
-        assert [len(lines(content.read(side).decode())) for side in sides] == [506, 506]  # 6 are unfit
-    flores = texts("https://example.org/flores101_dataset.tar.gz")
-    assert {len(lines(text)) for name, text in flores.items() if name.endswith(("dev", "devtest"))} == {100}
-    names = {f"flores101_dataset/{split}/{code}.{split}" for split in ("dev", "devtest") for code in FLORES.values()}
-    assert set(flores) == names | {"flores101_dataset/README"}
-    zero = texts(OPUS_100.format("zeroshot"))
-    assert len(zero) == 2 * 15 and len(lines(zero["opus-100-corpus/v1.0/zero-shot/de-fr/opus.de-fr-test.fr"])) == 100
 
 
 def test_languages_say_the_same_in_alphabets_of_their_own():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import islice
 
 import pytest
 from fairseq.data import data_utils
@@ -12,14 +11,13 @@ from fairseq.data import data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.download import fetch_all
-from deepnet_fairseq.data.multilingual import prepare as preparation
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes import m2m102 as sources
 from deepnet_fairseq.data.recipes.m2m102 import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 
-from .support.prepared import content, killed_at, lines
+from .support.prepared import lines
 
 pytestmark = pytest.mark.smoke
 
@@ -99,13 +97,6 @@ def test_another_number_of_lines_than_published(opus, tmp_path):
         list(RECIPES["opus100"].text(options, "de-en").subsets["test"]())
 
 
-def test_killed_anywhere_it_ends_the_same(opus, tmp_path):
-    for step in ("vocabulary", "pair.de-en", "pair.en-ru"):
-        killed_at(step, lambda: main(command("opus100", tmp_path / "dest")))
-    main(command("opus100", tmp_path / "dest"))
-    assert content(tmp_path / "dest") == content(opus) and not list((tmp_path / "dest").rglob("*.part"))
-
-
 def test_unknown_pairs_and_missing_ones(tmp_path):
     with pytest.raises(SystemExit, match="OPUS-100 has no such pair"):
         main(["prepare", "opus100", str(tmp_path / "dest"), "--pairs", "de-xx"])
@@ -142,24 +133,17 @@ def test_m2m102_keeps_no_archive_and_no_sentence_of_the_test_sets(m2m):
     assert len(devtest) == 100 and not devtest & train
 
 
-def test_m2m102_in_shards_with_a_given_vocabulary_and_further_test_sets(m2m, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preparation, "LEAST", 1000)
+def test_m2m102_with_further_test_sets_and_pairs(m2m, tmp_path, capsys):
     (tmp_path / "more" / "de-en").mkdir(parents=True)
     for lang, line in (("de", "Guten Tag!"), ("en", "Good day!")):
         (tmp_path / "more" / "de-en" / f"wmt.{lang}").write_text(f"{line}\n")
     dest = tmp_path / "dest"
-    flags = ("--shards", "3", "--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
-    main(command("m2m102", dest, *flags))
-    shards = [data_utils.load_indexed_dataset(str(dest / "bin" / f"shard{i:02d}" / "train.de-en.de")) for i in range(3)]
-    whole = data_utils.load_indexed_dataset(str(m2m / "bin" / "train.de-en.de"))
-    assert sum(map(len, shards)) == len(whole)
-    for number in islice(range(len(whole)), 0, None, 97):
-        assert whole[number].tolist() == shards[number % 3][number // 3].tolist()
+    flags = ("--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs")
+    main(command("m2m102", dest, *flags, "de-en"))
     assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]
-    assert {"spm.model", "recipe.json"} <= {path.name for path in dest.iterdir()}
     assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
     capsys.readouterr()
-    main(command("m2m102", dest, *flags[:-1], PAIRS))
+    main(command("m2m102", dest, *flags, PAIRS))
     out = capsys.readouterr().out
     assert "== pair.de-en: done before" in out and "== pair.de-fr\n" in out
 

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from deepnet_fairseq.data.lines import map_lines
+from deepnet_fairseq.data.lines import map_rows
 
 
 def test_lines_in_processes_come_in_order():
     lines = [f"line {number}" for number in range(12_345)]
-    found = [list(map_lines(str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
+    found = [list(map_rows(str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
     assert found[0] == found[1] == [line.upper() for line in lines]
 
 
@@ -23,7 +23,7 @@ def test_lines_are_read_as_they_are_needed():
             read += 1
             yield "x"
 
-    found = map_lines(str.upper, lines(), 2, "test")
+    found = map_rows(str.upper, lines(), 2, "test")
     assert [next(found) for _ in range(10)] == ["X"] * 10
     assert read < 50_000
     found.close()
@@ -31,7 +31,7 @@ def test_lines_are_read_as_they_are_needed():
 
 def test_a_mistake_in_a_process_is_told():
     with pytest.raises(ZeroDivisionError):
-        list(map_lines(lambda line: 1 // int(line), ["1", "0"], 2, "test"))
+        list(map_rows(lambda line: 1 // int(line), ["1", "0"], 2, "test"))
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path):
@@ -40,7 +40,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         time.sleep(60)
 
     if not (child := os.fork()):
-        list(map_lines(rest, ["x"] * 10_000, 2, "test"))
+        list(map_rows(rest, ["x"] * 10_000, 2, "test"))
         os._exit(0)
     workers = []
     while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2:

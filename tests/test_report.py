@@ -75,11 +75,7 @@ def test_differences_by_hand(runs, capsys):
 
 
 def test_published_tables_hold_together():
-    """What is printed of each table is there, in rows told apart by the table's keys; sums of the papers' own hold."""
-    counts = {"1": 40, "2": 5, "3": 2, "iwslt14": 100, "opus100": 5, "admin_wmt14": 33}
-    assert {name: len(table.rows) for name, table in TABLES.items()} == counts | {
-        "normformer_clm": 10, "normformer_ablation": 6, "normformer_mlm": 2,
-    }  # fmt: skip
+    """Rows are told apart by the table's keys; sums of the papers' own hold."""
     for table in TABLES.values():
         trained = [tuple(row.facts[key] for key in table.keys) for row in table.rows if row.facts]
         assert len(set(trained)) == len(trained) > 0

@@ -26,16 +26,6 @@ RAW = ['He said: "It\'s a well-known dog."', "No, (really) 3% of 5."]
 TOKENISED = ["He said : &quot; It &apos;s a well @-@ known dog . &quot;", "No , ( really ) 3 % of 5 ."]
 
 
-def test_bleu_by_hand(tmp_path):
-    """5 of 6 words, 3 of 5 bigrams, 2 of 4 trigrams, 1 of 3 4-grams; the second time also one word of 7 too short."""
-    path = write_generated(tmp_path / "o.txt", ["the cat sat on the mat"], ["the cat sat on a mat"])
-    assert score(path)["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25, abs=0.005)
-    path = write_generated(tmp_path / "o.txt", ["the cat sat on the mat"], ["the cat sat on a mat now"])
-    result = score(path)
-    assert result["bleu"] == pytest.approx(100 * 2.718282 ** (1 - 7 / 6) * (1 / 12) ** 0.25, abs=0.005)
-    assert result["length_ratio"] == pytest.approx(6 / 7, abs=5e-5)
-
-
 def test_identical_text_without_a_corpus(tmp_path):
     text = sentences(30)
     result = score(write_generated(tmp_path / "generated.txt", text, text, "de-en", seconds=2.5))
@@ -262,10 +252,6 @@ def test_missing_directions(tmp_path, capsys):
     assert {scores["reference"] for scores in result["directions"].values()} == {"raw"}
     translate(tmp_path / "generated")
     assert score(folder, bin)["missing"] == {}
-    (bin / "shard00").mkdir()
-    (folder / "fr-en.txt").unlink()
-    with pytest.raises(UserError, match=r"1 directions .*\(fr-en\)"):
-        score(folder, f"{bin}/shard00:{bin}/shard01")
 
 
 def test_the_papers_kind_may_differ_by_test_set():
@@ -299,14 +285,14 @@ def test_published_perplexities(tmp_path):
 
 
 def test_a_folder_of_subsets(tmp_path, capsys):
+    """In each log the last evaluation counts."""
     folder = tmp_path / "evaluated"
     folder.mkdir()
     (folder / "valid.txt").write_text(CAUSAL)
-    (folder / "test.txt").write_text(CAUSAL.replace("4.3301", "5.0"))
+    (folder / "test.txt").write_text(CAUSAL + CAUSAL.replace("4.3301", "5.0"))
     (folder / "other.txt.part").write_text("begun")
-    main(["score", str(folder), "--paper", "perplexity", "--out", str(tmp_path / "score.json")])
+    main(["score", str(folder), "--paper", "perplexity"])
     found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "score.json").read_text()) and found["kind"] == "perplexity"
     assert {name: one["perplexity"] for name, one in found["sets"].items()} == {"valid": 20.11, "test": 32.0}
 
 
@@ -324,19 +310,14 @@ BROKEN = {
 def test_broken_logs(case, tmp_path):
     path = tmp_path / "valid.txt"
     path.write_text(BROKEN[case])
-    for place in (path, tmp_path):
-        with pytest.raises(UserError, match="valid.txt: (has no loss of|a loss of .* has no perplexity)"):
-            score(place, paper="perplexity")
+    with pytest.raises(UserError, match="valid.txt: (has no loss of|a loss of .* has no perplexity)"):
+        score(path, paper="perplexity")
 
 
 def test_what_has_no_perplexity(tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "log").write_text(CAUSAL + CAUSAL.replace("4.3301", "3.0").replace("12,131", "7"))
-    found = score(tmp_path / "log", paper="perplexity")
-    assert (found["perplexity"], found["tokens"]) == (8.0, 7)  # the last evaluation counts
     for name, message in (("empty", "holds no log of an evaluation, SUBSET.txt"), ("absent", "no such file")):
         with pytest.raises(UserError, match=f"{name}: {message}"):
             score(tmp_path / name, paper="perplexity")
-    for more in ({"data": tmp_path}, {"partial": True}):
-        with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
-            score(tmp_path / "log", paper="perplexity", **more)
+    with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
+        score(tmp_path / "empty", tmp_path, paper="perplexity")

@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
-    """The files of a compressed tar whose names are `wanted`, in the folder `dest`.
+    """The files of a .tar.gz whose names are `wanted`, in the folder `dest`.
 
     UserError, and nothing of `dest`: a member would get outside, or is neither file nor folder (a link might lead
     there); the archive is broken or cut off; it unpacks to more than the disk has free; nothing in it is wanted.
@@ -26,7 +26,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
     dest.parent.mkdir(parents=True, exist_ok=True)
     with (
         _reading(archive),
-        _tar(archive) as tar,
+        tarfile.open(archive, "r:gz") as tar,
         whole(dest) as part,
         writing(dest, "free some space, or name another place"),
     ):
@@ -45,7 +45,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
-    """The lines of one member of a zip or compressed tar, without their "\\n", unpacked only as they are read (UTF-8).
+    """The lines of one member of a .zip or .tar.gz, without their "\\n", unpacked only as they are read (UTF-8).
 
     UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
     """
@@ -60,19 +60,11 @@ def _member(archive: Path, name: str):
         with zipfile.ZipFile(archive) as content, content.open(name) as body:  # which checks its CRC at its end
             yield body
     else:
-        with _tar(archive) as tar:
+        with tarfile.open(archive, "r:gz") as tar:
             found = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
             if found is None:
                 raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
             yield tar.extractfile(found)
-
-
-def _tar(archive: Path) -> tarfile.TarFile:
-    """Compressed ones alone: they end in a checksum, which tells that they are whole; tarfile itself looks for none."""
-    kind = archive.suffix.replace(".tgz", ".gz")[1:]
-    if kind not in ("gz", "bz2", "xz"):
-        raise UserError(f"{archive}: is no archive by its name; known are .tar.gz, .tgz, .tar.bz2, .tar.xz and .zip")
-    return tarfile.open(archive, f"r:{kind}")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from ..atomic_output import whole
 from ..errors import UserError
 from .binarise import binarise
-from .lines import counted, map_lines, read_lines, read_pairs, write_columns, write_lines
+from .lines import align, map_rows, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
 from .steps import Steps, file_state
 
@@ -47,30 +46,29 @@ class Bilingual:
     def _write(self, prefix: Path, pairs: Iterable[tuple[str, str]]) -> int:
         return write_columns(sides(prefix, self.langs), pairs)
 
+    def _each(self, functions: list[Callable[[str], str]], pairs: Iterable[tuple[str, str]], label: str):
+        """The pairs with a function applied to each side, by several processes."""
+        return map_rows(lambda pair: tuple(f(line) for f, line in zip(functions, pair)), pairs, self.workers, label)
+
     def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
         """The tokenised text, and its sentences.
 
         lines: language -> its raw lines. UserError if the languages have not as many.
         """
         prefix = self.text / "tokenised" / subset
-        counts = {}
-        for lang, path in zip(self.langs, sides(prefix, self.langs), strict=True):
 
-            def make(lang=lang, path=path) -> dict:
-                tokens = map_lines(line_function(lang, chain), lines[lang](), self.workers, path.name)
-                return {"sentences": write_lines(path, tokens)}
+        def make() -> dict:
+            functions = [line_function(lang, chain) for lang in self.langs]
+            source, target = self.langs
+            raw = align(lines[source](), lines[target](), (f"{subset}.{source}", f"{subset}.{target}"))
+            return {"sentences": self._write(prefix, self._each(functions, raw, subset))}
 
-            settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
-            counts[lang] = self.steps.run(f"tokenise.{subset}.{lang}", [path], settings, make)["sentences"]
-        if len(set(counts.values())) > 1:
-            said = ", ".join(f"{count:,} in {lang}" for lang, count in counts.items())
-            raise UserError(
-                f"{prefix}: {said}: each line must translate its twin; remove the downloads and start again"
-            )
-        return prefix, counts[self.langs[0]]
+        settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
+        found = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings, make)
+        return prefix, found["sentences"]
 
-    def references(self, subset: str, lines: dict[str, Lines], sentences: int) -> None:
-        """DEST/reference/SUBSET.SRC-TGT.TGT for both directions.
+    def references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
+        """DEST/reference/test.SRC-TGT.TGT for both directions.
 
         UserError unless they have as many lines as the test set has `sentences`.
         """
@@ -79,8 +77,8 @@ class Bilingual:
         def make() -> None:
             with whole(folder) as part:
                 for source, target in (self.langs, self.langs[::-1]):
-                    name = f"{subset}.{source}-{target}.{target}"
-                    if (found := write_lines(part / name, lines[target]())) != sentences:
+                    name = f"test.{source}-{target}.{target}"
+                    if (found := write_lines(part / name, lines[target])) != sentences:
                         raise UserError(f"{folder / name}: {found:,} references for {sentences:,} sentences")
 
         self.steps.run("references", [folder], {}, make)
@@ -133,24 +131,21 @@ class Bilingual:
 
     def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
         """The texts in pieces; language -> the types of pieces in "train"."""
-        folder, types = self.text / "pieces", {}
+        pieces, types = {subset: self.text / "pieces" / subset for subset in texts}, {}
         for subset, prefix in texts.items():
-            paths = zip(self.langs, sides(prefix, self.langs), sides(folder / subset, self.langs), strict=True)
-            for lang, text, dest in paths:
 
-                def make(text=text, dest=dest) -> dict:
-                    from subword_nmt.apply_bpe import BPE
+            def make(prefix=prefix, subset=subset) -> dict:
+                from subword_nmt.apply_bpe import BPE
 
-                    seen = Counter()
-                    with open(codes, encoding="utf-8", newline="\n") as file:
-                        bpe = BPE(file, separator=MARK)
-                    lines = map_lines(bpe.process_line, read_lines(text), self.workers, text.name)
-                    write_lines(dest, counted(lines, seen))
-                    return {"types": len(seen)}
+                with open(codes, encoding="utf-8", newline="\n") as file:
+                    bpe = BPE(file, separator=MARK)
+                self._write(pieces[subset], self._each([bpe.process_line] * 2, self._pairs(prefix), subset))
+                lines = zip(self.langs, map(read_lines, sides(pieces[subset], self.langs)), strict=True)
+                return {lang: len(set(chain.from_iterable(map(str.split, side)))) for lang, side in lines}
 
-                found = self.steps.run(f"apply-bpe.{subset}.{lang}", [dest], {}, make)["types"]
-                types |= {lang: found} if subset == "train" else {}
-        return {subset: folder / subset for subset in texts}, types
+            found = self.steps.run(f"apply-bpe.{subset}", sides(pieces[subset], self.langs), {}, make)
+            types |= found if subset == "train" else {}
+        return pieces, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
         """DEST/bin, with the codes; see binarise.binarise."""

@@ -1,18 +1,15 @@
-"""Text in pieces -> fairseq's binarised data, by fairseq-preprocess."""
+"""Text in pieces -> fairseq's binarised data, the files that fairseq-preprocess would write."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
-from .lines import die_with_parent
+from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+from fairseq.data import Dictionary
+from fairseq.tokenizer import tokenize_line
 
-TYPES = re.compile(r"\] Dictionary: (\d+) types")
-TEXT = re.compile(r"\[(\S+)\] (.+?)(?:\.\1)?: (\d+) sents, (\d+) tokens, ([\d.e+-]+)% replaced")
-PLAIN = "None"  # what fairseq-preprocess calls the language of text for language models
+PLAIN = "text"  # stands for the language in text for language models
+MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
 
 
 def binarise(
@@ -22,35 +19,31 @@ def binarise(
     workers: int = 2,
     dictionary: Path | None = None,
 ) -> dict:
-    """DEST by fairseq-preprocess, with a joined dictionary: `dictionary`, else one made of the training text.
+    """Fills the folder `dest`, with a joined dictionary: `dictionary`, else one made of the training text.
 
     langs: source and target, or None for language models; prefixes: "train", "valid" and "test" -> P of the files
     P.LANG, or the files; fairseq calls several of them test, test1, ... Returns {"types": of the dictionary with its
     special symbols, "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line
-    counts as a sentence of no piece. RuntimeError with the last that fairseq-preprocess said if it fails.
+    counts as a sentence of no piece.
     """
-    places = [prefix for given in prefixes.values() for prefix in given]
-    folder = Path(os.path.commonpath([place.resolve().parent for place in places]))
-    names = {split: [os.path.relpath(place.resolve(), folder) for place in given] for split, given in prefixes.items()}
-    subsets = {name: f"{split}{i or ''}" for split, given in names.items() for i, name in enumerate(given)}
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--workers", str(workers)]
-    command += ["--destdir", str(dest.resolve())]
-    if langs:
-        command += ["--joined-dictionary", "--source-lang", langs[0], "--target-lang", langs[1]]
+    endings = {lang: f".{lang}" for lang in langs} if langs else {PLAIN: ""}
+    pair = f".{'-'.join(langs)}" if langs else ""
+    if dictionary:
+        types = Dictionary.load(str(dictionary))
     else:
-        command += ["--only-source"]
-    for split, given in names.items():
-        command += [f"--{split}pref", ",".join(given)]
-    if dictionary is not None:
-        command += ["--srcdict", str(dictionary.resolve())]
-    done = subprocess.run(  # from within the folder: a comma in its path would end a prefix
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent
-    )
-    if done.returncode:
-        raise RuntimeError(f"fairseq-preprocess failed:\n{done.stdout[-2000:]}")
-    (dest / "preprocess.log").unlink(missing_ok=True)
-    text: dict[str, dict] = {subset: {} for subset in subsets.values()}
-    for lang, name, sentences, tokens, unknown in TEXT.findall(done.stdout):
-        pieces = int(tokens) - int(sentences)  # it counts an end of sentence each
-        text[subsets[name]][lang] = {"sentences": int(sentences), "pieces": pieces, "unknown": float(unknown)}
-    return {"types": int(TYPES.search(done.stdout)[1]), "text": text}
+        types = Dictionary()
+        for ending in endings.values():
+            Dictionary.add_file_to_dictionary(f"{prefixes['train'][0]}{ending}", types, tokenize_line, workers)
+        types.finalize(padding_factor=MULTIPLE)
+    text: dict[str, dict] = {f"{split}{i or ''}": {} for split, given in prefixes.items() for i in range(len(given))}
+    for lang, ending in endings.items():
+        types.save(str(dest / f"dict{ending}.txt"))
+        for subset, prefix in zip(text, (prefix for given in prefixes.values() for prefix in given), strict=True):
+            binarizer, to = VocabularyDatasetBinarizer(types, append_eos=True), str(dest / f"{subset}{pair}{ending}")
+            found = FileBinarizer.multiprocess_dataset(f"{prefix}{ending}", "mmap", binarizer, to, len(types), workers)
+            text[subset][lang] = {
+                "sentences": found.num_seq,
+                "pieces": found.num_tok - found.num_seq,  # it counts an end of sentence each
+                "unknown": float(f"{found.replaced_percent:.3}"),
+            }
+    return {"types": len(types), "text": text}

@@ -146,18 +146,18 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
                 part.unlink()
                 _receive(file, url, part, session)
                 found = _difference(part, file)
-        except Unavailable as error:
-            found = str(error)
-        else:
             if not found:
                 with writing(part, RESUMED):
                     os.replace(part, folder / file.name)
                     _etag(part).unlink(missing_ok=True)
                 return
             part.unlink()
+        except Unavailable as error:
+            found = str(error)
         reasons.append(f"{url}: {found}")
-    tried = "; ".join(reasons)
-    raise UserError(f"{file.name}: no address gives it ({tried}); download it by hand into {folder} under this name")
+    raise UserError(
+        f"{file.name}: no address gives it ({'; '.join(reasons)}); download it by hand into {folder} under this name"
+    )
 
 
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -21,7 +22,9 @@ from ..atomic_output import whole
 from ..errors import UserError
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
-CHUNK = 2000  # lines a process takes at a time
+Row = TypeVar("Row", str, tuple)
+REMOVE = "remove the pair from both files"
+CHUNK = 2000  # rows a process takes at a time
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None)
@@ -39,9 +42,16 @@ def read_lines(path: Path) -> Iterator[str]:
                 raise UserError(f"{path}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
 
 
-def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Lines of two files beside each other, as they are; see align."""
-    return align(read_lines(source), read_lines(target), (str(source), str(target)))
+def one_line(text: str) -> str:
+    """`text` without surrounding white space, and with blanks for what other tools take for the end of a line."""
+    return " ".join(text.strip().splitlines())
+
+
+def read_pairs(
+    source: Path, target: Path, empty: str = "keep", clean: Callable[[str], str] = str
+) -> Iterator[tuple[str, str]]:
+    """Lines of two files beside each other, each through `clean`; see align. UserError for what read_lines refuses."""
+    return align(map(clean, read_lines(source)), map(clean, read_lines(target)), (str(source), str(target)), empty)
 
 
 def align(
@@ -50,7 +60,7 @@ def align(
     """The lines of two texts in pairs; UserError, with their names, if one has more of them.
 
     empty: what becomes of a pair with an empty side: "keep" it (a published test set, whose sentences must stay what
-    they are), "drop" it (training text), or "refuse" it with a UserError.
+    they are), "drop" it (training text), or else a UserError with these words for the way out, as REMOVE.
     """
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
@@ -61,8 +71,8 @@ def align(
             )
         if all(pair) or empty == "keep":
             yield pair
-        elif empty == "refuse":
-            raise UserError(f"{names[bool(pair[0])]}, line {number}: empty; remove the pair from both files")
+        elif empty != "drop":
+            raise UserError(f"{names[bool(pair[0])]}, line {number}: empty; {empty}")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
@@ -86,33 +96,23 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
     return count
 
 
-def counted(lines: Iterable[str], seen: Counter) -> Iterator[str]:
-    """The lines as they are, and their words counted in `seen`."""
-    for line in lines:
-        seen.update(line.split())
-        yield line
+def map_rows(function: Callable[[Row], Row], rows: Iterable[Row], workers: int, label: str) -> Iterator[Row]:
+    """function(row) of every row, a line or several, in order, with a progress bar on a terminal.
 
-
-def die_with_parent() -> None:
-    """For a child process: it is killed when its parent ends, in whatever way."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def map_lines(function: Callable[[str], str], lines: Iterable[str], workers: int, label: str) -> Iterator[str]:
-    """function(line) of every line, in order, with a progress bar on a terminal.
-
-    With several `workers`, processes forked from this one do it; a few chunks of lines are in memory at a time.
+    With several `workers`, processes forked from this one do it; a few chunks of rows are in memory at a time.
     """
-    lines = iter(lines)
-    chunks = iter(lambda: list(islice(lines, CHUNK)), [])
-    done = _in_processes(function, chunks, workers) if workers > 1 else ([*map(function, chunk)] for chunk in chunks)
+    rows = iter(rows)
+    chunks = iter(lambda: list(islice(rows, CHUNK)), [])
+    done: Iterator[list] = ([*map(function, part)] for part in chunks)
+    if workers > 1:
+        done = _in_processes(function, chunks, workers)
     with tqdm(desc=label, unit=" lines", unit_scale=True, disable=None) as bar:
         for chunk in done:
             yield from chunk
             bar.update(len(chunk))
 
 
-def _in_processes(function: Callable, chunks: Iterator[list[str]], workers: int) -> Iterator[list[str]]:
+def _in_processes(function: Callable, chunks: Iterator[list], workers: int) -> Iterator[list]:
     fork = multiprocessing.get_context("fork")  # a spawned process would import torch and fairseq once more
     with ProcessPoolExecutor(workers, fork, _begin, (function,)) as pool:
         waiting = deque()
@@ -124,14 +124,14 @@ def _in_processes(function: Callable, chunks: Iterator[list[str]], workers: int)
             yield waiting.popleft().result()
 
 
-_function: Callable[[str], str]  # of a worker
+_function: Callable  # of a worker
 
 
-def _begin(function: Callable[[str], str]) -> None:
+def _begin(function: Callable) -> None:
     global _function
-    die_with_parent()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends when its parent does, in whatever way
     _function = function
 
 
-def _work(chunk: list[str]) -> list[str]:
+def _work(chunk: list) -> list:
     return [*map(_function, chunk)]

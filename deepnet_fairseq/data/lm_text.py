@@ -12,6 +12,7 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from fairseq.data import Dictionary, encoders
@@ -21,7 +22,7 @@ from ..atomic_output import check_folder, whole
 from ..errors import UserError
 from ..json_text import read_object
 from .binarise import PLAIN, binarise
-from .lines import counted, map_lines, read_lines, write_lines
+from .lines import map_rows, read_lines, write_lines
 from .multilingual.vocabulary import Vocabulary
 from .prepare import sentencepiece_model
 from .steps import write_json
@@ -72,9 +73,6 @@ class Segmenter:
 
     def __init__(self, kind: str, files: dict[str, Path]):
         self.kind, self.files = kind, files
-        for path in files.values():
-            if not path.is_file():
-                raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}")
         self.symbols = _gpt2_symbols(*files.values()) if kind == "gpt2" else Vocabulary(*files.values()).pieces
         settings = {setting: str(path) for setting, path in files.items()}
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
@@ -139,12 +137,11 @@ def prepare_lm(
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         cutter = segmenter(part)
-        seen = Counter()
         for subset, path in paths.items():
-            pieces = map_lines(cutter.encode, read_lines(path), workers, subset)
-            write_lines(part / "text" / subset, counted(pieces, seen) if subset == "train" else pieces)
+            write_lines(part / "text" / subset, map_rows(cutter.encode, read_lines(path), workers, subset))
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
+            seen = Counter(chain.from_iterable(map(str.split, read_lines(part / "text" / "train"))))
             _dictionary(seen, cutter.symbols).save(str(dictionary))
         print("| binarising")
         segmented = {split: [part / "text" / name for name in paths if name.startswith(split)] for split in texts}

@@ -12,7 +12,7 @@ import sentencepiece
 from ..atomic_output import whole
 from ..errors import UserError
 from .binarise import binarise
-from .lines import Pairs, read_pairs, write_columns
+from .lines import REMOVE, Pairs, read_pairs, write_columns
 
 MIN_TRAIN_PAIRS = 100
 SPLITS = ("train", "valid", "test")
@@ -62,20 +62,11 @@ def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: b
 
     UserError for a missing file, bad UTF-8, unequal or empty lines.
     """
-    paths = [Path(f"{prefix}.{lang}") for lang in (source_lang, target_lang)]
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; a prefix P stands for P.SRC and P.TGT")
-    pairs = [(source.strip(), target.strip()) for source, target in read_pairs(*paths)]
-    empty = [number for number, pair in enumerate(pairs, 1) if not all(pair)]
-    if empty and not drop_empty:
-        number = empty[0]
-        side = paths[bool(pairs[number - 1][0])]
-        raise UserError(f"{side}, line {number}: empty ({len(empty):,} such pairs); remove them, or pass --drop-empty")
-    kept = [pair for pair in pairs if all(pair)]
-    if not kept:
-        raise UserError(f"{paths[0]}: no sentence in it")
-    return kept
+    source, target = Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")
+    pairs = list(read_pairs(source, target, "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty", str.strip))
+    if not pairs:
+        raise UserError(f"{source}: no sentence in it")
+    return pairs
 
 
 def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:

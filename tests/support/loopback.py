@@ -37,8 +37,7 @@ class Loopback(ThreadingHTTPServer):
     files: path -> bytes
     faults: path -> faults, one a request, then none; itertools.repeat(fault) for ever
     headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores: of "Range" (the whole is always sent), "If-Range" (the range, whatever the version) and "Content-Length"
-        (only the end of the connection ends a file)
+    ignores: of "Range" (the whole is always sent) and "If-Range" (the range, whatever the version)
     asked: (path, headers) in the order they came; sent: path -> body bytes
     """
 
@@ -82,11 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers = dict(state.headers[path])
             status, body = self.part_of(state.files[path], headers)
         self.send_response(status)
-        if "Content-Length" in state.ignores:
-            self.close_connection = True
-        else:
-            headers["Content-Length"] = str(len(body))
-        for name, value in headers.items():
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
         self.send(body, fault)

@@ -1,16 +1,10 @@
-"""What the tests of prepared text share: its lines and files, a kill at a step, a quicker fairseq-preprocess."""
+"""What the tests of prepared text share: its lines and files, a kill at a step."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from types import SimpleNamespace
-
-from deepnet_fairseq.data import binarise
-
-from .forked import fork
 
 
 def lines(path) -> list[str]:
@@ -40,13 +34,3 @@ def killed_at(step: str, build) -> None:
         assert any(line == f"== {step}\n" for line in out)
         os.kill(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
-
-def preprocess_in_a_fork(patch) -> None:
-    """fairseq-preprocess in a fork of this process, which takes a second and not seven."""
-
-    def run(command, cwd, **_):
-        done = fork(command[1:], cwd)
-        return subprocess.CompletedProcess(command, done.returncode, done.stdout + done.stderr)
-
-    patch.setattr(binarise, "subprocess", SimpleNamespace(run=run, PIPE=None, STDOUT=None))

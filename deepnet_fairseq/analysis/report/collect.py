@@ -53,11 +53,10 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     if not recorded:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
     entries = [Entry(table, run) for run in recorded]
-    miniature = any(entry.miniature for entry in entries)
-    results = results_of(table, entries, miniature)
     baseline = table.baseline if baseline is None else baseline
     _compare(entries, baseline)
-    report = Report(table, runs, results, {}, list(_caveats(table, entries)), miniature, baseline)
+    miniature, warnings = any(entry.miniature for entry in entries), list(_caveats(table, entries))
+    report = Report(table, runs, results_of(table, entries), {}, warnings, miniature, baseline)
     for entry in report.entries:
         found = environment_of(entry.run)
         again, rank = divmod(len(report.environments), len(ascii_lowercase))

@@ -109,7 +109,7 @@ def as_json(report: Report, document: Document) -> str:
         "miniature": report.miniature,
         "warnings": document.warnings,
         "notes": document.notes,
-        "results": [_result(result) for result in report.results],
+        "results": [_result(result, report.miniature) for result in report.results],
         "runs": [_run(report, entry, document) for entry in report.entries],
         "environments": report.environments,
     }
@@ -120,10 +120,11 @@ def _picked(thing: object, *names: str) -> dict:
     return {name: getattr(thing, name) for name in names}
 
 
-def _result(result: Result) -> dict:
+def _result(result: Result, miniature: bool) -> dict:
     cells = {
         key: {"state": cell.state.value, "n": len(cell.values)}
-        | _picked(cell, "mean", "sd", "published", "difference")
+        | _picked(cell, "mean", "sd", "published")
+        | {"difference": None if miniature else cell.difference}
         | {"others": [str(standing) for standing in cell.without_value]}
         for key, cell in result.cells.items()
     }

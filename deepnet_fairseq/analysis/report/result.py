@@ -171,7 +171,6 @@ class Cell:
 
     outcomes: tuple[tuple[Standing, float | None], ...]
     published: Published = None
-    comparable: bool = True  # with the published number
 
     @property
     def values(self) -> list[float]:
@@ -191,7 +190,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Measured minus published, where both are numbers."""
-        if self.comparable and self.mean is not None and isinstance(self.published, (int, float)):
+        if self.mean is not None and isinstance(self.published, (int, float)):
             return self.mean - self.published
         return None
 
@@ -230,7 +229,6 @@ class Result:
     table: Table
     row: Row
     entries: list[Entry] = field(default_factory=list)
-    miniature: bool = False
 
     @property
     def method(self) -> str | None:
@@ -288,8 +286,7 @@ class Result:
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """Key of a column -> its measured and its published number."""
-        columns, given = self.table.columns, self.row.published
-        return {c.key: _cell(c.read, self.best, given.get(c.key), not self.miniature) for c in columns}
+        return {c.key: _cell(c.read, self.best, self.row.published.get(c.key)) for c in self.table.columns}
 
     def beside(self, metric: str) -> Cell:
         """Another metric of score.json, as sacrebleu or chrf."""
@@ -306,16 +303,13 @@ class Result:
         return sorted({entry.environment for entry in self.entries}, key=lambda letter: (len(letter), letter))
 
 
-def _cell(read: Read, entries: list[Entry], published: Published = None, comparable: bool = True) -> Cell:
-    return Cell(tuple((entry.standing, read(entry.score)) for entry in entries), published, comparable)
+def _cell(read: Read, entries: list[Entry], published: Published = None) -> Cell:
+    return Cell(tuple((entry.standing, read(entry.score)) for entry in entries), published)
 
 
-def results_of(table: Table, entries: Sequence[Entry], miniature: bool) -> list[Result]:
+def results_of(table: Table, entries: Sequence[Entry]) -> list[Result]:
     """The paper's rows and those that only runs have: models in the paper's order, then others; each by its depth."""
-    found = {
-        tuple(row.facts.get(key, rank) for key in table.keys): Result(table, row, [], miniature)
-        for rank, row in enumerate(table.rows)
-    }
+    found = {tuple(row.facts.get(key, n) for key in table.keys): Result(table, row) for n, row in enumerate(table.rows)}
 
     def order(entry: Entry) -> list:
         facts = [*entry.key, entry.run.seed or 0, entry.name]
@@ -323,7 +317,7 @@ def results_of(table: Table, entries: Sequence[Entry], miniature: bool) -> list[
 
     for entry in sorted(entries, key=order):
         row = Row(dict(zip(table.keys, entry.key, strict=True)), {})
-        found.setdefault(entry.key, Result(table, row, [], miniature)).entries.append(entry)
+        found.setdefault(entry.key, Result(table, row)).entries.append(entry)
     return shallow_first(found.values(), lambda result: (result.label, *result.others))
 
 

@@ -10,23 +10,22 @@ from __future__ import annotations
 from itertools import islice
 from xml.sax.saxutils import escape
 
+from ..lines import Pairs
+from ..recipes import wmt as published
+from ..recipes.iwslt14 import TEST_SETS
 from .text import TALK, WEB, lines, spoilt, tar_gz, translations
 
-Pairs = list[tuple[str, str]]
 LANGS = {"de": "german", "en": "english"}
-TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 TALKS, TALK_SENTENCES = 120, 48  # a talk's title and description are two sentences more
 SPOILT_TALKS = 20  # so many have three pairs for the cleaning to drop
 TEST_TALKS, TEST_SENTENCES = 2, 30  # of each test set
 
+SIZES = {published.EUROPARL: (2000, TALK), published.COMMON_CRAWL: (1000, WEB), published.NEWS_COMMENTARY: (1000, TALK)}
 TRAINING = {  # archive of WMT -> its member without the language, how many pairs, their frames
-    "training-parallel-europarl-v7.tgz": ("training/europarl-v7.de-en", 2000, TALK),
-    "training-parallel-commoncrawl.tgz": ("commoncrawl.de-en", 1000, WEB),
-    "training-parallel-nc-v12.tgz": ("training/news-commentary-v12.de-en", 1000, TALK),
+    file.name: (member, *SIZES[file]) for file, member in published.TRAINING.items()
 }
 SPOILT = 10  # times three pairs for the cleaning to drop, in each
-HELD_OUT = {"dev.tgz": ("newstest2013", "dev"), "test-full.tgz": ("newstest2014", "test-full")}
-DOCUMENTS, DOCUMENT_SENTENCES = 10, 20  # of a held-out set
+HELD_OUT = 200  # sentences of newstest2013 and of newstest2014
 
 
 def iwslt14() -> bytes:
@@ -36,7 +35,7 @@ def iwslt14() -> bytes:
     talks = [list(islice(pairs, 2 + TALK_SENTENCES)) for _ in range(TALKS)]  # title, description, sentences
     for talk in talks[:: TALKS // SPOILT_TALKS]:
         talk[4:4] = spoilt(pairs)
-    members = {"de-en/README": "A miniature of IWSLT 2014, German-English, in an artificial language.\n"}
+    members = {}
     for side, lang in enumerate(LANGS):
         tagged = [[*_head(talk, i, side), *(pair[side] for pair in talk[2:])] for i, talk in enumerate(talks, 1)]
         members[f"de-en/train.tags.de-en.{lang}"] = lines(sum(tagged, []))
@@ -70,38 +69,30 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
 
 
 def wmt(name: str) -> bytes:
-    """Bytes of an archive by its file name."""
-    return tar_gz(_training(*TRAINING[name]) if name in TRAINING else _held_out(*HELD_OUT[name]))
-
-
-def _training(member: str, size: int, frames: tuple[str, ...]) -> dict[str, str]:
+    """Bytes of an archive by its file name: lines, but for newstest2014, which is SGML."""
+    if name not in TRAINING:
+        test = name == "test-full.tgz"
+        pairs = list(islice(translations(name, tuple(LANGS)), HELD_OUT))
+        return tar_gz(_sgml(pairs) if test else _plain("dev/newstest2013", pairs))
+    member, size, frames = TRAINING[name]
     source = translations(member, tuple(LANGS), frames)
     pairs = list(islice(source, size))
     for start in range(0, size, size // SPOILT):
         pairs[start:start] = spoilt(source)
+    return tar_gz(_plain(member, pairs))
+
+
+def _plain(member: str, pairs: Pairs) -> dict[str, str]:
     return {f"{member}.{lang}": lines([pair[side] for pair in pairs]) for side, lang in enumerate(LANGS)}
 
 
-def _held_out(name: str, folder: str) -> dict[str, str]:
-    """SGML for both directions, plain text as well for newstest2013, as in the archives of WMT."""
-    pairs = list(islice(translations(name, tuple(LANGS)), DOCUMENTS * DOCUMENT_SENTENCES))
-    direction = "deen-" if name == "newstest2014" else ""
+def _sgml(pairs: Pairs) -> dict[str, str]:
+    """newstest2014, as source and as reference in both languages."""
     members = {}
     for side, lang in enumerate(LANGS):
+        sentences = [f'<seg id="{i}">{escape(pair[side])}</seg>' for i, pair in enumerate(pairs, 1)]
         for kind in ("src", "ref"):
-            text = lines(_sgm(name, kind, [pair[side] for pair in pairs], lang))
-            members[f"{folder}/{name}-{direction}{kind}.{lang}.sgm"] = text
-        if not direction:
-            members[f"{folder}/{name}.{lang}"] = lines([pair[side] for pair in pairs])
+            head, doc = f'<{kind}set setid="newstest2014" srclang="any">', '<doc docid="1" genre="news"><p>'
+            text = lines([head, doc, *sentences, "</p></doc>", f"</{kind}set>"])
+            members[f"test-full/newstest2014-deen-{kind}.{lang}.sgm"] = text
     return members
-
-
-def _sgm(name: str, kind: str, sentences: list[str], lang: str) -> list[str]:
-    tag = f"{kind}set"
-    found = [f'<{tag} setid="{name}" srclang="any"' + (f' trglang="{lang}">' if kind == "ref" else ">")]
-    for document in range(DOCUMENTS):
-        found += [f'<doc sysid="ref" docid="{name}/{document}" genre="news" origlang="{lang}">', "<p>"]
-        part = sentences[document * DOCUMENT_SENTENCES : (document + 1) * DOCUMENT_SENTENCES]
-        found += [f'<seg id="{i}">{escape(sentence)}</seg>' for i, sentence in enumerate(part, 1)]
-        found += ["</p>", "</doc>"]
-    return [*found, f"</{tag}>"]

@@ -43,8 +43,7 @@ def opus(corpus: str, pair: str) -> bytes:
     rows = _rows(langs)
     end = sum(islice(sizes(langs).values(), list(SIZES).index(corpus) + 1))
     rows = _unfit(langs, rows) + rows[end - sizes(langs)[corpus] : end]
-    texts = {f"{corpus}.{pair}.{lang}": lines([row[side] for row in rows]) for side, lang in enumerate(langs)}
-    return zipped(texts | {"README": f"A miniature of {corpus}, in artificial languages.\n", "LICENSE": "CC0\n"})
+    return zipped({f"{corpus}.{pair}.{lang}": lines([row[side] for row in rows]) for side, lang in enumerate(langs)})
 
 
 @cache
@@ -70,7 +69,7 @@ def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
 
 def flores() -> bytes:
     """Bytes of flores101_dataset.tar.gz: the same sentences in every language."""
-    members = {"flores101_dataset/README": "A miniature of Flores-101, in artificial languages.\n"}
+    members = {}
     for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
         for side, code in enumerate(FLORES.values()):
             text = lines([row[side] for row in _flores_rows()[subset]])

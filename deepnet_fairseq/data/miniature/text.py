@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterator
 from functools import cache
 from itertools import count
-from pathlib import PurePosixPath
 from random import Random
 from zlib import crc32
 
@@ -116,7 +115,7 @@ def _alphabet(lang: str) -> dict[int, str]:
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
-    """A gzipped tar of path -> text, with an entry for each folder on the way as the published archives have.
+    """A gzipped tar of path -> text.
 
     Its bytes, and those of `zipped`, depend on the text alone: no clock, no owner, members in order.
     """
@@ -125,16 +124,10 @@ def tar_gz(members: dict[str, str]) -> bytes:
         gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
-        folders = {str(folder) for path in members for folder in PurePosixPath(path).parents} - {"."}
-        for path in sorted(folders | members.keys()):
-            entry = tarfile.TarInfo(path)
-            if path in folders:
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(entry)
-            else:
-                content = members[path].encode()
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
+        for path, text in sorted(members.items()):
+            entry, content = tarfile.TarInfo(path), text.encode()
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
 
 

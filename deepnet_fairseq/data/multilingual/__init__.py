@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from .. import lines, steps
+from .. import steps
 
 Sentences = Iterator[tuple[str, str]]
 
@@ -49,23 +49,8 @@ def parse_pair(pair: str) -> tuple[str, str]:
     return langs
 
 
-def read_pairs(source: Path, target: Path, empty: str = "refuse") -> Sentences:
-    """Sentence pairs of two aligned files; see lines.align. UserError for a missing file or bad UTF-8, too."""
-    return lines.align(read_lines(source), read_lines(target), (str(source), str(target)), empty)
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines as `one_line` makes them; see lines.read_lines."""
-    return map(one_line, lines.read_lines(path))
-
-
 def file_state(path: Path) -> list[int]:
     """Size in bytes and time of change in ns; UserError if there is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     return steps.file_state(path)
-
-
-def one_line(text: str) -> str:
-    """`text` without surrounding white space, and with blanks for what other tools take for the end of a line."""
-    return " ".join(text.strip().splitlines())

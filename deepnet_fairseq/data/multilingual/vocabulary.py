@@ -1,36 +1,31 @@
-"""One SentencePiece vocabulary for all languages: given, or trained on a sample of their text drawn by temperature."""
+"""One SentencePiece vocabulary for all languages, and samples of their text drawn by temperature to train it on."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import sentencepiece
 
-from ...atomic_output import whole
 from ...errors import UserError
-from ..prepare import sentencepiece_model
-from ..steps import Steps, read_json
-from . import PairText
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first four entries of every fairseq dictionary
 MULTIPLE = 8  # tensor cores want matrix sizes in such steps
-SAMPLE = 10_000_000  # sentences the model is trained on, at most
-CHARACTER_COVERAGE = 0.9999  # of some 6,000 characters in 76 languages of Tatoeba, this keeps those seen thrice
 
 
 class Vocabulary:
     """SentencePiece's pieces in their order behind fairseq's four special symbols.
 
     The dictionary is that of the model, not of the words some text happens to hold: text binarised later fits it.
-    UserError if the file is no SentencePiece model.
+    UserError if the file is not there or no SentencePiece model.
     """
 
     def __init__(self, model: Path):
+        if not model.is_file():
+            raise UserError(f"{model}: no such file")
         self.digest = hashlib.sha256(model.read_bytes()).hexdigest()
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -56,65 +51,6 @@ class Vocabulary:
         """Lines of dict.LANG.txt; with fillers, so that it is a multiple of 8 once fairseq adds a tag per language."""
         fillers = -(len(self) + languages) % MULTIPLE
         return [f"{entry} 1" for entry in (*self.pieces, *(f"madeupword{i:04d}" for i in range(fillers)))]
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """DEST/spm.model: a copy of the file `given`, or `vocab` pieces with languages drawn at `temperature`."""
-
-    dest: Path
-    vocab: int
-    temperature: float
-    given: Path | None = None
-
-    def vocabulary(self, texts: Sequence[PairText], counted: dict[str, int]) -> Vocabulary:
-        """The model, trained unless it is given or there; UserError if the file given is none.
-
-        counted: pair -> training pairs, where none is given. Pairs that come later change nothing.
-        """
-        path = self.dest / "spm.model"
-        if self.given is not None:
-            settings = {"model": Vocabulary(self.given).digest}
-            Steps(self.dest).run("vocabulary", [path], settings, lambda: _write(path, self.given.read_bytes()))
-            return Vocabulary(path)
-        first = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
-        texts = [text for text in texts if first is None or text.name in first]
-
-        def make() -> dict:
-            sentences = (line for lines in self.draw(texts, counted).values() for line in lines)
-            _write(path, sentencepiece_model(sentences, self.vocab, character_coverage=CHARACTER_COVERAGE))
-            return {"pairs": [text.name for text in texts]}
-
-        settings = {"vocab": self.vocab, "temperature": self.temperature, "text": {t.name: t.state for t in texts}}
-        Steps(self.dest).run("vocabulary", [path], settings, make)
-        return Vocabulary(path)
-
-    def draw(self, texts: Sequence[PairText], counted: dict[str, int]) -> dict[str, Iterator[str]]:
-        """language -> lines, its share of the sample by temperature."""
-        languages = sorted({lang for text in texts for lang in text.langs})
-        sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
-        total = min(SAMPLE, sum(sizes.values()))
-        wanted = {lang: round(total * share) for lang, share in shares(sizes, self.temperature).items()}
-        print(
-            f"| {self.vocab:,} pieces from {total:,} sentences in {len(languages)} languages, "
-            f"{min(wanted.values()):,} to {max(wanted.values()):,} of each"
-        )
-        return {
-            lang: sample(_side(texts, lang), sizes[lang], wanted[lang], Random(f"vocabulary {lang}"))
-            for lang in languages
-        }
-
-
-def _write(path: Path, content: bytes) -> None:
-    with whole(path) as part:
-        part.write_bytes(content)
-
-
-def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:
-    for text in texts:
-        if lang in text.langs:
-            side = text.langs.index(lang)
-            yield from (pair[side] for pair in text.subsets["train"]())
 
 
 def shares(sizes: dict[str, int], temperature: float) -> dict[str, float]:

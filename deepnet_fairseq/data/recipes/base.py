@@ -55,7 +55,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        """What is downloaded, with sizes and checksums where they are published."""
+        """What is downloaded, with sizes and checksums where they are published; none where --from gives the text."""
 
     @abstractmethod
     def outline(self, options: Options) -> tuple[str, ...]:
@@ -72,10 +72,6 @@ class Recipe(ABC):
         files: name -> what was downloaded. Returned are "pieces" (fairseq's name of the segmentation), "detokenise" (is
         the text in Moses tokens?), "lowercase", "counts" and more.
         """
-
-    def downloads(self, options: Options) -> tuple[RemoteFile, ...]:
-        """Those of its files that build() fetches: none where --from gives the text."""
-        return () if options.text is not None else self.files(options)
 
     def needs(self, options: Options) -> int:
         """Bytes that downloads and all steps need together; 0 where nobody knows beforehand."""
@@ -108,7 +104,7 @@ class Recipe(ABC):
                 missing = self.needs(options) - sum(file.stat().st_size for file in held)
                 need_space(options.dest, max(0, missing), f"the corpus {self.name}")
             steps = Steps(options.dest)
-            fetched = self.fetch(options, steps) if options.text is None else {}
+            fetched = self.fetch(options, steps) if self.files(options) else {}
             facts = self.make(options, steps, {name: options.downloads / name for name in fetched})
             common = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
             made = {"settings": settings, "outputs": outputs(options.dest)}
@@ -163,7 +159,7 @@ class Recipe(ABC):
         self.check(options)
         size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
-        lines += ["files:"] * bool(files := self.downloads(options))
+        lines += ["files:"] * bool(files := self.files(options))
         for file in files:
             size = f"{file.size:,} bytes" if file.size else "size not known"
             checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
@@ -197,12 +193,7 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
         if held != what:
             raise UserError(f"{dest}: holds {held}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
-        try:
-            yield
-        except BaseException:
-            if not [path for path in dest.rglob("*") if path.is_file() and path.name not in ("recipe", "lock")]:
-                mark.unlink()  # nothing came of it: nobody's
-            raise
+        yield
 
 
 def outputs(dest: Path) -> dict[str, int]:

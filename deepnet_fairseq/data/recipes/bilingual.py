@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..bilingual import Bilingual, Texts, Tokenised
+from ..download import RemoteFile
 from ..moses import Chain, Limits
 from ..steps import Steps, remove
 from .base import Options, Recipe, versions
@@ -29,6 +30,7 @@ class BilingualRecipe(Recipe):
 
     takes = frozenset({"text", "vocab"})
     langs: tuple[str, str]  # source and target
+    archives: tuple[RemoteFile, ...]
     merges: int
     chain: Chain  # for training text, and for a validation set of its own
     test_chain: Chain
@@ -47,14 +49,20 @@ class BilingualRecipe(Recipe):
     def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         """The lines of the test set's XML or SGML, as published."""
 
+    def files(self, options: Options) -> tuple[RemoteFile, ...]:
+        return () if options.text else self.archives
+
+    def given(self, options: Options) -> Tokenised | None:
+        """The text of --from."""
+        return Tokenised(options.text, self.langs) if options.text else None
+
     def number_of_merges(self, options: Options) -> int:
         """Of --vocab, else of the miniature or the recipe."""
         return options.vocab or (MINIATURE_MERGES if options.miniature else self.merges)
 
     def needs(self, options: Options) -> int:
-        if options.text is None:
-            return self.space
-        return 5 * sum(path.stat().st_size for path in Tokenised(options.text, self.langs).files())
+        given = self.given(options)
+        return 5 * sum(path.stat().st_size for path in given.files()) if given else self.space
 
     def tools(self, options: Options) -> dict[str, str]:
         return versions(*(() if options.text else ("sacremoses",)), "subword-nmt", "fairseq-fixed")
@@ -63,14 +71,13 @@ class BilingualRecipe(Recipe):
         super().check(options)
         if options.vocab is not None and options.vocab < 1:
             raise UserError(f"--vocab {options.vocab}: must be 1 or more")
-        if options.text is not None:
-            given = Tokenised(options.text, self.langs)
-            if given.codes and options.vocab is not None:
-                raise UserError(f"--vocab {options.vocab}: {given.codes} holds the merges; leave one of them out")
+        given = self.given(options)
+        if given and given.codes and options.vocab is not None:
+            raise UserError(f"--vocab {options.vocab}: {given.codes} holds the merges; leave one of them out")
 
     def settings(self, options: Options) -> dict:
-        given = Tokenised(options.text, self.langs).state() if options.text else None
-        return super().settings(options) | {"given": given}
+        given = self.given(options)
+        return super().settings(options) | {"given": given.state() if given else None}
 
     def outline(self, options: Options) -> tuple[str, ...]:
         fresh = options.text is None
@@ -86,7 +93,7 @@ class BilingualRecipe(Recipe):
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         work = Bilingual(steps, options.dest, self.langs, options.workers)
-        given = Tokenised(options.text, self.langs) if options.text else None
+        given = self.given(options)
         texts = self._tokenised(options, work, files) if given is None else self._given(options, steps, given)
         texts = self._cleaned(options, work, texts)
         return {
@@ -97,18 +104,14 @@ class BilingualRecipe(Recipe):
     def _tokenised(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
         texts = {}
         for subset in ("train", "test") if self.every else ("train", "valid", "test"):
-            lines = {lang: partial(self._raw, subset, lang, files) for lang in self.langs}
-            chain = self.test_chain if subset == "test" else self.chain
-            texts[subset], count = work.tokenise(subset, lines, chain)
+            if subset == "test":
+                lines = {lang: lambda lang=lang: segments(self.published(lang, files)) for lang in self.langs}
+            else:
+                lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
+            texts[subset], count = work.tokenise(subset, lines, self.test_chain if subset == "test" else self.chain)
             self.report(options, "training text" if subset == "train" else subset, count)
-        work.references("test", {lang: partial(self._raw, "references", lang, files) for lang in self.langs}, count)
+        work.references({lang: published_segments(self.published(lang, files)) for lang in self.langs}, count)
         return texts
-
-    def _raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        if subset in ("train", "valid"):
-            return self.raw(subset, lang, files)
-        read = segments if subset == "test" else published_segments
-        return read(self.published(lang, files))
 
     def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
         remove(options.dest / "reference")  # of an earlier corpus in this folder

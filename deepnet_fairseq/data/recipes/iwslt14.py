@@ -7,9 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import RemoteFile, at
+from ..download import at
 from ..moses import Chain, Limits
-from .base import Options
 from .bilingual import BilingualRecipe, training_lines
 
 ARCHIVE = "de-en.tgz"
@@ -22,6 +21,7 @@ class Iwslt14(BilingualRecipe):
     name = "iwslt14_de_en"
     title = "IWSLT-14 German-English, the runs of Figure 6"
     langs = ("de", "en")
+    archives = (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)  # wit3.fbk.eu has it no more
     space = 300_000_000
     merges = 10_000
     chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before
@@ -31,10 +31,6 @@ class Iwslt14(BilingualRecipe):
         "training text": 174_443, "clean": 167_522, "train": 160_239, "valid": 7_283, "test": 6_750,
         "types de": 8_842, "types en": 6_628, "types joined": 10_144,
     }  # fmt: skip
-
-    def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        """The archive of https://wit3.fbk.eu, which gives it no more, at the address of fairseq's script."""
-        return (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
         return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))

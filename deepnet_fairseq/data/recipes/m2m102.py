@@ -20,8 +20,8 @@ from pathlib import Path
 from ...errors import UserError
 from ..archive import stream_lines, unpack
 from ..download import RemoteFile, at, described, fetch_all, say
-from ..lines import align
-from ..multilingual import PairText, Sentences, file_state, one_line, parse_pair, read_lines, read_pairs
+from ..lines import align, one_line, read_lines, read_pairs
+from ..multilingual import PairText, Sentences, file_state, parse_pair
 from ..steps import Steps
 from .base import Options
 from .multilingual import MultilingualRecipe
@@ -148,7 +148,7 @@ class Evaluation:
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
         """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, and FOLDER's."""
-        return {name: partial(read_pairs, *paths, empty="keep") for name, paths in self._paths(langs).items()}
+        return {name: partial(read_pairs, *paths, clean=one_line) for name, paths in self._paths(langs).items()}
 
     def state(self, langs: tuple[str, str]) -> dict:
         """What changes when the test sets of a pair do, as PairText.state."""
@@ -163,7 +163,7 @@ class Evaluation:
         ]
         for split in FLORES_SPLITS.values():
             files += self.root.rglob(f"{FLORES.get(lang)}.{split}")
-        return frozenset(line for path in files for line in read_lines(path))
+        return frozenset(one_line(line) for path in files for line in read_lines(path))
 
     def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
         pair, paths = "-".join(langs), {}
@@ -195,10 +195,6 @@ class M2m102(MultilingualRecipe):
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         archives = (archive_of(corpus, pair) for pair in self.pairs(options) for corpus in VERSIONS)
         return FLORES_101, ZERO_SHOT, *archives
-
-    def downloads(self, options: Options) -> tuple[RemoteFile, ...]:
-        """All: --from adds test sets to them."""
-        return self.files(options)
 
     def outline(self, options: Options) -> tuple[str, ...]:
         fetch = "unpack Flores-101 (valid: its dev, flores: its devtest) and the zero-shot test sets of OPUS-100 (opus)"

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
-from ..multilingual import PairText, file_state, parse_pair, read_pairs
+from ..lines import REMOVE, one_line, read_pairs
+from ..multilingual import PairText, file_state, parse_pair
 from ..multilingual.prepare import Multilingual
-from ..multilingual.vocabulary import Pieces, Vocabulary
+from ..multilingual.vocabulary import Vocabulary
 from ..steps import Steps, read_json, write_json
 from .base import Options, Recipe, versions
 
@@ -26,7 +27,7 @@ SUBSETS = ("train", "valid", "test")  # of own text
 class MultilingualRecipe(Recipe):
     """One model for many pairs: a subclass says which pairs there are and where their text is.
 
-    vocab: pieces of the SentencePiece model that all languages share. --temperature and --spm: see Pieces.
+    vocab: pieces of the SentencePiece model that all languages share. --temperature and --spm: see Multilingual.
     """
 
     takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
@@ -80,8 +81,6 @@ class MultilingualRecipe(Recipe):
         if options.spm is not None:
             if options.vocab or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
-            if not options.spm.is_file():
-                raise UserError(f"--spm {options.spm}: no such file")
             Vocabulary(options.spm)  # is one, or UserError before anything is written
         for pair in self.pairs(options):
             parse_pair(pair)
@@ -91,8 +90,8 @@ class MultilingualRecipe(Recipe):
         pairs = sorted({*self.pairs(options), *read_json(record).get("pairs", [])})  # asked for now or before
         write_json(record, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
-        pieces = Pieces(options.dest, self.vocabulary_size(options), self.temperature(options), options.spm)
-        work = Multilingual(options.dest, options.shards or 1, pieces, options.workers)
+        vocabulary = self.vocabulary_size(options), self.temperature(options), options.spm
+        work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers)
         counts = work.run(texts, self.evaluated(options, texts))
         total: Counter = Counter()
         for pair in pairs:
@@ -133,6 +132,6 @@ class OwnText(MultilingualRecipe):
         for subset in SUBSETS:
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
             if subset == "train" or any(path.exists() for path in paths):
-                subsets[subset] = partial(read_pairs, *paths)
+                subsets[subset] = partial(read_pairs, *paths, empty=REMOVE, clean=one_line)
                 state |= {path.name: file_state(path) for path in paths}
         return PairText(langs, subsets, state)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, at
-from ..lines import align
-from ..multilingual import PairText, Sentences, one_line, parse_pair
+from ..lines import align, one_line
+from ..multilingual import PairText, Sentences, parse_pair
 from .base import Options
 from .multilingual import MultilingualRecipe
 
@@ -32,14 +32,11 @@ class Archive(NamedTuple):
     test: int
 
 
-def _archives() -> Iterator[tuple[str, Archive]]:
-    """Of the table beside this file."""
-    for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[1:]:
-        pair, size, sha256, *splits = row.split("\t")
-        yield pair, Archive(int(size), sha256, *map(int, splits))
-
-
-ARCHIVES = dict(_archives())
+_ROWS = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[1:]
+ARCHIVES = {
+    pair: Archive(int(size), sha256, *map(int, splits))
+    for pair, size, sha256, *splits in (row.split("\t") for row in _ROWS)
+}
 
 
 class Opus100(MultilingualRecipe):

@@ -7,9 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import RemoteFile, at
+from ..download import at
 from ..moses import Chain, Limits
-from .base import Options
 from .bilingual import BilingualRecipe
 
 TFDS = "TensorFlow Datasets' list of checksums"
@@ -43,15 +42,13 @@ class Wmt17(BilingualRecipe):
     name = "wmt17_en_de"
     title = "WMT English-German of fairseq's wmt17_en_de, the runs of Table 1"
     langs = ("en", "de")
+    archives = (*TRAINING, NEWSTEST2014)
     space = 9_000_000_000
     merges = 40_000
     chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
     pieces = Limits(1.5, 1, 250)
     every = 100
     expected = {"training text": 4_590_101, "test": 3_003}
-
-    def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        return (*TRAINING, NEWSTEST2014)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
         members = [(files[file.name], f"{member}.{lang}") for file, member in TRAINING.items()]
@@ -67,14 +64,12 @@ class Wmt14(Wmt17):
 
     name = "wmt14_en_de"
     title = "WMT English-German of the Admin authors"
+    archives = (*TRAINING, NEWSTEST2013, NEWSTEST2014)
     space = 8_000_000_000
     merges = 32_764
     pieces = every = None
     words = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
-
-    def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        return (*TRAINING, NEWSTEST2013, NEWSTEST2014)
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
         if subset == "valid":
