@@ -7,12 +7,18 @@ import torch
 import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from fairseq.distributed.module_proxy_wrapper import ModuleProxyWrapper
+from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.criterions import chunked
-from deepnet_fairseq.criterions.chunked import NAME, ChunkedLabelSmoothedCrossEntropy, label_smoothed_loss
+from deepnet_fairseq.criterions.chunked import (
+    NAME,
+    ChunkedLabelSmoothedCrossEntropy,
+    ChunkedLabelSmoothedCrossEntropyConfig,
+    label_smoothed_loss,
+)
 from deepnet_fairseq.distributed.fully_sharded import FullySharded
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
@@ -32,9 +38,9 @@ def sample():
 def criteria(chunk=3, **flags):
     """fairseq's and ours, `chunk` tokens at a time."""
     flags = {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
-    return LabelSmoothedCrossEntropyCriterion(**flags), ChunkedLabelSmoothedCrossEntropy(
-        **flags, loss_chunk_tokens=chunk
-    )
+    ours = ChunkedLabelSmoothedCrossEntropy(**flags)
+    ours.chunk = chunk
+    return LabelSmoothedCrossEntropyCriterion(**flags), ours
 
 
 def gradients(model, criterion, scale=1.0):
@@ -177,8 +183,9 @@ def test_refusals(group):
     sharded = FullySharded(small(1), group, torch.device("cpu"))
     with pytest.raises(UserError, match="--ddp-backend fully_sharded: not with"):
         ours(sharded, sample())
+    cfg = OmegaConf.structured(ChunkedLabelSmoothedCrossEntropyConfig(loss_chunk_tokens=-1, sentence_avg=False))
     with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
-        criteria(chunk=-1)
+        ChunkedLabelSmoothedCrossEntropy.build_criterion(cfg, blank_task(VOCAB))
 
 
 def test_a_run_may_switch(data, tmp_path, caplog):

@@ -1,29 +1,182 @@
-"""Binarised data and dictionaries that are broken, or not each other's; sentences that fairseq cannot take."""
+"""Checkpoints and binarised data that are broken, of another kind, or made to do harm: one line, nothing lost.
 
+No code of a checkpoint is run.
+"""
+
+import os
+import pickle
 import shutil
-import struct
+import zipfile
 
 import numpy
 import pytest
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
+import torch
+from fairseq import checkpoint_utils
 
-from deepnet_fairseq.compat import data as compat
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
-from .support.broken import check_line, sentences
-from .support.helpers import run
+from .support.broken import Call, check_line, contents, sentences
+from .support.diverging import Training
+from .support.helpers import USER_DIR, run
+from .support.lives import TINY
 from .test_bad_input import assert_one_line
-from .test_hostile_checkpoints import GENERATE, MODEL, sound  # noqa: F401
+
+DAMAGED, OTHER, CODE = "damaged", "not a checkpoint of fairseq", "refused, it asks to load"
+GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
+TOUCH = Call(os.system, "touch PROOF")  # in the current folder
+
+
+@pytest.fixture(scope="session")
+def sound(data, tmp_path_factory):
+    """Of a 1L-1L model of width 16, after an update."""
+    folder = tmp_path_factory.mktemp("sound")
+    run("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Where code of a file would leave its proof."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "PROOF").exists(), "code of the file was run"
+
+
+def changed(change, **how):
+    """A writer of the sound checkpoint after change(state); so are those below."""
+
+    def write(path, sound) -> None:
+        state = torch.load(sound, weights_only=False)
+        torch.save(change(state) or state, path, **how)
+
+    return write
+
+
+def holding(**values):
+    return changed(lambda state: state | values)
+
+
+def section(name, **values):
+    """Settings of a section of the config."""
+    return changed(lambda state: state["cfg"][name].update(values))
+
+
+def filled(value, **kind):
+    """A weight of the first layer."""
+
+    def change(state):
+        state["model"]["encoder.layers.0.fc1.weight"] = torch.full((32, 16), value, **kind)
+
+    return changed(change)
+
+
+def rewritten(change):
+    """change: bytes -> bytes, of the whole file."""
+    return lambda path, sound: path.write_bytes(change(sound.read_bytes()))
+
+
+def a_bit(content: bytes) -> bytes:
+    place = content.index(b"data/2") + 100
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def with_pickle(content: bytes):
+    """The archive with other objects."""
+
+    def write(path, sound) -> None:
+        with zipfile.ZipFile(sound) as old, zipfile.ZipFile(path, "w") as new:
+            for info in old.infolist():
+                new.writestr(info, content if info.filename.endswith("/data.pkl") else old.read(info))
+
+    return write
+
+
+WRONG = {
+    "empty": (rewritten(lambda data: b""), DAMAGED),
+    "cut": (rewritten(lambda data: data[: len(data) // 2]), DAMAGED),
+    "bit of a weight": (rewritten(a_bit), DAMAGED),
+    "pickle of a dict": (with_pickle(b"\x80\x02}."), "it lacks 'best_loss'"),
+    "string of 2**60 bytes": (with_pickle(b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"x."), DAMAGED),
+    "os.system": (holding(extra_state=TOUCH), f"{CODE} posix.system"),
+    "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), f"{CODE} torch.serialization.load"),
+    "array of objects": (holding(extra_state=numpy.array([TOUCH])), f"{CODE} numpy.dtypes.ObjectDType"),
+    "bare pickle": (lambda path, sound: path.write_bytes(pickle.dumps({"x": TOUCH}, 2)), f"{CODE} posix.system"),
+    "format before torch 1.6": (
+        changed(lambda state: state | {"extra_state": TOUCH}, _use_new_zipfile_serialization=False),
+        f"{CODE} posix.system",
+    ),
+    "weights in a list": (changed(lambda state: state | {"model": list(state["model"].values())}), OTHER),
+    "an infinity": (filled(float("inf")), "not finite"),
+    "a NaN in half precision": (filled(float("nan"), dtype=torch.float16), "not finite"),
+    "config is text": (holding(cfg="text"), "no config of a model"),
+    "no extra state": (changed(lambda s: {name: s[name] for name in s if name != "extra_state"}), OTHER),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_opening(case, sound, tmp_path):
+    """By the function with which every program opens one."""
+    write, says = WRONG[case]
+    path = tmp_path / "wrong.pt"
+    write(path, sound)
+    with pytest.raises(UserError) as caught:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    check_line(caught.value, str(path), says)
+
+
+def test_commands(sound, tmp_path):
+    """Of `deepnet`; those of fairseq are in test_bad_input.py. What was there stays as it was."""
+    path, out = tmp_path / "wrong.pt", tmp_path / "out"
+    out.write_bytes(b"what was there")
+    for write, says in (WRONG["os.system"], (section("model", _name="lstm", arch="lstm"), "holds a lstm")):
+        write(path, sound)
+        before = contents(tmp_path)
+        for words in (("average", sound, path), ("export", path, "--to", "transformer")):
+            with pytest.raises(SystemExit) as caught:
+                main([*map(str, words), "--out", str(out)])
+            check_line(caught.value, str(path), says)
+            assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_no_file(make, tmp_path):
+    path = tmp_path / "wrong.pt"
+    make(path)
+    with pytest.raises(SystemExit) as caught:
+        main(["export", str(path), "--to", "transformer", "--out", str(tmp_path / "out")])
+    check_line(caught.value, str(path), "is no ordinary file")
+
+
+def test_training_that_cannot_go_on(data, sound, tmp_path):
+    """The optimiser's state is text, or of another criterion."""
+    path = tmp_path / "wrong.pt"
+    for change in (
+        holding(last_optimizer_state="text"),
+        changed(lambda state: state["optimizer_history"][-1].update(criterion_name="Other")),
+    ):
+        change(path, sound)
+        words = (*TRAIN_FLAGS, *TINY, "--max-update", "1", "--restore-file", path, "--save-dir", tmp_path / "save")
+        done = run("fairseq-train", data, *words, check=False)
+        assert_one_line(done, str(path), "cannot go on with its training", "--reset-optimizer")
+
+
+def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
+    """An fconv's layers are read by eval(): a checkpoint of plain data alone ran code in fairseq-generate."""
+    code, path = f"__import__('os').system('touch {tmp_path}/PROOF')", tmp_path / "wrong.pt"
+    layers = {"_name": "fconv", "arch": "fconv", "encoder_layers": code, "decoder_layers": code}
+    widths = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8}
+    changed(lambda s: s["cfg"].update(model=layers | widths | {"max_source_positions": 9}))(path, sound)
+    assert_one_line(run("fairseq-generate", data, "--path", path, *GENERATE, check=False), "is no plain value")
+
+
+# binarised data and dictionaries
 
 INDEX, TOKENS = "train.qaa-qab.qaa.idx", "train.qaa-qab.qaa.bin"
 CODE, COUNT = 17, 18  # offsets in an index: type of token, number of sentences
 EOS = 2
 LONG, SHORT = [5] * 1200 + [EOS], [6] * 10 + [EOS]
-
-
-def packed(kind: str, number: int) -> bytes:
-    return struct.pack(f"<{kind}", number)
 
 
 def file_changed(name: str, change):
@@ -52,7 +205,7 @@ BROKEN = {  # -> which file, and what is said of it
     "index short of a byte": (file_changed(INDEX, lambda data: data[:-1]), INDEX, "truncated"),
     "magic": (put(INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
     "type of token is a float": (put(INDEX, CODE, b"\6"), INDEX, "tokens of type 6"),
-    "2**60 sentences": (put(INDEX, COUNT, packed("Q", 2**60)), INDEX, "1,152,921,504,606,846,976"),
+    "2**60 sentences": (put(INDEX, COUNT, (2**60).to_bytes(8, "little")), INDEX, "1,152,921,504,606,846,976"),
     "half the tokens": (file_changed(TOKENS, lambda data: data[: len(data) // 2]), TOKENS, "truncated"),
     "token beyond the dictionary": (put(TOKENS, 0, b"\xff\xff"), TOKENS, "holds token 65535"),
     "fewer sources than targets": (sentences("train.qaa-qab.qaa", SHORT, SHORT), "train.qaa-qab.qaa", "its twin"),
@@ -71,44 +224,31 @@ def copied(data, tmp_path):
     return shutil.copytree(data, tmp_path / "bin")
 
 
-def opened(folder) -> int:
-    """Tokens of the first batch, by fairseq's task and iterator."""
-    cfg = TranslationConfig(data=str(folder), source_lang="qaa", target_lang="qab", left_pad_source=True)
-    cfg.dataset_impl, cfg.num_batch_buckets, cfg.required_seq_len_multiple = None, 0, 1
-    cfg.train_subset = "train"
-    task = TranslationTask.setup_task(cfg)
-    task.load_dataset("train")
-    limits = {"max_tokens": 600, "max_positions": (600, 600), "ignore_invalid_inputs": True}
-    iterator = task.get_batch_iterator(task.dataset("train"), **limits)
-    return next(iterator.next_epoch_itr())["ntokens"]
-
-
 @pytest.mark.parametrize("case", BROKEN)
-def test_opening(case, copied):
+def test_opening_data(case, copied, tmp_path):
     change, name, says = BROKEN[case]
     change(copied)
     with pytest.raises(UserError) as caught:
-        opened(copied)
+        Training(copied, tmp_path, *TINY)
     check_line(caught.value, str(copied), name, says)
 
 
-def test_opening_sound_data(copied):
+def test_opening_sound_data(copied, tmp_path):
     """An empty line is binarised as its end: nothing is wrong with it."""
-    assert opened(copied) > 0
     both("train", *[[EOS]] * 20, SHORT)(copied)
-    assert opened(copied) > 0
+    Training(copied, tmp_path, *TINY).step()
 
 
-def test_training(copied, tmp_path):
+def test_training_on_broken_data(copied, tmp_path):
     put(TOKENS, 0, b"\xff\xff")(copied)
-    done = run("fairseq-train", copied, *TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path / "save", check=False)
+    done = run("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", check=False)
     assert_one_line(done, TOKENS, "holds token 65535")
     file_changed("dict.qaa.txt", lambda data: data + b"word 3\n")(copied)
-    done = run("fairseq-train", copied, *TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path / "save", check=False)
+    done = run("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", check=False)
     assert_one_line(done, "--share-all-embeddings", "two dictionaries")
 
 
-def test_dictionary_of_another_checkpoint(copied, sound):  # noqa: F811
+def test_dictionary_of_another_checkpoint(copied, sound):
     dictionary(lambda data: data + b"word 3\n")(copied)
     done = run("fairseq-generate", copied, "--path", sound, *GENERATE, check=False)
     assert_one_line(done, "holds 144 encoder embeddings, these data have 145")
@@ -117,21 +257,8 @@ def test_dictionary_of_another_checkpoint(copied, sound):  # noqa: F811
 def test_long_sentences_of_the_training_are_left_out(copied, tmp_path):
     """As fairseq does, with a warning that counts them; those of a validation must be said to be."""
     both("train", LONG, *[SHORT] * 20)(copied)
-    words = ("fairseq-train", copied, *TRAIN_FLAGS, *MODEL, "--max-update", "1", "--save-dir", tmp_path / "save")
+    words = ("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", tmp_path / "save")
     assert "1 samples have invalid sizes and will be skipped" in run(*words).stdout
     both("valid", SHORT, LONG)(copied)
     done = run(*(word for word in words if word != "--disable-validation"), "--no-save", check=False)
     assert_one_line(done, "valid.qaa-qab.qaa", "sample #1", "(1201, 1201)", "--skip-invalid-size")
-
-
-def test_large_data_are_looked_at_in_parts(copied, monkeypatch):
-    monkeypatch.setattr(compat, "AT_ONCE", 7)
-    prefix = str(copied / INDEX.removesuffix(".idx"))
-    compat.check_mapped(prefix, 144)
-    tokens = numpy.fromfile(copied / TOKENS, "u2")
-    with pytest.raises(UserError, match=f"holds token {tokens.max()}, its dictionary has {tokens.max()}"):
-        compat.check_mapped(prefix, int(tokens.max()))
-    tokens[-1] = 144
-    tokens.tofile(copied / TOKENS)
-    with pytest.raises(UserError, match="holds token 144"):
-        compat.check_mapped(prefix, 144)

@@ -1,8 +1,12 @@
-"""Files of our own formats, of plain text and of settings that are broken: one line with the file and the reason."""
+"""Our own formats, plain text and settings: broken ones are one line with the file and the reason.
+
+What is whole is read again as it was written.
+"""
 
 import json
 import os
 
+import numpy
 import pytest
 from fairseq.data import Dictionary
 from hypothesis import given
@@ -14,19 +18,21 @@ from deepnet_fairseq.analysis.scoring.generated import read_corpus, read_generat
 from deepnet_fairseq.bench import task as lengths
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.cli.bench import rendered
-from deepnet_fairseq.data.lines import read_lines
+from deepnet_fairseq.compat.data import check_mapped
+from deepnet_fairseq.compat.yaml_config import LONGEST, literal
+from deepnet_fairseq.data.lines import read_lines, write_lines
 from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling import read_profile
 
 from .conftest import TRAIN_FLAGS
-from .support.broken import DEEP, check_line, contents
+from .support.broken import DEEP, check_line, contents, sentences
 from .support.examples import VALUES, bounded
 from .support.helpers import ROOT, USER_DIR, run
+from .support.lives import TINY
 from .support.recorded import record, watched
 from .test_bad_input import assert_one_line
-from .test_hostile_checkpoints import MODEL
 
 BRANCHES = [f"{stack}.1.{place}" for stack in ("encoder", "decoder") for place in ("self_attn", "ffn")]
 PROFILE = {
@@ -76,7 +82,7 @@ def test_training_with_a_profile(case, data, tmp_path):
     path = tmp_path / "profile.json"
     os.mkfifo(path) if case == "a pipe" else path.write_bytes(as_json(PROFILE, omega={"encoder.7.ffn": 1.5}))
     admin = ("--method", "admin", "--admin-profile", path, "--save-dir", tmp_path / "save")
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *MODEL, *admin, check=False)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *TINY, *admin, check=False)
     assert_one_line(done, f"--admin-profile {path}")
 
 
@@ -107,23 +113,14 @@ def test_sentencepiece_models(tmp_path):
         check_line(caught.value, str(path), "no SentencePiece model")
 
 
-YAML = {  # hydra reads it before a plug-in is there, and prints calls besides: status, file and reason are held to
-    "a tag that calls": ("\nx: !!python/object/apply:os.system ['touch PROOF']\n", "os.system"),
-    "settings that call": ("", "is no plain value"),
-}
-
-
-@pytest.mark.parametrize("case", YAML)
-def test_yaml(case, data, tmp_path):
-    added, says = YAML[case]
-    text = (ROOT / "configs" / "quickstart.yaml").read_text() + added.replace("PROOF", str(tmp_path / "proof"))
-    (tmp_path / "x.yaml").write_text(text)
+def test_yaml_that_calls(data, tmp_path):
+    """hydra prints calls besides: status and reason are held to."""
     settings = [f"hydra.run.dir={tmp_path}/hydra", f"common.user_dir={USER_DIR}", f"task.data={data}",
-                f"checkpoint.save_dir={tmp_path}/save", "hydra.output_subdir=null"]  # fmt: skip
-    if case == "settings that call":
-        settings.append(f"optimizer.adam_betas=\"__import__('os').system('touch {tmp_path}/proof')\"")
-    done = run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "x", *settings, check=False)
-    assert done.returncode == 1 and says in done.stdout, done.stdout[-2000:]
+                f"checkpoint.save_dir={tmp_path}/save", "hydra.output_subdir=null",
+                f"optimizer.adam_betas=\"__import__('os').system('touch {tmp_path}/proof')\""]  # fmt: skip
+    words = ("--config-dir", ROOT / "configs", "--config-name", "quickstart", *settings)
+    done = run("fairseq-hydra-train", *words, check=False)
+    assert done.returncode == 1 and "is no plain value" in done.stdout, done.stdout[-2000:]
     assert not (tmp_path / "proof").exists() and not list(tmp_path.rglob("*.pt"))
 
 
@@ -176,3 +173,52 @@ def test_any_bytes(name, tmp_path):
     any_values()
     tries(DEEP)
     tries(b'{"a":' * 100_000)
+
+
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
+
+
+@pytest.fixture(name="place", scope="module")
+def a_place(tmp_path_factory):
+    return tmp_path_factory.mktemp("formats")
+
+
+@bounded
+@given(st.lists(st.text(LETTERS, max_size=20), max_size=5))
+def test_lines(place, lines):
+    write_lines(place / "lines", lines)
+    assert list(read_lines(place / "lines")) == lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "open('x')", "[].__class__", "lambda: 1", "[x for x in (1,)]", "f'{1}'", "2 ** 9 ** 9",
+     f"[0] * {LONGEST + 1}", "'a' * 10 ** 9", "(" * 10_000, "1 / 0", "", "x"],
+)  # fmt: skip
+def test_settings_refused(text):
+    with pytest.raises(UserError, match="no plain value"):
+        literal(text)
+
+
+def test_settings_as_fairseqs_models_have():
+    assert literal("[(512, 3)] * 2 + [(1024, 1)]") == [(512, 3), (512, 3), (1024, 1)]
+    assert literal("{'a': (0.9, -1e-8), 'b': [None, True]}") == {"a": (0.9, -1e-8), "b": [None, True]}
+
+
+@bounded
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_a_byte_of_an_index(place, offset, byte):
+    """It is refused, or it tells of sentences that are there."""
+    sentences("data", [5, 6, 2], [7, 2])(place)
+    index = place / "data.idx"
+    found = bytearray(index.read_bytes())
+    found[offset % len(found)] = byte
+    index.write_bytes(found)
+    try:
+        check_mapped(str(place / "data"), 8)
+    except UserError as error:
+        assert "\n" not in str(error) and str(place) in str(error)
+        return
+    sizes, places = numpy.frombuffer(found, "<i4", 2, 26), numpy.frombuffer(found, "<i8", 2, 34)
+    assert (sizes >= 1).all() and (places >= 0).all()
+    assert (places + 4 * sizes <= (place / "data.bin").stat().st_size).all() or found[17] != 4

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
@@ -125,12 +124,10 @@ def weights(optimizer) -> list[Tensor]:
         return optimizer.optimizer.weights()
     if not isinstance(params, dict):
         return [param.data for param in params]
-    found, offsets = [], defaultdict(int)  # by device, all of its parameters in one
-    for param in half:
-        start, device = offsets[param.device.index], param.device.index
-        found.append(params[device].data[start : start + param.numel()].view(param.shape))
-        offsets[device] = start + param.numel()
-    return found
+    # by device, all of its parameters in one
+    sizes = {device: [param.numel() for param in half if param.device.index == device] for device in params}
+    parts = {device: iter(flat.data[: sum(sizes[device])].split(sizes[device])) for device, flat in params.items()}
+    return [next(parts[param.device.index]).view(param.shape) for param in half]
 
 
 def _state_dict(original, optimizer) -> dict:

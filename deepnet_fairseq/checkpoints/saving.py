@@ -102,34 +102,27 @@ def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
 
 
 def _save(original, cfg, trainer, epoch_itr, val_loss):
-    global _failure
+    """Now, or put together for a thread, but for shards, which the ranks write themselves."""
+    global _failure, _held, _thread
     wait()
-    if _in_background and not trainer.cfg.distributed_training.use_sharded_state:  # whose ranks write themselves
-        return _save_in_background(original, cfg, trainer, epoch_itr, val_loss)
+    rules = cfg
+    if _in_background and not trainer.cfg.distributed_training.use_sharded_state:
+        remove = partial(remove_old, rules, trainer.checkpoint_suffix, not epoch_itr.end_of_epoch())
+        cfg, _held = copy.deepcopy(cfg), []
+        for rule in RULES[:2]:  # the third says too that the best are saved under names of their own
+            setattr(cfg, rule, -1)
+    jobs = _held
     try:
         path = original(cfg, trainer, epoch_itr, val_loss)
     except (SaveError, OSError) as error:
-        return _failed(cfg, error)
-    _failure = None
-    return path
-
-
-def _save_in_background(original, cfg, trainer, epoch_itr, val_loss):
-    global _held, _thread
-    keep_all = copy.deepcopy(cfg)
-    for rule in RULES[:2]:  # the third says too that the best are saved under names of their own
-        setattr(keep_all, rule, -1)
-    mid_epoch, _held = not epoch_itr.end_of_epoch(), []
-    jobs = _held
-    try:
-        path = original(keep_all, trainer, epoch_itr, val_loss)
-    except OSError as error:
-        return _failed(cfg, error)
+        return _failed(rules, error)
     finally:
         _held = None
-    if jobs:
-        jobs.append(partial(remove_old, cfg, trainer.checkpoint_suffix, mid_epoch))  # when the new one is whole
-        _thread = threading.Thread(target=_work, args=(jobs, cfg, path), name="checkpoint")
+    if jobs is None:
+        _failure = None
+    elif jobs:
+        jobs.append(remove)  # when the new one is whole
+        _thread = threading.Thread(target=_work, args=(jobs, rules, path), name="checkpoint")
         _thread.start()
     return path
 

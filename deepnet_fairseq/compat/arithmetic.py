@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from fairseq.models.ema.ema import EMA
 from fairseq.optim import OPTIMIZER_REGISTRY, FP16Optimizer
@@ -27,16 +25,12 @@ def bring_their_own_half_precision() -> None:
 
     fairseq's trainer names one for --fp16 and --bf16; deepnet_adam has its own.
     """
-    original = FP16Optimizer.build_optimizer.__func__
-    if hasattr(original, "__wrapped__"):
-        return
+    wrap(FP16Optimizer, "build_optimizer", _its_own)
 
-    @functools.wraps(original)
-    def build_optimizer(cls, cfg, params, **kwargs):
-        own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
-        return original(cls, cfg, params, **kwargs) if own is None else own.build_optimizer(cfg, params, **kwargs)
 
-    FP16Optimizer.build_optimizer = classmethod(build_optimizer)
+def _its_own(original, cfg, params, **kwargs):
+    own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
+    return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
 
 
 def average_all_at_once() -> None:

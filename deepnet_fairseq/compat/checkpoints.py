@@ -84,8 +84,7 @@ def _explained(load, path, *args, **kwargs) -> dict:
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from error
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data, laid out otherwise
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else _short(error)
-        raise UserError(f"{path}: not a checkpoint of fairseq ({lacks})") from error
+        raise UserError(f"{path}: not a checkpoint of fairseq ({_short(error)})") from error
     except Exception as error:
         raise UserError(
             f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
@@ -107,15 +106,13 @@ def _resumed(load, trainer: Trainer, filename: str, *args, **kwargs):
     except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, UserError):
             raise
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else _short(error)
-        raise UserError(
-            f"{filename}: cannot go on with its training ({reason}); give the flags of its run, or --reset-optimizer"
-        ) from error
+        said = f"{filename}: cannot go on with its training ({_short(error)})"
+        raise UserError(f"{said}; give the flags of its run, or --reset-optimizer") from error
 
 
 def _short(error: Exception) -> str:
     """The first sentence of what was raised; torch adds advice to it."""
-    first = str(error).split("\n")[0].split(". ")[0]
+    first = "it lacks " * isinstance(error, KeyError) + str(error).split("\n")[0].split(". ")[0]
     return first if first and len(first) < 160 else type(error).__name__
 
 
@@ -126,13 +123,11 @@ def _refusal(path: str, message: str) -> str:
     return f"{path}: refused, it asks to load {name[1]}, which is not plain data; nothing of it was run"
 
 
-def check_content(path: str, state: object) -> None:
+def check_content(path: str, state: dict) -> None:
     """UserError, naming the file, for what no checkpoint of fairseq holds.
 
     state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
     """
-    if not isinstance(state, dict):
-        raise UserError(f"{path}: not a checkpoint of fairseq (it holds a {type(state).__name__})")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")

@@ -197,17 +197,11 @@ def peer_flags(model: str) -> set[str]:
 
 def check_pair(arch: str | None, task: str | None, criterion: str | None) -> None:
     """UserError, naming the flag, for a task that `arch` is no model for, or a loss that the task has no use for."""
-    model = archs.MODELS.get(arch)
-    if model and task in TASKS and TASKS[task][0] != model:
-        raise UserError(f"--task {task}: --arch {arch} is trained by --task {OWN[model]}")
-    check_criterion(task, criterion)
-
-
-def check_criterion(task: str | None, criterion: str | None) -> None:
-    """The second half of `check_pair`, with its UserError, for programs that name no architecture."""
     if task not in TASKS:
         return
-    losses, kind = TASKS[task][1], CRITERION_REGISTRY.get(criterion)
+    model, (own, losses), kind = archs.MODELS.get(arch), TASKS[task], CRITERION_REGISTRY.get(criterion)
+    if model and own != model:
+        raise UserError(f"--task {task}: --arch {arch} is trained by --task {OWN[model]}")
     theirs = kind is not None and kind.__module__.startswith("fairseq.criterions.")
     if criterion in NEVER if not losses else criterion not in losses and theirs:
         usual = losses[0] if losses else TOKENS[1]

@@ -33,7 +33,6 @@ PROCESSES = "num_shards"  # in the state of an iterator
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
-AT_ONCE = 1 << 24  # numbers looked at
 MEND = "binarise the text anew"
 DICTIONARIES = {  # task -> its dictionaries as patterns, and what makes them
     "translation": (("dict.*.txt",), "scripts/prepare_text.sh"),
@@ -80,7 +79,7 @@ def _checked(make, path: str, impl, *args, dictionary=None, **kwargs):
 def check_mapped(path: str, vocabulary: int | None) -> None:
     """UserError, naming the file, if PATH.idx and PATH.bin are not what fairseq-preprocess writes.
 
-    vocabulary: types of the dictionary, all tokens must be below; None: not known. Memory: a few arrays of AT_ONCE.
+    vocabulary: types of the dictionary, all tokens must be below; None: not known. Memory: of the index alone.
     """
     index, data = indexed_dataset.index_file_path(path), indexed_dataset.data_file_path(path)
     start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
@@ -95,27 +94,21 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     if not sentences:
         raise UserError(f"{index}: holds no sentence; {MEND}")
     size = os.path.getsize(data)
-    for first in range(0, sentences, AT_ONCE):
-        count = min(AT_ONCE, sentences - first)
-        sizes = numpy.fromfile(index, "<i4", count, offset=HEADER.size + 4 * first)
-        places = numpy.fromfile(index, "<i8", count, offset=HEADER.size + 4 * sentences + 8 * first)
-        short = numpy.flatnonzero(sizes < (0 if vocabulary is None else 1))  # alignments may be empty
-        if short.size:
-            raise UserError(f"{index}: sentence {first + short[0]} has no token, not even its end; {MEND}")
-        ends = places + sizes.astype("i8") * kind.itemsize
-        if (places < 0).any() or (ends > size).any() or (places % kind.itemsize).any():
-            raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
-    if vocabulary is not None:
-        _check_tokens(data, kind, size // kind.itemsize, vocabulary)
-
-
-def _check_tokens(data: str, kind: numpy.dtype, tokens: int, vocabulary: int) -> None:
-    for first in range(0, tokens, AT_ONCE):
-        part = numpy.fromfile(data, kind, min(AT_ONCE, tokens - first), offset=first * kind.itemsize)
-        wrong = part.max() if part.max() >= vocabulary else part.min()
-        if not 0 <= wrong < vocabulary:
-            told = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
-            raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
+    sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)
+    places = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)
+    short = numpy.flatnonzero(sizes < (0 if vocabulary is None else 1))  # alignments may be empty
+    if short.size:
+        raise UserError(f"{index}: sentence {short[0]} has no token, not even its end; {MEND}")
+    ends = places + sizes.astype("i8") * kind.itemsize
+    if (places < 0).any() or (ends > size).any() or (places % kind.itemsize).any():
+        raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
+    if vocabulary is None:
+        return
+    tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)  # of any size: it is not copied
+    wrong = tokens.max() if tokens.max() >= vocabulary else tokens.min()
+    if not 0 <= wrong < vocabulary:
+        told = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
+        raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
 def _read_dictionary(read, dictionary: Dictionary, file) -> None:

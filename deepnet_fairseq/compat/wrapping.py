@@ -11,9 +11,9 @@ def wrap(owner, name: str, around: Callable[..., object]) -> None:
     """owner.name(...) becomes around(original, ...); owner: a module or a class; for a method `self` comes second.
 
     Idempotent, also for a package that is imported under two names; several rooms may wrap one function, the last
-    outermost. A static method stays one.
+    outermost. A static method stays one, and a class method becomes one, of `owner`.
     """
-    static = isinstance(getattr(owner, "__dict__", {}).get(name), staticmethod)
+    static = isinstance(getattr(owner, "__dict__", {}).get(name), (staticmethod, classmethod))
     original = getattr(owner, name)
     mark = f"{around.__module__.partition('.')[2]}.{around.__qualname__}"
     rooms = getattr(original, "rooms", frozenset())

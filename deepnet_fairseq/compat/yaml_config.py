@@ -49,14 +49,11 @@ def _named(merge, dc, cfg, *args, **kwargs):
     name = NAMES.get(dc) if isinstance(dc, type) else None
     try:
         return merge(dc, cfg, *args, **kwargs)
-    except ConfigKeyError as error:
+    except (ConfigKeyError, ValidationError) as error:
         if name is None:
             raise
-        raise UserError(f"model.{error.key}: {name} has no such setting; drop it") from error
-    except ValidationError as error:
-        if name is None:
-            raise
-        raise UserError(f"model.{error.full_key}: {str(error.msg).splitlines()[0]}") from error
+        unknown = f"{name} has no such setting; drop it" if isinstance(error, ConfigKeyError) else ""
+        raise UserError(f"model.{error.full_key}: {unknown or str(error.msg).splitlines()[0]}") from error
 
 
 def _known(build, cfg, task, *args, **kwargs):

@@ -152,13 +152,16 @@ class Chunked:
     padding_idx: int
     eps = 0.0
     report_accuracy = False
-    ignore_prefix_size = 0
+    ignore_prefix_size = chunk = 0
 
-    def __init__(self, task, sentence_avg, loss_chunk_tokens=0, **flags):
-        super().__init__(task, sentence_avg, **flags)  # type: ignore[call-arg]  # fairseq's
-        if loss_chunk_tokens < 0:
-            raise UserError(f"--loss-chunk-tokens {loss_chunk_tokens}: must be at least 1, or 0 to let it be chosen")
-        self.chunk = loss_chunk_tokens
+    @classmethod
+    def build_criterion(cls, cfg, task):
+        """fairseq's, which passes on what its own criterion asks for; UserError for a chunk of less than no token."""
+        criterion, chunk = super().build_criterion(cfg, task), cfg.loss_chunk_tokens
+        if chunk < 0:
+            raise UserError(f"--loss-chunk-tokens {chunk}: must be at least 1, or 0 to let it be chosen")
+        criterion.chunk = chunk
+        return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
         """The batch's loss (a sum over tokens, nats), its sample size and what is logged; unreduced, fairseq's way."""
@@ -187,21 +190,12 @@ class ChunkedLabelSmoothedCrossEntropy(Chunked, smoothed.LabelSmoothedCrossEntro
 
     registered = NAME
 
-    def __init__(
-        self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False, loss_chunk_tokens=0
-    ):
-        more = {"ignore_prefix_size": ignore_prefix_size, "report_accuracy": report_accuracy}
-        super().__init__(task, sentence_avg, loss_chunk_tokens, label_smoothing=label_smoothing, **more)
-
 
 @register_criterion(PLAIN, dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
     """`--criterion chunked_cross_entropy`, for language models: sums over tokens, in nats."""
 
     registered = PLAIN
-
-    def __init__(self, task, sentence_avg, loss_chunk_tokens=0):
-        super().__init__(task, sentence_avg, loss_chunk_tokens)
 
 
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:

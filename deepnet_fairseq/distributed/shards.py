@@ -53,12 +53,17 @@ def join_rows(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts]).view(tuple(shape))
 
 
-def each(found: list[Entry], change: Callable[[int, str, Tensor], Tensor]) -> list[Entry]:
-    """The entries with change(number of the parameter, key, tensor) in place of each tensor that has its shape."""
-    return [
+def changed(state: dict, shapes: list[torch.Size], change: Callable[[int, str, Tensor], Tensor]) -> dict:
+    """A state with change(number of the parameter, key, tensor) in place of each tensor of a parameter's shape.
+
+    shapes: of the tensors in `state`; the key of float32 weights is WEIGHTS.
+    """
+    found: list[Entry] = [
         {key: change(number, key, value) if is_part(key, value) else value for key, value in entry.items()}
-        for number, entry in enumerate(found)
+        for number, entry in enumerate(entries(state, shapes))
     ]
+    weights = {key: [change(n, key, w) for n, w in enumerate(state[key])] for key in {WEIGHTS} & state.keys()}
+    return with_entries(state, found, is_flat(state, shapes)) | weights
 
 
 def join_state(states: list[dict], shapes: list[torch.Size]) -> dict:
@@ -66,21 +71,17 @@ def join_state(states: list[dict], shapes: list[torch.Size]) -> dict:
     world = len(states)
     local = [[local_shape(shape, rank, world) for shape in shapes] for rank in range(world)]
     found = [entries(state, of_rank) for state, of_rank in zip(states, local, strict=True)]
-    whole = each(found[0], lambda number, key, _: join_rows([one[number][key] for one in found], shapes[number]))
-    state = with_entries(states[0], whole, is_flat(states[0], shapes))
-    if WEIGHTS in state:
-        parts = zip(*(state[WEIGHTS] for state in states), strict=True)
-        state[WEIGHTS] = [join_rows(of_ranks, shape) for of_ranks, shape in zip(parts, shapes, strict=True)]
-    return state
+
+    def join(number: int, key: str, _) -> Tensor:
+        weights = [state[key][number] for state in states] if key == WEIGHTS else []
+        return join_rows(weights or [of_rank[number][key] for of_rank in found], shapes[number])
+
+    return changed(states[0], local[0], join)
 
 
 def cut_state(state: dict, shapes: list[torch.Size], rank: int, world: int) -> dict:
     """A rank's part of a whole state."""
-    found = each(entries(state, shapes), lambda number, key, value: cut_rows(value, rank, world))
-    state = with_entries(state, found, is_flat(state, shapes))
-    if WEIGHTS in state:
-        state[WEIGHTS] = [cut_rows(value, rank, world) for value in state[WEIGHTS]]
-    return state
+    return changed(state, shapes, lambda number, key, value: cut_rows(value, rank, world))
 
 
 def write(save_dir: str, trainer, found: dict) -> dict:
@@ -107,12 +108,13 @@ def write(save_dir: str, trainer, found: dict) -> dict:
 
 
 def read(path: str, state: dict) -> dict:
-    """The checkpoint `state` of file `path` with what its shards hold; UserError if one is missing or damaged."""
+    """The checkpoint `state` of file `path` with what its shards hold; UserError if they are elsewhere."""
     name, files = state[KEY]["folder"], state[KEY]["files"]
     if not FOLDER.fullmatch(name) or not all(FILE.fullmatch(file) for file in files):
         raise UserError(f"{path}: names shards in a place where none is written; take another checkpoint")
     del state[KEY]
-    parts = [_part(path, Path(path).resolve().parent / name / file) for file in files]
+    folder = Path(path).resolve().parent / name  # whose files are verified with the checkpoint
+    parts = [torch.load(folder / file, map_location="cpu", mmap=True, weights_only=True) for file in files]
     state["model"], joined = parts[0]["model"], {}
     for name, shape in parts[0]["shapes"].items():
         memory = parts[0]["model"][name].data_ptr()  # of tied parameters the same
@@ -122,16 +124,6 @@ def read(path: str, state: dict) -> dict:
     if "optimiser" in parts[0]:
         state["last_optimizer_state"] = join_state([part["optimiser"] for part in parts], parts[0]["trained"])
     return state
-
-
-def _part(path: str, file: Path) -> dict:
-    try:
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: its part {file} is missing; take another checkpoint") from None
-    except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: its part {file} is damaged ({reason}); take another one") from error
 
 
 def damage(path: Path) -> str | None:

@@ -17,12 +17,9 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.trainer import Trainer
 from torch import distributed
 
-from ..checkpoints import integrity
-from ..checkpoints.exact_resume import WEIGHTS
 from ..compat.wrapping import wrap
 from ..errors import UserError
 from ..optim import deepnet_adam
-from ..optim.flat_adam import entries, is_flat, with_entries
 from . import shards
 
 BACKEND = "fully_sharded"
@@ -53,8 +50,6 @@ def install() -> None:
     wrap(Trainer, "save_checkpoint", _write)
     wrap(Trainer, "state_dict", _state_dict)
     wrap(Trainer, "load_checkpoint", _load)
-    if shards.damage not in integrity.FURTHER_CHECKS:
-        integrity.FURTHER_CHECKS.append(shards.damage)
 
 
 def sharded(trainer: Trainer):
@@ -151,12 +146,7 @@ def _found(cfg, trainer: Trainer, model) -> dict:
 
 def _gathered(model, state: dict, shapes: list[torch.Size]) -> dict:
     local = [part.shape for part in model.parameters() if part.requires_grad]
-    found = entries(state, local)
-    whole = shards.each(found, lambda number, key, value: model.gather(value, shapes[number]))
-    state = with_entries(state, whole, is_flat(state, shapes))
-    if WEIGHTS in state:
-        state[WEIGHTS] = [model.gather(value, shape) for value, shape in zip(state[WEIGHTS], shapes, strict=True)]
-    return state
+    return shards.changed(state, local, lambda number, key, value: model.gather(value, shapes[number]))
 
 
 def _consolidate(original, trainer: Trainer) -> None:

@@ -10,10 +10,7 @@ import torch
 from fairseq import utils
 from torch import Tensor, nn
 
-from ..transformer.slots import SUBLAYERS
-
 FORWARD, BACKWARD, NORM = "forward", "backward", "norm"
-SLOTS = ("before", "outer", "residual")  # of a layer, by sublayer
 FFN = ("fc1", "fc2", "hidden", "inner", "activation_dropout")
 
 
@@ -23,18 +20,15 @@ def addresses(model: nn.Module) -> dict[str, str]:
     What belongs to no single branch is addressed by its layer ("decoder.7"), and by its path outside of layers and in
     models that are not ours.
     """
-    sites = {path: module.sites for path, module in model.named_modules() if hasattr(module, "sites")}
-    return {path: _address(path.split("."), sites) for path, _ in model.named_modules()}
-
-
-def _address(words: list[str], sites: dict[str, dict]) -> str:
-    branches = sites.get(".".join(words[:3]))
-    if branches is None:
-        return ".".join(words)
-    first, second = [*words[3:5], "", ""][:2]
-    sublayer = second if first in SLOTS else "ffn" if first in FFN else SUBLAYERS.get(first, first)
-    any_site = next(iter(branches.values()))
-    return str(branches.get(sublayer) or f"{any_site.stack}.{any_site.layer}")
+    found = {module: path for path, module in model.named_modules()}
+    for layer in [module for module in model.modules() if hasattr(module, "sites")]:
+        ffn = layer.sites["ffn"]
+        found |= dict.fromkeys(layer.modules(), f"{ffn.stack}.{ffn.layer}")
+        for sublayer, site in layer.sites.items():
+            body = [getattr(layer, name) for name in (FFN if sublayer == "ffn" else [sublayer])]
+            for part in (*layer.around(sublayer), *body):
+                found |= dict.fromkeys([] if part is None else part.modules(), str(site))
+    return {path: found[module] for path, module in model.named_modules()}
 
 
 class Search:
