@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 
 from deepnet_fairseq.checkpoints import atomic, integrity, saving
@@ -83,6 +84,14 @@ def test_full_disk(tmp_path, monkeypatch):
     with pytest.raises(atomic.SaveError, match=r"checkpoint_last\.pt: could not be saved \(No space left on device\)"):
         atomic.save(state(2, 100_000), last)
     assert last.read_bytes() == before and names(tmp_path) == {last.name}
+
+
+def test_fairseqs_copies_are_ours(tmp_path):
+    last, other = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_2.pt"
+    for updates, path in ((1, last), (2, other)):
+        torch.save(state(updates), path)
+    assert PathManager.copy(str(other), str(last), overwrite=True)
+    assert [integrity.updates(path) for path in (last, atomic.previous_of(last))] == [2, 1]
 
 
 def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
@@ -218,16 +227,3 @@ def test_the_moving_average_is_fairseqs(dtype, precise):
     found = ours.get_model().state_dict() | {f"fp32.{k}": v for k, v in ours.fp32_params.items()}
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert not torch.equal(found["decoder.layers.0.fc1.weight"], model.state_dict()["decoder.layers.0.fc1.weight"])
-
-
-def test_another_models_average_takes_fairseqs_way():
-    """An average without one of the model's tensors is what fairseq makes of it."""
-    cfg = argparse.Namespace(ema_decay=0.5, ema_fp32=True, ema_seed_model=None, ema_start_update=0, ema_update_freq=1)
-    name, model = "encoder.layers.0.fc1.weight", small(1)
-    ema, before = EMA(model, cfg), model.state_dict()[name].clone()
-    del ema.fp32_params["decoder.layers.0.fc1.weight"]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0)
-    ema.step(model, 1)
-    assert torch.allclose(ema.get_model().state_dict()[name], 0.5 * (before + 1))

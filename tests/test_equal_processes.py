@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from itertools import product
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from deepnet_fairseq.distributed import agreement
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
-from .faults import states
 from .support import ranks
-from .support.lives import live, rows
+from .support.lives import assert_ends_as_one_left_alone
 from .support.lm_trainings import FLAGS, KINDS, make_text
 
 MODEL = (
@@ -138,46 +134,4 @@ def test_a_killed_language_model_ends_as_one_left_alone(kind, text, tmp_path):
     """In the first epoch and in the second; the tokens that are masked are the same again."""
     command = (text, *FLAGS, *KINDS[kind], "--dropout", "0.1", "--max-tokens", "800", "--save-interval-updates", "4")
     command += ("--keep-interval-updates", "1", "--max-update", "10", "--write-checkpoints-asynchronously")
-    found = []
-    for name, moments in (("alone", []), ("killed", [("update", 6), ("update", 5)])):
-        log, save = tmp_path / f"{name}.log", tmp_path / name
-        for moment in moments:
-            assert live(log, *command, "--save-dir", save, at=moment) == -signal.SIGKILL
-        assert live(log, *command, "--save-dir", save) == 0, log.read_text()[-2000:]
-        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
-    (one, expected, names), (other, logged, files) = found
-    assert logged == expected and files == names
-    assert list(states.differences(other, one)) == []
-
-
-def _answers(rank: int) -> dict:
-    def refuse():
-        raise UserError(f"--flag: refused by rank {rank}")
-
-    found = {
-        "first": agreement.is_first(),
-        "several": agreement.several(),
-        "gathered": agreement.gathered({"rank": rank}),
-        "largest": agreement.largest(10 - rank, CPU),
-        "answer": agreement.from_first(lambda: ["asked", rank]),
-    }
-    try:
-        agreement.from_first(refuse)
-    except UserError as error:
-        found["mistake"] = str(error)
-    agreement.meet()
-    return found
-
-
-def _rank(rank: int, folder) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save(_answers(rank), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_have_one_answer_and_one_alone_its_own(tmp_path):
-    expected = {"largest": 10, "answer": ["asked", 0], "mistake": "--flag: refused by rank 0"}
-    assert _answers(0) == expected | {"several": False, "first": True, "gathered": [{"rank": 0}]}
-    ranks.call(_rank, 2, tmp_path)
-    everyone = expected | {"several": True, "gathered": [{"rank": 0}, {"rank": 1}]}
-    assert [torch.load(tmp_path / f"{r}.pt") for r in range(2)] == [everyone | {"first": r == 0} for r in range(2)]
+    assert_ends_as_one_left_alone(tmp_path, command, [("update", 6), ("update", 5)])

@@ -11,11 +11,11 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from deepnet_fairseq.checkpoints import exact_resume
 
 from .conftest import TRAIN_FLAGS
-from .faults import states
-from .support.lives import TINY, live, rows
+from .support.lives import TINY, assert_ends_as_one_left_alone
 
 WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
 SAVES = "--max-tokens 3000 --save-interval-updates 4 --keep-interval-updates 1"  # 10 updates an epoch
+RUN = (*WHOLE, *TINY, *SAVES.split())
 EMA = "--store-ema --ema-decay 0.9"
 PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-threshold 1"
 CASES = {  # flags -> moments of death
@@ -35,31 +35,17 @@ MORE = {
 }
 
 
-def check(data, folder, flags: str, deaths, kind: int = signal.SIGKILL) -> None:
-    found = []
-    for name, moments in (("alone", []), ("killed", deaths)):
-        log, save = folder / f"{name}.log", folder / name
-        command = (data, *WHOLE, *TINY, *SAVES.split(), *flags.split(), "--save-dir", save)
-        for moment in moments:
-            assert live(log, *command, at=moment, kind=kind) == (-9 if kind == signal.SIGKILL else 128 + kind)
-        assert live(log, *command) == 0, log.read_text()[-2000:]
-        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
-    (alone, expected, names), (killed, logged, files) = found
-    assert logged == expected and files == names
-    assert list(states.differences(killed, alone)) == []
-
-
 @pytest.mark.parametrize("flags", [*CASES, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in MORE)])
 def test_killed_training_ends_as_one_left_alone(flags, data, tmp_path):
     """Killed after updates, in the second epoch, in the middle of saves."""
-    check(data, tmp_path, flags, (CASES | MORE)[flags])
+    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), (CASES | MORE)[flags])
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
 def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
     """By a signal: in an epoch, at its last update, in its validation, at the last update of all."""
-    check(data, tmp_path, "--max-update 16", [moment], kind=signal.SIGTERM)
+    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), [moment], kind=signal.SIGTERM)
 
 
 class Optimiser:

@@ -18,7 +18,7 @@ from deepnet_fairseq.export.transformer import NO_TRAINING
 
 from .support import lives, ranks, sentiment
 from .support.helpers import TOLERANCE, VOCAB
-from .support.sentiment import CLASSES, HEAD, RUN, batches, configured, some_data  # noqa: F401  a fixture
+from .support.sentiment import CLASSES, HEAD, RUN, some_data  # noqa: F401  a fixture
 
 BEST = ("--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric")
 OF_ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}

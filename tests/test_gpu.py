@@ -13,7 +13,7 @@ from deepnet_fairseq.profiling import take_profile
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
-from .test_deepnet_adam import KINDS, NAMES, difference, masters, optimiser
+from .test_deepnet_adam import KINDS, difference, masters, optimiser
 from .test_deepnet_adam import gradients as made_up
 from .test_deepnet_adam import model as parameters
 
@@ -94,7 +94,7 @@ def test_probed_gradients_are_unscaled(data, tmp_path, precision):
 def test_deepnet_adam_is_fairseqs(kind):
     """In half precision, and the state is handed over by way of the CPU."""
     built = []
-    for name in NAMES:
+    for name in ("adam", "deepnet_adam"):
         params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
         built.append((optimiser(name, params, kind), params))
         for update in range(20):

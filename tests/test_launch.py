@@ -17,13 +17,10 @@ from .faults.life import lives as alive
 from .support import ranks
 from .support.forked import BIN
 from .support.helpers import run_cold
-from .support.lives import live
+from .support.lives import TINY, live
 from .test_commands import losses
 
-MODEL = (
-    "--arch", "deepnet_transformer_tiny", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24",
-    "--encoder-attention-heads", "2", "--encoder-layers", "1", "--decoder-layers", "1", "--dropout", "0",
-)  # fmt: skip
+MODEL = (*TINY, "--dropout", "0")
 LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")
 
 

@@ -82,6 +82,9 @@ EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
     # h + 2d + 2f a layer, + d with factors on the shortcut; and Pre-LN's two last LayerNorms
     (MODEL_NAME, "normformer", {}, 12 * 5_128 + 2 * 1024),
     (MODEL_NAME, "normformer", {"normformer_scale_residual": True}, 12 * 5_640 + 2 * 1024),
+    (LM, "normformer", {"normformer_no_attention_norm": True}, 6 * (5_128 - 1024) + 1024),
+    (LM, "normformer", {"normformer_no_ffn_norm": True}, 6 * (5_128 - 4096) + 1024),
+    (MASKED_LM, "normformer", {"normformer_head_scale": "none"}, 6 * 5_120 + 1024),
     # N + M factors, or one a branch; the 2N + 3M LayerNorms fall away
     (MODEL_NAME, "rezero", {}, 12 - 30 * 1024),
     (MODEL_NAME, "rezero", {"rezero_per_sublayer": True}, 30 - 30 * 1024),

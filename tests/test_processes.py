@@ -7,6 +7,8 @@ import pytest
 
 from deepnet_fairseq.data.lines import map_rows
 
+from .faults.life import lives
+
 
 def test_lines_in_processes_come_in_order():
     lines = [f"line {number}" for number in range(12_345)]
@@ -48,14 +50,6 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     os.kill(child, 9)
     os.waitpid(child, 0)
     deadline = time.monotonic() + 10
-    while any(map(_runs, workers)):
+    while any(map(lives, workers)):
         assert time.monotonic() < deadline, f"{workers} still run"
         time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False

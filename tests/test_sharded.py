@@ -23,17 +23,6 @@ from .test_scripts import needs_venv
 SHAPES = [(7, 3), (1,), (), (2, 2, 2), (8,)]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_rows_are_those_of_chunk(world):
-    for shape in SHAPES:
-        whole = torch.randn(shape)
-        parts = [shards.cut_rows(whole, rank, world) for rank in range(world)]
-        chunks = whole.reshape(shape or (1,)).chunk(world)
-        assert all(torch.equal(part.reshape(chunk.shape), chunk) for part, chunk in zip(parts, chunks, strict=False))
-        assert [part.shape for part in parts] == [shards.local_shape(shape, rank, world) for rank in range(world)]
-        assert torch.equal(shards.join_rows(parts, shape), whole)
-
-
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "by parameter"])
 @pytest.mark.parametrize("world", [1, 3])
 def test_an_optimisers_state_is_cut_and_joined(world, flat):

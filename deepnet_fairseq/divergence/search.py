@@ -10,8 +10,10 @@ import torch
 from fairseq import utils
 from torch import Tensor, nn
 
+from ..transformer.slots import NORM_NAMES
+
 FORWARD, BACKWARD, NORM = "forward", "backward", "norm"
-FFN = ("fc1", "fc2", "hidden", "inner", "activation_dropout")
+FFN = ("fc1", "fc2", "activation_dropout")
 
 
 def addresses(model: nn.Module) -> dict[str, str]:
@@ -25,8 +27,8 @@ def addresses(model: nn.Module) -> dict[str, str]:
         ffn = layer.sites["ffn"]
         found |= dict.fromkeys(layer.modules(), f"{ffn.stack}.{ffn.layer}")
         for sublayer, site in layer.sites.items():
-            body = [getattr(layer, name) for name in (FFN if sublayer == "ffn" else [sublayer])]
-            for part in (*layer.around(sublayer), *body):
+            names = (*(FFN if sublayer == "ffn" else [sublayer]), NORM_NAMES[sublayer])
+            for part in (*layer.slots(sublayer).values(), *(getattr(layer, name, None) for name in names)):
                 found |= dict.fromkeys([] if part is None else part.modules(), str(site))
     return {path: found[module] for path, module in model.named_modules()}
 

@@ -24,7 +24,6 @@ def arguments() -> argparse.Namespace:
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings; pair: 2 processes")
-    parser.add_argument("--launched", type=int, default=1, help="kills of each kind started as a user does")
     parser.add_argument("--updates", type=int, default=45, help="of a training")
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--full-disks", type=float, default=0.25, help="share of lives in which the disk fills up")
@@ -71,7 +70,7 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
             processes, more = campaign.KINDS[name]
             training = campaign.Training(name, data, processes, given.updates, more)
             one = campaign.Campaign(training, disk, folder / f"logs-{name}", chance)
-            tallies[name] = one.run(kills, given.launched, given.full_disks)
+            tallies[name] = one.run(kills, given.full_disks)
     except campaign.Lost as error:
         return str(error)
     disk.close()

@@ -15,7 +15,7 @@ from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 from deepnet_fairseq.data.prepare import prepare_text
 
 from . import states
-from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
+from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Life, Log
 from .states import Lost
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
@@ -140,8 +140,8 @@ class Campaign:
             SAVES: log.seconds(SAVES, log.end_of_save),
         }
 
-    def run(self, kills: int, launched: int, full: float) -> Counter:
-        """Kills that many times, `launched` of them trainings started as a user does; Lost if anything is.
+    def run(self, kills: int, full: float) -> Counter:
+        """Kills that many times; Lost if anything is.
 
         full: the share of lives in which the disk fills up. What was done: kills by phase, and what else is COUNTED.
         """
@@ -149,7 +149,7 @@ class Campaign:
             folder = self.disk.folder / f"{self.training.name}-{self.tally['trainings']}"
             known, done = 0, False
             while not done:
-                life = self._birth(folder, Launched if 0 < kills <= launched else Life)
+                life = self._birth(folder)
                 killed = self._live(life, full if kills else None)
                 self._check_log(life.log, known)
                 statuses = life.statuses()
@@ -162,10 +162,10 @@ class Campaign:
             self.tally["trainings"] += 1
         return self.tally
 
-    def _birth(self, folder: Path, kind: type[Life] = Life) -> Life:
+    def _birth(self, folder: Path) -> Life:
         self._lives += 1
         log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
-        return kind(self.training.flags(folder), self.training.processes, log)
+        return Life(self.training.flags(folder), self.training.processes, log)
 
     def _live(self, life: Life, share: float | None) -> bool:
         """Lets it live through what befalls it, nothing if `share` is None; was it killed?"""
@@ -199,7 +199,7 @@ class Campaign:
         self.tally[life.log.phase()] += 1
         statuses = life.wait(PATIENCE)
         if None in statuses:
-            raise Lost(f"{life.log.path}: {PATIENCE} s after the death of its launcher or another a rank still lives")
+            raise Lost(f"{life.log.path}: {PATIENCE} s after the death of another a rank still lives")
         self.tally["survivors ended"] += sum(status > 0 for status in statuses)
 
     def _end(self, life: Life, full: bool = False) -> None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import random
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from ..support.helpers import USER_DIR
 from ..support.lives import rows
-from ..support.ranks import fairseq_train
+from ..support.ranks import be_rank, free_port
 
 START, VALIDATES, VALIDATED = "Start iterating over samples", 'begin validation on "', "| valid | {"
 UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Saved checkpoint"
@@ -25,7 +18,6 @@ WRITTEN, FAILED = "written in the background", "the training goes on"
 PHASES = ("start", "training", "validation", "saving")
 POLL = 5e-4  # seconds
 FORK = multiprocessing.get_context("fork")
-PROGRAMS = Path(sys.executable).parent
 FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third update
     "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2",
     "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2", "--dropout", "0.1",
@@ -96,28 +88,17 @@ class Life:
 
     def __init__(self, flags: list[str], processes: int, log: Log) -> None:
         """What the ranks print goes to the file of `log`."""
-        self.log, self.started, self.processes = log, time.monotonic(), processes
-        self.members = self._begin(flags)
-
-    def _begin(self, flags: list[str]) -> list:
-        port = str(free_port())
-        places = [{}] if self.processes == 1 else [
-            {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes),
-             "LOCAL_WORLD_SIZE": str(self.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            for rank in range(self.processes)
-        ]  # fmt: skip
-        members = [FORK.Process(target=_train, args=(flags, self.log.path, place)) for place in places]
-        for member in members:
+        self.log, self.started = log, time.monotonic()
+        port, words = free_port(), ["fairseq-train", *flags]
+        self.members = [
+            FORK.Process(target=be_rank, args=(n, processes, port, words, log.path)) for n in range(processes)
+        ]
+        for member in self.members:
             member.start()
-        return members
 
     def statuses(self) -> list[int | None]:
         """Exit statuses by rank, -9 for one that was killed, None for one that lives."""
         return [member.exitcode for member in self.members]
-
-    def ranks(self) -> list[int]:
-        """Process ids by rank."""
-        return [member.pid for member in self.members]
 
     @property
     def alive(self) -> bool:
@@ -158,62 +139,9 @@ class Life:
             member.join()
 
 
-class Launched(Life):
-    """The same as a user starts it: fairseq-train, by torchrun on several processes; five seconds until it trains."""
-
-    def _begin(self, flags: list[str]) -> list:
-        command = [str(PROGRAMS / "fairseq-train"), *flags]
-        if self.processes > 1:
-            rendezvous = ("--nproc_per_node", str(self.processes), "--master_port", str(free_port()), "--no-python")
-            command = [str(PROGRAMS / "torchrun"), *rendezvous, *command]
-        self._workers: list[int] = []  # of a launcher that was killed
-        with open(self.log.path, "ab") as log:
-            return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)]
-
-    def statuses(self) -> list[int | None]:
-        """The launcher's; None while one of its processes lives."""
-        status = self.members[0].poll()
-        return [None if any(map(lives, self._workers)) else status]
-
-    def ranks(self) -> list[int]:
-        launcher = self.members[0].pid
-        if self.processes == 1 or not self.alive:
-            return [launcher] if self.alive else []
-        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        return [int(pid) for pid in children]
-
-    def kill(self, ranks: tuple[int, ...]) -> None:
-        workers = self.ranks()
-        if len(ranks) < self.processes == len(workers):
-            with suppress(ProcessLookupError):
-                os.kill(workers[ranks[0]], signal.SIGKILL)
-        else:  # the launcher, whose processes, sessions of their own, end with it; or before it has launched them
-            self._workers = workers
-            self.bury()
-
-    def bury(self) -> None:
-        if self.members[0].poll() is None:  # else its number may be another's by now
-            os.killpg(self.members[0].pid, signal.SIGKILL)
-            self.members[0].wait()
-
-
 def lives(pid: int) -> bool:
     """Is there a process of that number that has not ended?"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def free_port() -> int:
-    """A port that nothing listened on a moment ago; below the range that the kernel gives to connections."""
-    while True:
-        port = random.SystemRandom().randint(12_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-
-
-def _train(flags: list[str], log: Path, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-    fairseq_train(["fairseq-train", *flags], log)

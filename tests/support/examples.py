@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 bounded = settings(max_examples=30, derandomize=True, deadline=timedelta(seconds=10), database=None)
-FINITE = st.floats(min_value=1e-6, max_value=1e6, allow_subnormal=False)  # the package switches denormals off
 _FLOATS = st.floats(allow_subnormal=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | _FLOATS | st.text(max_size=8) | st.just(10**400),

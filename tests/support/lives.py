@@ -14,6 +14,7 @@ import fairseq_cli.train
 import torch
 from fairseq.trainer import Trainer
 
+from ..faults import states
 from .ranks import CONTEXT, fairseq_train
 
 TINY = (
@@ -39,6 +40,24 @@ def live(
     process.join(timeout)
     process.kill()
     return process.exitcode
+
+
+def assert_ends_as_one_left_alone(folder: Path, command: tuple, deaths: list, kind: int = signal.SIGKILL) -> None:
+    """`fairseq-train COMMAND`, ended by the signal at each of the moments and started again: file by file, bit for bit.
+
+    And what it logs.
+    """
+    found = []
+    for name, moments in (("alone", []), ("killed", deaths)):
+        log, save = folder / f"{name}.log", folder / name
+        for moment in moments:
+            status = live(log, *command, "--save-dir", save, at=moment, kind=kind)
+            assert status == (-9 if kind == signal.SIGKILL else 128 + kind)
+        assert live(log, *command, "--save-dir", save) == 0, log.read_text()[-2000:]
+        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
+    (alone, expected, names), (killed, logged, files) = found
+    assert logged == expected and files == names
+    assert list(states.differences(killed, alone)) == []
 
 
 def rows(log: Path) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import re
 import socket
 import sys
@@ -25,11 +26,8 @@ CONTEXT.set_forkserver_preload([__name__])
 
 def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = True) -> list[dict]:
     """What each update logs; `world` processes as torchrun starts them, by themselves if it is 1."""
-    with socket.socket() as door:
-        door.bind(("localhost", 0))
-        port = door.getsockname()[1]
-    words = ["fairseq-train", *map(str, flags)]
-    processes = [CONTEXT.Process(target=_rank, args=(rank, world, port, words, log)) for rank in range(world)]
+    port, words = free_port(), ["fairseq-train", *map(str, flags)]
+    processes = [CONTEXT.Process(target=be_rank, args=(n, world, port, words, log)) for n in range(world)]
     for process in processes:
         process.start()
     for process in processes:
@@ -46,15 +44,25 @@ def call(function, world: int, *args) -> None:
     torch.multiprocessing.start_processes(function, args, world, start_method="forkserver")
 
 
+def free_port() -> int:
+    """A port that nothing listened on a moment ago; below the range that the kernel gives to connections."""
+    while True:
+        port = random.SystemRandom().randint(12_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+
+
 def updates(log: Path) -> list[dict]:
     """The log's row of each update."""
     return [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", log.read_text())]
 
 
-def _rank(rank: int, world: int, port: int, words: list[str], log: Path) -> None:
+def be_rank(number: int, world: int, port: int, words: list[str], log: Path) -> None:
+    """This process is one of torchrun's `world`, or by itself, and runs the program of those words."""
     if world > 1:
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
     fairseq_train(words, log)
 
 
