@@ -279,7 +279,7 @@ def first_training_batch(iterator) -> dict:
 def held_training_batch(iterator, device: torch.device) -> dict:
     """net_input on `device` of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
     net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
-    return utils.move_to_cuda(net_input, device) if device.type == "cuda" else net_input
+    return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
 
 
 def _first_epoch(iterator) -> list:
@@ -296,8 +296,7 @@ def _net_input(iterator, batch) -> dict:
 def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
     """The profile of `model` on one batch, measured in float32; rank 0's on every rank."""
     device = next(model.parameters()).device
-    if device.type == "cuda":
-        net_input = utils.move_to_cuda(net_input, device)
+    net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)

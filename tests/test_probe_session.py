@@ -73,7 +73,7 @@ def test_overflow_and_loss_scale(tmp_path):
         if attempt == 1:
             with pytest.raises(OverflowError):
                 optimizer.clip_grad_norm(0)
-            assert not probes.session.active and read_record(tmp_path / "probes.jsonl").rows == {}
+            assert not probes.session.watching and read_record(tmp_path / "probes.jsonl").rows == {}
     optimizer.clip_grad_norm(0)
     close(
         read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"],
@@ -111,19 +111,16 @@ def test_record_round_trip(tmp_path):
     assert read_record(path).rows == {}
 
 
-@pytest.mark.parametrize(
-    "text", ["no json\n", "[]\n", '{"format": 1}\n{"update": 1, "a": 3}\n', '{"format": 1}\n{"x": {}}\n']
-)
-def test_broken_records(tmp_path, text):
+BROKEN = ["no json\n", "[]\n", '{"format": 1}\n{"update": 1, "a": 3}\n', '{"format": 1}\n{"x": {}}\n']
+REFUSED = [(text, "is no record of probes, or broken") for text in BROKEN]
+REFUSED += [(f'{{"format": {n}}}\n', f"is of format {n}, this package reads 1") for n in (0, 2)]
+REFUSED += [("", "is of format None"), (None, "no such file; train with --deepnet-probe")]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_broken_records(tmp_path, text, message):
     path = tmp_path / "probes.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"probes.jsonl: is no record of probes, or broken"):
-        read_record(path)
-    with pytest.raises(UserError, match="no such file; train with --deepnet-probe"):
-        read_record(tmp_path / "absent")
-    path.write_text("")
-    with pytest.raises(UserError, match="is of format None, this package reads 1"):
-        read_record(path)
-    path.write_text('{"format": 2}\n')
-    with pytest.raises(UserError, match="is of format 2, this package reads 1"):
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=f"probes.jsonl: {message}"):
         read_record(path)

@@ -53,11 +53,6 @@ class Stock:
         places = {f"{stack}_normalize_before": first for stack, first in norms_first.items()}
         return plain | places | self.fixed | {"_name": self.name, "arch": self.name}
 
-    def weight_name(self, ours: str) -> str:
-        """Its name for the weight that is called `ours` with us."""
-        first, dot, rest = ours.partition(".")
-        return self.shells.get(first, first) + dot + rest
-
 
 STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
 STOCK = {
@@ -177,7 +172,8 @@ def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
     values = model.state_dict(keep_vars=True)
     state = {name: value.detach() for name, value in values.items() if id(value) not in of_methods}
     state |= {f"{name}.version": torch.tensor([3.0]) for name in stacks}
-    return {stock.weight_name(name): value for name, value in state.items()}
+    names = (name.split(".", 1) for name in state)
+    return {f"{stock.shells.get(a, a)}.{b}": value for (a, b), value in zip(names, state.values(), strict=True)}
 
 
 def _made_up(model: DeepModel) -> dict[str, Tensor]:

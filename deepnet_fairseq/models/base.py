@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from .. import archs, config
@@ -99,12 +99,6 @@ class DeepModel(nn.Module):
         return state_dict
 
 
-def register_architectures(model: str) -> None:
-    """Registers `model` and its presets in archs.MODELS as fairseq's --arch, each filled in by archs.fill.
-
-    To be called behind register_model, which has put an empty function under the model's own name.
-    """
-    ARCH_CONFIG_REGISTRY[model] = archs.fill
-    for arch, owner in archs.MODELS.items():
-        if owner == model and arch != model:
-            register_model_architecture(model, arch)(archs.fill)
+def embedding(dictionary: Dictionary, dim: int) -> nn.Embedding:
+    """A matrix (V, dim) for the symbols of a dictionary, its values still to be drawn."""
+    return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())

@@ -19,7 +19,7 @@ from ..config import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
 from ..errors import UserError
 from ..transformer.modules import Dropout, Linear
 from ..transformer.stack import Decoder, Encoder
-from .base import DeepModel
+from .base import DeepModel, embedding
 
 
 @register_model(archs.LM, dataclass=DeepLanguageModelConfig)
@@ -37,7 +37,7 @@ class DeepLanguageModel(DeepModel, FairseqLanguageModel):
             raise UserError(
                 "--share-decoder-input-output-embed: the output has fewer symbols (--output-dictionary-size); drop one"
             )
-        embed_tokens = nn.Embedding(len(source), cfg.decoder_embed_dim, padding_idx=source.pad())
+        embed_tokens = embedding(source, cfg.decoder_embed_dim)
         return cls(Decoder(cfg, method, target, embed_tokens, tied=cfg.share_decoder_input_output_embed))
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **options):
@@ -117,7 +117,7 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         if cfg.max_positions is None:
             cfg.max_positions = getattr(task.cfg, "tokens_per_sample", None) or task.max_positions()
         dictionary = task.source_dictionary
-        embed_tokens = nn.Embedding(len(dictionary), cfg.encoder_embed_dim, padding_idx=dictionary.pad())
+        embed_tokens = embedding(dictionary, cfg.encoder_embed_dim)
         tied = None if cfg.untie_weights_roberta else embed_tokens
         activation = str(cfg.activation_fn)
         lm_head = MaskedTokenHead(cfg.encoder_embed_dim, len(dictionary), activation, tied)
@@ -165,10 +165,6 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
 
     def head_linears(self):
         yield self.lm_head.dense
-
-    @property
-    def supported_targets(self) -> set[str]:
-        return {"self"}
 
     @property
     def has_idle_parameters(self) -> bool:

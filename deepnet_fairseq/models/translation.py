@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fairseq.models import FairseqEncoderDecoderModel, register_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import archs
 from ..config import DeepTransformerConfig
 from ..errors import UserError
 from ..transformer.stack import Decoder, Encoder
-from .base import DeepModel
+from .base import DeepModel, embedding
 
 
 @register_model(archs.MODEL_NAME, dataclass=DeepTransformerConfig)
@@ -23,10 +23,16 @@ class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
 
     @classmethod
     def assemble(cls, cfg, method, task):
-        source, target = embeddings(cfg, task.source_dictionary, task.target_dictionary)
+        source, target = task.source_dictionary, task.target_dictionary
+        if cfg.share_all_embeddings and source != target:
+            raise UserError(
+                "--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary"
+            )
+        of_source = embedding(source, cfg.encoder_embed_dim)
+        of_target = of_source if cfg.share_all_embeddings else embedding(target, cfg.decoder_embed_dim)
         tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
-        encoder = Encoder(cfg, method, task.source_dictionary, source)
-        return cls(encoder, Decoder(cfg, method, task.target_dictionary, target, tied))
+        encoder = Encoder(cfg, method, source, of_source)
+        return cls(encoder, Decoder(cfg, method, target, of_target, tied))
 
     def forward(
         self,
@@ -60,20 +66,3 @@ class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
 
     def vocabulary_projection(self):
         return self.decoder.output_projection
-
-
-def embeddings(cfg, source_dictionary, target_dictionary) -> tuple[nn.Embedding, nn.Embedding]:
-    """Token embeddings of encoder and decoder; one and the same under --share-all-embeddings.
-
-    UserError under it for two dictionaries. Their values are still to be drawn.
-    """
-
-    def embedding(dictionary, dim):
-        return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
-
-    source = embedding(source_dictionary, cfg.encoder_embed_dim)
-    if not cfg.share_all_embeddings:
-        return source, embedding(target_dictionary, cfg.decoder_embed_dim)
-    if source_dictionary != target_dictionary:
-        raise UserError("--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary")
-    return source, source

@@ -33,15 +33,10 @@ class Session:
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
         self.model, self.kinds = model, probes
         self.held: Held | None = None  # set before the first update, where a probe needs it
-        self.watching: list[Probe] = []
+        self.watching: list[Probe] = []  # of the update under observation, if there is one
         self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
         self._outer: list[RemovableHandle] = []
         self._inner: list[RemovableHandle] = []
-
-    @property
-    def active(self) -> bool:
-        """Is an update being watched?"""
-        return bool(self.watching)
 
     def begin(self) -> None:
         """The weights are theta_i and the forward passes of update i + 1 come next."""
@@ -132,7 +127,7 @@ class TrainingProbes:
             self._open(update)
         if optimizer is not self._wrapped:
             self._wrap(optimizer)
-        if update % self.interval == 0 and not self.session.active and update != self._written:
+        if update % self.interval == 0 and not self.session.watching and update != self._written:
             self.update = update
             self.session.model.set_num_updates(update)  # as the training step is about to
             self.session.begin()
@@ -145,10 +140,11 @@ class TrainingProbes:
         @functools.wraps(clip)
         def probed_clip(*args: Any, **kwargs: Any) -> Any:
             try:
-                if self.session.active:
+                if self.session.watching:
                     self.session.gradients(_scale(optimizer))
                 norm = clip(*args, **kwargs)  # fp16 raises at an overflow: the update is not made
-                if self.session.active and not _overflows(optimizer, norm):
+                skipped = isinstance(optimizer, AMPOptimizer) and not torch.isfinite(norm)  # AMP does so without a word
+                if self.session.watching and not skipped:
                     self._write()
                 return norm
             finally:
@@ -194,8 +190,3 @@ def _scale(optimizer: Any) -> float | Tensor:
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()
     return getattr(optimizer, "_multiply_factor", 1.0)
-
-
-def _overflows(optimizer: Any, norm: Any) -> bool:
-    """AMP skips an update whose gradients overflow, without a word; any other optimiser raises, or means it."""
-    return isinstance(optimizer, AMPOptimizer) and not bool(torch.isfinite(norm))

@@ -257,12 +257,8 @@ def _projection(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
     """x (rows, in) -> the outputs side by side."""
     if watched(*linears):
         return lambda x: torch.cat([linear(x) for linear in linears], -1)
-    return _matrix(*(pack(*linears) if len(linears) > 1 else (linears[0].weight, linears[0].bias)))
-
-
-def _matrix(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x (rows, in) -> (rows, out). A CPU multiplies few rows faster by the weight as it lies transposed."""
-    if weight.is_cpu:
-        weight = weight.t().contiguous()
-        return partial(torch.mm, mat2=weight) if bias is None else lambda x: torch.addmm(bias, x, weight)
-    return lambda x: F.linear(x, weight, bias)
+    weight, bias = pack(*linears) if len(linears) > 1 else (linears[0].weight, linears[0].bias)
+    if not weight.is_cpu:
+        return lambda x: F.linear(x, weight, bias)
+    weight = weight.t().contiguous()  # a CPU multiplies few rows faster by it
+    return partial(torch.mm, mat2=weight) if bias is None else lambda x: torch.addmm(bias, x, weight)
