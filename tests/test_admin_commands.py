@@ -6,12 +6,10 @@ import random
 import numpy
 import pytest
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.trainer import Trainer
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.profiling import first_training_batch, profile_run
+from deepnet_fairseq.trainer import build_trainer, parse
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run
@@ -80,14 +78,9 @@ def test_a_profile_of_another_method_is_refused(flags, data):
         profile_run([str(data), *TRAIN_FLAGS, *ADMIN[:-2], *flags])
 
 
-@pytest.mark.filterwarnings("ignore")  # of hydra, about fairseq
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
     """The batch itself, through fairseq's own trainer and iterator."""
-    parser = options.get_training_parser()
-    flags = [str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, flags))
-    task = tasks.setup_task(cfg.task)
-    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    trainer = build_trainer(parse([str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]))
     epoch = trainer.get_train_iterator(epoch=1)
     state = random.getstate(), numpy.random.get_state()[1].tolist()
     profiled = first_training_batch(epoch)

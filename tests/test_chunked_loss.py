@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deepnet_fairseq.archs import MODEL_NAME
 from deepnet_fairseq.building import blank_task
 from deepnet_fairseq.criterions import chunked
 from deepnet_fairseq.criterions.chunked import (
@@ -24,7 +25,8 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 
 from .support.diverging import TINY, train
-from .support.helpers import PAD, VOCAB, batch, small, stock
+from .support.helpers import PAD, VOCAB, batch, small
+from .support.single_stacks import stock
 
 
 def sample():
@@ -62,7 +64,7 @@ def assert_close(found, expected, tolerance=2e-6):
 def test_same_loss_and_gradients(method, monkeypatch):
     """With a matrix of its own, and with one that is the embeddings' too; in validation without a gradient."""
     tied = {"share_all_embeddings": len(method) % 2 == 0}
-    model = stock(2, **tied) if method == "fairseq's own" else small(2, method=method, **tied)
+    model = stock(MODEL_NAME, **tied) if method == "fairseq's own" else small(2, method=method, **tied)
     theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert_close(ours[1], theirs[1])
@@ -164,7 +166,7 @@ def test_autocast():
 
 def test_refusals(group):
     _, ours = criteria()
-    adaptive = stock(1, adaptive_softmax_cutoff="10,20")
+    adaptive = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")
     with pytest.raises(UserError, match=f"--criterion {NAME}: the model has no output projection"):
         ours(adaptive, sample())
     unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))

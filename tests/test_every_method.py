@@ -9,7 +9,7 @@ import torch
 from deepnet_fairseq.methods import METHODS, get_method
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import USER_DIR, call, extended_package, run
+from .support.helpers import USER_DIR, run
 from .test_commands import losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
@@ -43,43 +43,6 @@ def test_bf16_training_with_float32_numbers(method, data, tmp_path):
     names = (".omega", ".weights.weight", ".shift", ".a")
     kept = torch.cat([value.flatten() for name, value in state.items() if name.endswith(names)])
     assert not torch.equal(kept, kept.bfloat16().float())
-
-
-NEW = '''"""Halved: y = LN(x + f(x) / 2)."""
-
-from torch import nn
-
-from .base import Method, Option, register
-
-
-class Half(nn.Module):
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-
-    def forward(self, x, f):
-        return x + self.share * f
-
-
-@register("halved")
-class Halved(Method):
-    equation, paper = "LN(x + f(x) / 2)", "a test"
-    options = {"share": Option(0.5, "how much of the branch")}
-
-    def residual(self, site):
-        return Half(self.share)
-'''
-
-
-@pytest.mark.smoke
-def test_a_file_in_methods_is_all_it_takes(data, tmp_path):
-    """`deepnet methods`, --method, its own flag, training: nothing else was edited."""
-    package = extended_package(tmp_path, NEW)
-    assert "LN(x + f(x) / 2)" in call(package, "deepnet_fairseq.cli", "methods")
-    flags = [word if word != USER_DIR else package for word in TRAIN_FLAGS]
-    train = ("fairseq_cli.train", data, *flags, *ARCH, "--method", "halved", "--max-update", "2", "--no-save")
-    default, other = call(package, *train), call(package, *train, "--halved-share", "0.1")
-    assert sorted(losses(default)) == [1, 2] and losses(default) != losses(other)
 
 
 @pytest.mark.slow

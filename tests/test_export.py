@@ -17,7 +17,7 @@ from deepnet_fairseq.building import from_checkpoint
 from deepnet_fairseq.cli import main
 
 from .conftest import TRAIN_FLAGS, make_data
-from .support.helpers import PAD, USER_DIR, run, sentences, teach_to_copy
+from .support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")
 ARCH += ("--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32")
@@ -36,7 +36,14 @@ def checkpoint(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("deepnorm") / "checkpoint_last.pt"
     run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--save-dir", path.parent)
     state, (model, _) = torch.load(path), from_checkpoint(str(path))
-    teach_to_copy(model, vocab=model.encoder.embed_tokens.num_embeddings, steps=300)
+    vocab = model.encoder.embed_tokens.num_embeddings
+
+    def to_copy(step):
+        source = sentences(64, vocab, seed=step)
+        target = source.masked_fill(source.eq(PAD), FIRST)
+        return (source[32:], None, target[32:].roll(1, 1)), target[32:]
+
+    teach(model, 300, to_copy)
     torch.save(state | {"model": model.state_dict()}, path)
     return path
 

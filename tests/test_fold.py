@@ -93,13 +93,11 @@ CASES = {
         PAIR, "upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
     ),
     "normformer less its norms": (PAIR, "upstream", {"method": "normformer", **BARE}),
-    "causal, first omega": (LM, "upstream", first_omega_trained()),
     "causal, first omega, tied output": (LM, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
     "causal, few positions": (
         LM, "upstream", {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
     ),
     "as RoBERTa, Pre-LN": (MASKED, "upstream", {"method": "pre_ln", **ROBERTA}),
-    "masked, first omega": (MASKED, "upstream", first_omega_trained()),
     "masked, first omega, untied": (MASKED, "upstream", first_omega_trained(untie_weights_roberta=True)),
     "masked, first omega, as RoBERTa": (MASKED, "upstream", first_omega_trained(**ROBERTA)),
     "masked, few positions": (MASKED, "upstream", {"method": "post_ln", "max_positions": 9, **ROBERTA}),

@@ -20,12 +20,12 @@ from deepnet_fairseq.building import blank_task, from_checkpoint
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.models import DeepLanguageModel
 
-from .support.chains import LONGEST, chains, teach
-from .support.helpers import EOS, PAD, USER_DIR, VOCAB, run
+from .support.helpers import EOS, FIRST, PAD, USER_DIR, VOCAB, run, teach
 from .support.ranks import train
 from .support.sentiment import write
 from .support.single_stacks import batch, disturb, scores
 
+MARKS, ENDS, LONGEST = 2, 6, 24
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "complete", "--tokens-per-sample", str(LONGEST))
 SENTENCES = {"train": 300, "valid": 100, "test": 60}
 WIDTHS = {"layers": 2, "embed-dim": 32, "ffn-embed-dim": 64, "attention-heads": 2}
@@ -34,6 +34,25 @@ TRAIN = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", "400", "--num-workers", "0",
     "--no-epoch-checkpoints", "--disable-validation", "--dropout", "0", "--tokens-per-sample", str(LONGEST),
 )  # fmt: skip
+
+
+def chains(rows, seed):
+    """(B, LONGEST): eos, mark, symbols, eos, padding; a language that a small causal model learns in seconds.
+
+    The mark chooses the one of two tables by which symbols follow each other, so a model has to look back at it as well
+    as at the last symbol; the last symbols of the alphabet end a sentence.
+    """
+    tables = [torch.randperm(VOCAB - FIRST - MARKS, generator=torch.Generator().manual_seed(n)) for n in range(MARKS)]
+    generator = torch.Generator().manual_seed(seed)
+    marks = torch.randint(MARKS, (rows,), generator=generator)
+    symbols = torch.randint(VOCAB - FIRST - MARKS, (rows,), generator=generator)
+    columns, ended = [torch.full((rows,), EOS), FIRST + marks], torch.zeros(rows, dtype=torch.bool)
+    for _ in range(LONGEST - len(columns)):
+        columns.append(torch.where(ended, PAD, FIRST + MARKS + symbols))
+        ended |= symbols >= VOCAB - FIRST - MARKS - ENDS
+        symbols = torch.stack(tables)[marks, symbols]
+    found = torch.stack(columns, 1)
+    return found.scatter(1, found.ne(PAD).sum(1, keepdim=True).clamp(max=LONGEST - 1), EOS)
 
 
 @pytest.fixture(scope="module", name="data")
@@ -68,7 +87,12 @@ def a_ran(data, tmp_path_factory):
 def a_checkpoint(ran):
     """The last one, its model then taught the chains."""
     state, (model, _) = torch.load(ran), from_checkpoint(str(ran))
-    teach(model, vocab=VOCAB)
+
+    def what_follows(step):
+        tokens = chains(64, step)
+        return (tokens[:, :-1],), tokens[:, 1:]
+
+    teach(model, 100, what_follows)
     torch.save(state | {"model": model.state_dict()}, ran.with_name("taught.pt"))
     return ran.with_name("taught.pt")
 

@@ -10,7 +10,6 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hydra import compose, initialize_config_dir
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.models import MODELS
 
 from .support.sentiment import some_data, write  # noqa: F401  a fixture
 
@@ -144,23 +143,10 @@ def of_yaml(folder, data, *settings):
     return task.build_model(cfg.model)
 
 
-def test_yaml(data, tmp_path):
-    model = of_yaml(tmp_path, data)
-    assert isinstance(model, MODELS["deepnet_lm"])
-    assert model.max_positions() == 32 and len(model.decoder.layers) == 6
-    assert "decoder.layers.0.self_attn.inner.c" in model.state_dict()  # NormFormer's head scales
-    other = of_yaml(tmp_path, data, "+model.decoder_layers=2", "+model.share_decoder_input_output_embed=true")
-    assert len(other.decoder.layers) == 2
-    assert other.decoder.output_projection.weight is other.decoder.embed_tokens.weight
-
-
 YAML_MISTAKES = {
     "+model.encoder_layers=3": ("model.encoder_layers: deepnet_lm has no such setting",),
-    "+model.decoder_layers=many": ("model.decoder_layers: ",),
-    "model._name=deepnet_lm_13": ("model._name deepnet_lm_13: no such architecture",),
     "model._name=deepnet_masked_lm_6": ("--task language_modeling", "masked_lm or sentence_prediction"),
     "task.tokens_per_sample=0": ("--tokens-per-sample 0",),
-    "model.method=deepnrom": ("--method deepnrom: unknown",),
 }
 
 

@@ -9,7 +9,6 @@ from fairseq.logging import metrics
 from deepnet_fairseq import archs
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.divergence import Diverged, report
-from deepnet_fairseq.errors import UserError
 
 from .support.lm_trainings import CAUSAL, FLAGS, KINDS, make_text, trainer_of
 
@@ -39,12 +38,6 @@ def test_the_loss_in_chunks_is_cross_entropy(text, tmp_path, tied):
     assert chunked == pytest.approx(plain, rel=1e-5)
     for (name, a), b in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5), name
-
-
-def test_a_masked_model_has_no_matrix_to_chunk(text, tmp_path):
-    trainer, batches = trainer_of(text, tmp_path, *KINDS["masked"], "--criterion", "chunked_cross_entropy")
-    with pytest.raises(UserError, match="--criterion chunked_cross_entropy: the model has no output projection"):
-        trainer.criterion(trainer.model, next(batches))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,7 +42,7 @@ EXTRA = {"version", "embed_positions._float_tensor"}  # entries that nothing rea
 def pair(kind, method, layers=2, **fields):
     """Ours with the state dict of theirs."""
     own = OURS if kind == MASKED_LM else {}
-    theirs = stock(kind, layers, METHODS[method], **(own | fields))
+    theirs = disturb(stock(kind, layers, METHODS[method], **(own | fields)))
     ours = disturb(small(kind, layers, method=method, **fields), 1.0)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
@@ -131,7 +131,7 @@ def test_masked_tokens_and_features(method):
 def test_normformer_is_fairseqs(head_scale, scale_residual):
     """`transformer_lm` has NormFormer's operations as flags, with the heads scaled behind W_out."""
     scales = {"scale_fc": True, "scale_attn": True, "scale_heads": head_scale == "fairseq"}
-    theirs = stock(LM, 2, True, **scales, scale_resids=scale_residual, activation_fn="gelu")
+    theirs = disturb(stock(LM, 2, True, **scales, scale_resids=scale_residual, activation_fn="gelu"))
     options = {"normformer_head_scale": head_scale, "normformer_scale_residual": scale_residual}
     ours = disturb(small(LM, 2, method="normformer", activation_fn="gelu", **options), 1.0)
     places = {

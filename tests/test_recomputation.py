@@ -5,7 +5,9 @@ And the one history that layers share, dlcl's.
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.config import namespace
 from deepnet_fairseq.errors import UserError
@@ -15,7 +17,6 @@ from deepnet_fairseq.transformer.recomputation import Recomputation
 
 from .support.helpers import batch, logits, small
 from .support.observing import loss_of, net_input
-from .support.tensors import Storages
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 HOW = {
@@ -102,6 +103,25 @@ def test_same_gradients_in_several_processes(group):
     expected = gradients(plain)
     gradients(DistributedDataParallel(recomputed, find_unused_parameters=True))
     assert_equal(gradients(recomputed), expected)
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of all tensors made inside that live on."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def living(self) -> int:
+        return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
 def kept(model, rows=64):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
-from fairseq.models.transformer import TransformerModel
 
-from deepnet_fairseq.building import blank_task, build
+from deepnet_fairseq.building import build
 
 from .forked import fork
 
@@ -31,17 +27,6 @@ def small(layers: int = 2, **fields):
     torch.manual_seed(0)
     depths = {"encoder_layers": layers, "decoder_layers": layers}
     return build(vocab=VOCAB, **(depths | SMALL | fields)).eval()
-
-
-def stock(layers: int, **fields) -> TransformerModel:
-    """fairseq's own `transformer` of the same size."""
-    torch.manual_seed(0)
-    cfg = argparse.Namespace(
-        arch="transformer", encoder_layers=layers, decoder_layers=layers, decoder_attention_heads=2,
-        max_source_positions=1024, max_target_positions=1024, **(SMALL | fields),
-    )  # fmt: skip
-    ARCH_CONFIG_REGISTRY["transformer"](cfg)
-    return TransformerModel.build_model(cfg, blank_task(VOCAB)).eval()
 
 
 def batch(rows: int = 3, source: int = 9, target: int = 7, seed: int = 0):
@@ -67,18 +52,17 @@ def sentences(rows: int, vocab: int, seed: int = 0):
     return source
 
 
-def teach_to_copy(model, vocab: int, steps: int = 150):
-    """Trains a model until what it says depends on what it reads, and ends where that ends."""
+def teach(model, steps: int, sample):
+    """Trains a model until it says what sample(step) asks for: its inputs and, at once, all targets (B, T)."""
     model.train().set_num_updates(1000)
     optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
     for step in range(steps):
-        source = sentences(64, vocab, seed=step + 1)
-        target = source.masked_fill(source.eq(PAD), FIRST)
-        scores = model(source[32:], None, target[32:].roll(1, 1))[0]
-        torch.nn.functional.cross_entropy(scores.flatten(0, 1), target[32:].flatten()).backward()
+        inputs, target = sample(step + 1)
+        scores = model(*inputs)[0].flatten(0, 1)
+        torch.nn.functional.cross_entropy(scores, target.flatten(), ignore_index=PAD).backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.eval()
+    return model.eval()
 
 
 def run(*command, check=True) -> subprocess.CompletedProcess:
@@ -105,14 +89,6 @@ def _printed(done: subprocess.CompletedProcess, check: bool) -> subprocess.Compl
     if check:
         assert done.returncode == 0, done.stdout[-3000:]
     return done
-
-
-def extended_package(folder: Path, code: str) -> Path:
-    """A copy of the package with one more file in methods/."""
-    package = folder / "deepnet_fairseq"
-    shutil.copytree(USER_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "methods" / "halved.py").write_text(code)
-    return package
 
 
 def call(package: Path, *words) -> str:

@@ -104,7 +104,7 @@ STOCK = {
 
 
 def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
-    """fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size, away from its start."""
+    """fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size."""
     torch.manual_seed(0)
     model, complete = STOCK[kind]
     lengths = ("tokens_per_sample", "max_source_positions", "max_target_positions", "max_positions")
@@ -112,4 +112,4 @@ def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
     cfg = argparse.Namespace(encoder_normalize_before=pre_norm, **positions, **(sizes(kind, layers) | fields))
     complete(cfg)
     cfg.decoder_normalize_before = pre_norm  # base_lm_architecture says True whatever is asked
-    return disturb(model.build_model(cfg, blank_task(VOCAB))).eval()
+    return model.build_model(cfg, blank_task(VOCAB)).eval()
