@@ -16,7 +16,6 @@ from deepnet_fairseq.analysis.logs import read_log, read_validation
 from deepnet_fairseq.analysis.recorded_run import RecordedRun
 from deepnet_fairseq.analysis.scoring.generated import read_corpus, read_generated
 from deepnet_fairseq.bench import task as lengths
-from deepnet_fairseq.cli import main
 from deepnet_fairseq.cli.bench import rendered
 from deepnet_fairseq.compat.data import check_mapped
 from deepnet_fairseq.compat.yaml_config import LONGEST, literal
@@ -27,11 +26,10 @@ from deepnet_fairseq.probes.record import read_record
 from deepnet_fairseq.profiling import read_profile
 
 from .conftest import TRAIN_FLAGS
-from .support.broken import DEEP, check_line, contents, sentences
+from .support.broken import DEEP, check_line, sentences
 from .support.examples import VALUES, bounded
 from .support.helpers import ROOT, USER_DIR, run
 from .support.lives import TINY
-from .support.recorded import record, watched
 from .test_bad_input import assert_one_line
 
 BRANCHES = [f"{stack}.1.{place}" for stack in ("encoder", "decoder") for place in ("self_attn", "ffn")]
@@ -58,6 +56,7 @@ WRONG = {  # file -> contents that no program wrote; any bytes are tried below
         CUT, NOT_UTF8, DIGITS, omega(float("nan")), omega(10**400), as_json(PROFILE, omega=[1.5] * 5),
         as_json(PROFILE, format="deepnet_fairseq admin profile 9"), as_json(PROFILE, nonsense=1),
         b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n",  # columns not in order, of one stack
+        b"1 1\n2 1\n1 1\n2 1\n", b"1 1.0\n2 two\n", b"", b"{}", b"[",
     ),
     "run.json": (CUT, NOT_UTF8, DIGITS, as_json(FACTS, encoder_layers=0), as_json(FACTS, decoder_layers="6"),
                  as_json(FACTS, method=[])),
@@ -77,31 +76,16 @@ def test_own_formats(name, tmp_path):
         check_line(caught.value, str(path), "not a " if name == "profile.json" else "")
 
 
-@pytest.mark.parametrize("case", ["a pipe", "of other branches"])
-def test_training_with_a_profile(case, data, tmp_path):
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.write_bytes(as_json(PROFILE, omega={"encoder.7.ffn": 1.5})), str]
+)
+def test_training_with_a_profile(make, data, tmp_path):
+    """A pipe, one of other branches, none."""
     path = tmp_path / "profile.json"
-    os.mkfifo(path) if case == "a pipe" else path.write_bytes(as_json(PROFILE, omega={"encoder.7.ffn": 1.5}))
+    make(path)
     admin = ("--method", "admin", "--admin-profile", path, "--save-dir", tmp_path / "save")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *TINY, *admin, check=False)
     assert_one_line(done, f"--admin-profile {path}")
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [("run.json", CUT), ("score.json", b'{"bleu": 2'), ("score.json", b'{"bleu": "many"}'),
-     ("probes.jsonl", b'{"format": 1}\n{"update": 0, "ln_input": {"a": "b"}}\n')],
-)  # fmt: skip
-def test_recorded_runs(name, content, tmp_path):
-    """By a command, which leaves everything as it was."""
-    figure = 4 if name == "probes.jsonl" else 8
-    facts = {"method": "post_ln", "probes": watched(), "series": "post_ln_no_warmup"} if figure == 4 else {"bleu": 27.0}
-    folder = record(tmp_path / "runs", figure, "x", layers=18 if figure == 4 else 6, **facts)
-    (folder / name).write_bytes(content)
-    before = contents(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(["figures", str(tmp_path / "runs"), "--only", str(figure), "--out", str(tmp_path)])
-    check_line(caught.value, "deepnet: error: ", str(folder / name))
-    assert contents(tmp_path) == before
 
 
 def test_sentencepiece_models(tmp_path):

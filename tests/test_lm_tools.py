@@ -8,9 +8,9 @@ from fairseq.logging import metrics
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.divergence import Diverged, report
 
-from .support.lm_trainings import CAUSAL, FLAGS, KINDS, make_text, trainer_of
+from .support.diverging import Training
+from .support.lm_trainings import CAUSAL, FLAGS, KINDS, make_text
 
 STACK = {"causal": "decoder", "masked": "encoder"}
 
@@ -22,12 +22,12 @@ def text(tmp_path_factory):
 
 def steps(text, folder, *flags, count=3):
     """Losses of the first updates, in bits, and the trainer."""
-    trainer, batches = trainer_of(text, folder, *flags)
+    training = Training(text, folder, *flags, common=FLAGS)
     losses = []
     for _ in range(count):
         with metrics.aggregate("train_inner"):
-            losses.append(float(trainer.train_step([next(batches)])["loss"]))
-    return losses, trainer
+            losses.append(float(training.trainer.train_step([next(training.batches)])["loss"]))
+    return losses, training.trainer
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -54,12 +54,10 @@ def test_other_optimisers_and_precisions(text, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_divergence_is_found_in_its_layer(text, tmp_path, kind):
-    trainer, batches = trainer_of(text, tmp_path, *KINDS[kind])
+    training = Training(text, tmp_path, *KINDS[kind], common=FLAGS)
     with torch.no_grad():
-        next(reversed(trainer.model.stacks()[STACK[kind]].layers)).fc1.bias.fill_(float("inf"))
-    with pytest.raises(Diverged) as caught:
-        trainer.train_step([next(batches)])
-    event = report.event(trainer, caught.value.stop, 1)
+        next(reversed(training.model.stacks()[STACK[kind]].layers)).fc1.bias.fill_(float("inf"))
+    event = training.event()
     assert event["first"]["where"].startswith(f"{STACK[kind]}.2.ffn")
     assert event["model"][f"{STACK[kind]}_layers"] == 2
     assert not any("source and" in words for words in event["advice"])

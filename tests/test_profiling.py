@@ -145,17 +145,6 @@ def test_other_dropouts_are_a_warning(profile, caplog):
     assert "taken with --dropout 0.0, this model has 0.3" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1 1.0\n2 two\n", "1 1.0\n3 1.2\n1 1.0\n", "1 1\n2 1\n1 1\n2 1\n", "{}", '{"format": "other"}', "["]
-)
-def test_what_is_no_profile_is_refused(text, tmp_path):
-    (tmp_path / "p").write_text(text)
-    with pytest.raises(UserError, match="not a whole profile"):
-        read_profile(str(tmp_path / "p"))
-    with pytest.raises(UserError, match="No such file"):
-        read_profile(str(tmp_path / "missing"))
-
-
 def zipf_batch(rows, length, vocab):
     generator = torch.Generator().manual_seed(3)
     weights = 1 / torch.arange(1, vocab - 3).float()

@@ -22,11 +22,10 @@ WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "
 
 
 class Training:
-    """A trainer of TRAIN_FLAGS and more flags, with the batches of its first epoch."""
+    """A trainer of `common` and more flags, with the batches of its first epoch."""
 
-    def __init__(self, data: Path, folder: Path, *flags: str):
-        self.folder = folder
-        self.trainer = build_trainer(parse([str(data), *TRAIN_FLAGS, "--save-dir", str(folder), *flags]))
+    def __init__(self, data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS):
+        self.trainer = build_trainer(parse([str(data), *common, "--save-dir", str(folder), *flags]))
         iterator = self.trainer.get_train_iterator(1)
         self.trainer.begin_epoch(1)
         self.batches = iter(iterator.next_epoch_itr(shuffle=True))

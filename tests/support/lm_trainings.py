@@ -5,11 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import fairseq_cli.train
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-from deepnet_fairseq.trainer import build_trainer, parse
 
 from .helpers import USER_DIR
 from .sentiment import write
@@ -46,18 +42,3 @@ def make_text(folder: Path) -> Path:
             lines.append([f"w{number}" for number in line])
         write(folder / split, lines, symbols)
     return folder
-
-
-def trainer_of(data: Path, folder: Path, *flags: str):
-    """fairseq's, and the batches of its first epoch."""
-    trainer = build_trainer(parse([str(data), *FLAGS, "--save-dir", str(folder), *flags]))
-    iterator = trainer.get_train_iterator(1)
-    trainer.begin_epoch(1)
-    return trainer, iterator.next_epoch_itr(shuffle=True)
-
-
-def train(data: Path, folder: Path, *flags: str) -> None:
-    """fairseq-train, in this process."""
-    fairseq_cli.train.main(
-        convert_namespace_to_omegaconf(parse([str(data), *FLAGS, "--save-dir", str(folder), *flags]))
-    )
