@@ -69,6 +69,15 @@ def graphics(gpus: int) -> str:
     return f"{gpus} x {names.most_common(1)[0][0] if names else 'GPU'}"
 
 
+def kernel_bytes(key: str, path: str = "/proc/self/status") -> int:
+    """The number behind `key` in a file of /proc with lines `KEY: NUMBER kB`; StopIteration if there is none.
+
+    Of this process VmRSS is resident now, VmHWM at most since its start (getrusage's begins with the parent's).
+    """
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
+
+
 def processor() -> str:
     """As "CPU, 2 cores: AMD EPYC 7B13"."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import numpy
 from fairseq import options, tasks, utils
@@ -20,9 +21,10 @@ def parse(flags: list[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
 
 
-def build_trainer(args: argparse.Namespace) -> Trainer:
+def build_trainer(args: argparse.Namespace, watched: Callable = lambda function, name: function) -> Trainer:
     """The Trainer with task, model and criterion from the run's seed; no batch is loaded.
 
+    watched(function, name) gives what is called in place of the functions that make "model" and "trainer", for a clock.
     UserError without a batch size, and for whatever task and model refuse.
     """
     cfg = convert_namespace_to_omegaconf(args)
@@ -32,5 +34,5 @@ def build_trainer(args: argparse.Namespace) -> Trainer:
     numpy.random.seed(cfg.common.seed)
     utils.set_torch_seed(cfg.common.seed)
     task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+    model = watched(task.build_model, "model")(cfg.model)
+    return watched(Trainer, "trainer")(cfg, task, model, task.build_criterion(cfg.criterion))

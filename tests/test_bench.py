@@ -245,7 +245,6 @@ def test_order_rotates_and_failures_are_recorded():
     assert called == ["a", "b", "c", "d", "a", "a"]
     assert [cell.state for cell in found.values()] == ["measured", FAILED, NO_MEMORY, DIVERGED]
     assert found["b"].reason == "ValueError: odd" and found["a"].repeats == [0, 1, 2]
-    assert turns.rotated(["a", "b", "c"], 1) == ["b", "c", "a"]
     with pytest.raises(UserError):
         turns.interleave({"e": Cell("train", "e", "6-6", "tiny")}, {"e": run("e", UserError("--flag"))}, range(1), 60)
 

@@ -41,14 +41,14 @@ def extended(tmp_path_factory):
 
 def test_example_of_a_new_method_is_found(extended):
     """Listed, foldable, with its option and its numbers by depth."""
-    printed = call(extended / "deepnet_fairseq", "deepnet_fairseq.cli", "methods", "--json")
+    printed = call(extended / "deepnet_fairseq", "deepnet_fairseq", "methods", "--json")
     (row,) = [row for row in json.loads(printed) if row["method"] == "layer_scale"]
     assert row["obstacle"] is None and row["final_norm"]
     assert row["extra_parameters"] == 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two last LayerNorms
     assert row["options"]["--layer-scale-init"]["default"] == 0.0
     for layers, g in ((18, 0.1), (25, 1e-6)):
         command = ("coefficients", layers, layers, "--method", "layer_scale", "--json")
-        numbers = json.loads(call(extended / "deepnet_fairseq", "deepnet_fairseq.cli", *command))
+        numbers = json.loads(call(extended / "deepnet_fairseq", "deepnet_fairseq", *command))
         assert numbers["encoder"] == numbers["decoder"] == {"g": g}
 
 

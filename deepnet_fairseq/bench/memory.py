@@ -8,13 +8,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
+from ..environment import kernel_bytes
 from ..errors import UserError
 from .contender import Contender
-from .settings import Candidate, Settings, Shape
+from .settings import Candidate, Settings, Shape, register_torchscale
 from .turns import FAILED, NO_MEMORY, NO_TIME, Cell, recorded
 
 STATE = {"fp32": 16, "bf16": 20, "fp16": 20}  # bytes a parameter: weights, gradients, Adam's moments, fp32 copies
@@ -39,7 +39,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that nobody uses: of the GPU, or of this machine as the kernel counts them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
-    return kilobytes("/proc/meminfo", "MemAvailable") * 1024
+    return kernel_bytes("MemAvailable", "/proc/meminfo")
 
 
 @contextmanager
@@ -49,20 +49,12 @@ def limited(device: torch.device) -> Iterator[None]:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = kilobytes("/proc/self/status", "VmData") * 1024 + free_memory(device)
+    most = kernel_bytes("VmData") + free_memory(device)
     resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def kilobytes(path: str, key: str) -> int:
-    """The number behind `key` in a file of lines `KEY: NUMBER kB`, as of /proc; LookupError if there is none."""
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1])
-    raise LookupError(f"{path} has no {key}")
 
 
 STEPS = 3  # the second is the first with the optimiser's state
@@ -92,7 +84,7 @@ def measure_memory(candidate: Candidate, shape: Shape, settings: Settings, cell:
 
 def _alone(sender: Connection, candidate: Candidate, shape: Shape, settings: Settings, cell: Cell) -> None:
     """In a process of its own: trains the candidate for some steps and sends the fields of its cell."""
-    candidate.register()
+    register_torchscale()
     with limited(settings.torch_device):
         try:
             with recorded(cell, settings.seconds):
@@ -104,7 +96,7 @@ def _alone(sender: Connection, candidate: Candidate, shape: Shape, settings: Set
 
 def _train(cell: Cell, candidate: Candidate, shape: Shape, settings: Settings) -> None:
     Contender(candidate, Shape(1, 1, "tiny"), settings).close()  # what is imported at the first use
-    baseline = _peak()
+    baseline = kernel_bytes("VmHWM")
     contender = Contender(candidate, shape, settings)
     cell.facts["parameters"] = contender.parameters()
     batches = contender.batches(CHOSEN_FROM)
@@ -115,14 +107,9 @@ def _train(cell: Cell, candidate: Candidate, shape: Shape, settings: Settings) -
         made += contender.step(largest) is not None  # half precision first finds its scale
         if made == STEPS:
             break
-    peak = _peak()
+    peak = kernel_bytes("VmHWM")
     numbers = {"peak RSS": peak, "baseline RSS": baseline, "bytes": peak - baseline}
     if settings.torch_device.type == "cuda":
         numbers["bytes"] = torch.cuda.max_memory_allocated()
         numbers["reserved"] = torch.cuda.max_memory_reserved()
     cell.add(0, numbers)
-
-
-def _peak() -> int:
-    """Bytes this process has had resident at most. Not getrusage's, which starts from what its parent had."""
-    return kilobytes("/proc/self/status", "VmHWM") * 1024

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass
 
 import torch
 
@@ -123,19 +122,12 @@ STOCK = "stock"
 class Candidate:
     """One that is measured.
 
-    flags: of fairseq-train, that make it; module: what registers its model, empty where this package does; unavailable:
-    why it cannot run here, if so.
+    flags: of fairseq-train, that make it; unavailable: why it cannot run here, if so.
     """
 
     name: str
     flags: tuple[str, ...]
-    module: str = ""
     unavailable: str = ""
-
-    def register(self) -> None:
-        """Makes its flags known to fairseq. ImportError without its package."""
-        if self.module:
-            import_module(self.module)
 
 
 def _ours(name: str, method: str, optimizer: str, flags: str) -> Candidate:
@@ -177,9 +169,13 @@ def candidates(
 
 def _torchscale(method: str) -> Candidate:
     flags = ("--arch=deepnet_bench_torchscale", "--optimizer=adam", *(["--deepnorm"] if method == "deepnorm" else []))
-    candidate = Candidate("torchscale", flags, f"{__package__}.torchscale")
+    return Candidate("torchscale", flags, register_torchscale())
+
+
+def register_torchscale() -> str:
+    """Makes its model known to fairseq; why that cannot be, if so."""
     try:
-        candidate.register()
+        from . import torchscale  # noqa: F401
     except ImportError as error:
-        return replace(candidate, unavailable=f"{error}; pip install 'deepnet_fairseq[bench]'")
-    return candidate
+        return f"{error}; pip install 'deepnet_fairseq[bench]'"
+    return ""

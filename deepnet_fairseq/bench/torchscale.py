@@ -4,24 +4,21 @@ Same work as fairseq's `transformer`: with the same weights it gives the same sc
 torchscale's example; layers, attention, masks and incremental decoding are torchscale's. Of timm it takes one function,
 for stochastic depth, which is off; timm needs torchvision, whose wheel does not load beside a CPU build of torch. Of
 fairscale it takes the wrapper that recomputes a layer; fairseq has a copy. Stand-ins take their place.
-Annotations are not postponed: fairseq reads the types of a config's fields at run time.
 """
+
+from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 
-from fairseq.dataclass import FairseqDataclass
-from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIncrementalDecoder, register_model
-from fairseq.models.transformer import Embedding
+from fairseq import models
+from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIncrementalDecoder
+from fairseq.models.transformer import Embedding, TransformerModel, base_architecture
 from fairseq.modules import PositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from omegaconf import II
 from torch import nn
-
-from ..config import flag
 
 
 @contextmanager
@@ -62,58 +59,37 @@ with stand_ins():
 NAME = "deepnet_bench_torchscale"
 
 
-@dataclass
-class TorchscaleConfig(FairseqDataclass):
-    """Flags of the model under fairseq's names, which are those of torchscale's EncoderDecoderConfig as well."""
-
-    encoder_layers: int = flag(6, "")
-    encoder_embed_dim: int = flag(512, "")
-    encoder_ffn_embed_dim: int = flag(2048, "")
-    encoder_attention_heads: int = flag(8, "")
-    decoder_layers: int = flag(6, "")
-    decoder_embed_dim: int = flag(512, "")
-    decoder_ffn_embed_dim: int = flag(2048, "")
-    decoder_attention_heads: int = flag(8, "")
-    dropout: float = flag(0.1, "")
-    attention_dropout: float = flag(0.0, "")
-    activation_dropout: float = flag(0.0, "")
-    share_all_embeddings: bool = flag(False, "always so")
-    checkpoint_activations: bool = flag(False, "")
-    deepnorm: bool = flag(False, "DeepNorm instead of Post-LN")
-    max_source_positions: int = II("task.max_source_positions")
-    max_target_positions: int = II("task.max_target_positions")
-
-
-@register_model(NAME, dataclass=TorchscaleConfig)
+@models.register_model(NAME)
 class TorchscaleModel(FairseqEncoderDecoderModel):
-    """A Post-LN or DeepNorm Transformer with one embedding matrix."""
+    """A Post-LN or DeepNorm Transformer with one embedding matrix, by the flags of fairseq's `transformer`.
+
+    Their names are those of torchscale's EncoderDecoderConfig as well, which passes over all others.
+    """
 
     @classmethod
-    def build_model(cls, cfg: TorchscaleConfig, task) -> "TorchscaleModel":
-        dictionary = task.target_dictionary
-        config = EncoderDecoderConfig(
-            encoder_normalize_before=False,
-            decoder_normalize_before=False,
-            subln=False,
-            activation_fn="relu",
-            no_scale_embedding=False,
-            **{name: getattr(cfg, name) for name in TorchscaleConfig.__dataclass_fields__ if name in cfg},
-        )
-        tokens = Embedding(len(dictionary), cfg.encoder_embed_dim, dictionary.pad())
-        logits = nn.Linear(cfg.encoder_embed_dim, len(dictionary), bias=False)
+    def add_args(cls, parser) -> None:
+        TransformerModel.add_args(parser)
+        parser.add_argument("--deepnorm", action="store_true", help="DeepNorm instead of Post-LN")
+
+    @classmethod
+    def build_model(cls, args, task) -> TorchscaleModel:
+        dictionary, width = task.target_dictionary, args.encoder_embed_dim
+        tokens = Embedding(len(dictionary), width, dictionary.pad())
+        logits = nn.Linear(width, len(dictionary), bias=False)
         logits.weight = tokens.weight
-
-        def positions(most: int) -> nn.Module:
-            return PositionalEmbedding(most, cfg.encoder_embed_dim, dictionary.pad())
-
+        source, target = (PositionalEmbedding(most, width, dictionary.pad()) for most in task.max_positions())
+        config = EncoderDecoderConfig(subln=False, **vars(args))
         shared = {"is_encoder_decoder": True, "dictionary": dictionary}
         return cls(
-            TorchscaleEncoder(config, tokens, positions(cfg.max_source_positions), **shared),
-            TorchscaleDecoder(config, tokens, positions(cfg.max_target_positions), logits, **shared),
+            TorchscaleEncoder(config, tokens, source, **shared),
+            TorchscaleDecoder(config, tokens, target, logits, **shared),
         )
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         return self.decoder(prev_output_tokens, encoder_out=self.encoder(src_tokens))
+
+
+models.register_model_architecture(NAME, NAME)(base_architecture)
 
 
 class TorchscaleEncoder(Encoder, FairseqEncoder):

@@ -234,16 +234,10 @@ class Translator(Contender):
         self.task.load_dataset("train")
         self.model.eval()
         self.model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
-        self.found: dict[int, list[dict]] = {}
 
     def sorted_batches(self, sentences: int) -> list[dict]:
         """One for each repeat, of so many sentences as fairseq-generate sorts them, from short to long."""
-        if sentences not in self.found:
-            self.found[sentences] = self._batches(sentences, self.settings.repeats)
-        return self.found[sentences]
-
-    def _batches(self, sentences: int, count: int) -> list[dict]:
-        dataset, device = self.task.dataset("train"), self.settings.torch_device
+        dataset, device, count = self.task.dataset("train"), self.settings.torch_device, self.settings.repeats
         with data_utils.numpy_seed(self.settings.seed):
             order = dataset.ordered_indices()
         most = len(order) // sentences  # middles of `count` equal stretches of the sorted corpus

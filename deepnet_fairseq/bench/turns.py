@@ -140,7 +140,8 @@ def interleave(
     """
     names, spent = list(runs), dict.fromkeys(runs, 0.0)
     for repeat in repeats:
-        for name in rotated(names, repeat):
+        first = repeat % max(len(names), 1)
+        for name in names[first:] + names[:first]:
             cell, left = cells[name], seconds - spent[name]
             if cell.reason or left <= 0:
                 continue
@@ -155,9 +156,3 @@ def interleave(
             finally:
                 gc.enable()
             spent[name] += time.monotonic() - start
-
-
-def rotated(names: list, by: int) -> list:
-    """The names in their order, beginning with number `by`, which wraps around."""
-    by %= max(len(names), 1)
-    return names[by:] + names[:by]

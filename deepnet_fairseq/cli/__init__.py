@@ -18,16 +18,18 @@ def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands, of which each sets `run` to the function that does it.
 
     A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
-    the parser to add flags to, function(args) runs it, and its docstring is its help.
+    the parser to add flags to, function(args) runs it, and its docstring is its help. With `usage`, what is shown
+    behind the name, the command takes flags that it does not know: function finds them in args.rest.
     """
     top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function) -> argparse.ArgumentParser:
-        """A subcommand that calls function(args); its first line of documentation is its help."""
-        sub = commands.add_parser(name, help=function.__doc__.split("\n")[0], description=function.__doc__)
-        sub.set_defaults(run=function)
+    def command(name: str, function, usage: str = "") -> argparse.ArgumentParser:
+        text, raw = function.__doc__, argparse.RawDescriptionHelpFormatter
+        more = {"usage": f"deepnet {name} {usage}", "formatter_class": raw, "allow_abbrev": False} if usage else {}
+        sub = commands.add_parser(name, help=text.split("\n")[0], description=text, **more)
+        sub.set_defaults(run=function, passes_flags_on=bool(usage))
         return sub
 
     for group in GROUPS:
@@ -35,12 +37,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def numbers(flag: str, text: str, example: str) -> list[int]:
+    """Of a flag's comma-separated list; UserError, naming the flag, for anything else."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: give whole numbers with commas between, as {example}") from error
+
+
 def main(argv: list[str] | None = None) -> None:
     """Runs one subcommand; a mistake of the user ends it with one line and status 1."""
     args, rest = parser().parse_known_args(argv)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
-        if rest and not getattr(args, "passes_flags_on", False):
+        if rest and not args.passes_flags_on:
             raise UserError(f"unknown: {' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
         args.rest = rest
         args.run(args)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 from ..errors import UserError
 from ..json_text import WRONG_VALUES, read_object
+from . import numbers
 
 MEASURES = "build,train,memory,generate,checkpoint"
 
@@ -16,9 +18,11 @@ def bench(args) -> None:
     All candidates of a depth and width run in turn in this process, on the same batches. Results go to --out as JSON,
     whole after each depth and width; a table goes to the standard output.
     """
+    import torch
+
     from ..atomic_output import check_file
     from ..bench.report import failures, render, run
-    from ..bench.settings import candidates, shapes
+    from ..bench.settings import Settings, candidates, shapes
 
     if args.render:
         print(rendered(args.render))
@@ -30,34 +34,15 @@ def bench(args) -> None:
     if out:
         check_file("--out", out)
     found = candidates(args.candidates, args.method, args.optimizer, args.ours, tuple(args.variant))
-    report = run(shapes(args.depths, args.widths), found, _settings(args), only, out)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.max_tokens = args.max_tokens or (4096 if args.device == "cuda" else 512)
+    for name in ("sentences", "beams"):
+        setattr(args, name, tuple(numbers(f"--{name}", getattr(args, name), "1,32")))
+    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
+    report = run(shapes(args.depths, args.widths), found, settings, only, out)
     print(render(report))
     if failed := failures(report):
         raise UserError(f"failed: {'; '.join(failed)}")
-
-
-def _settings(args):
-    import torch
-
-    from ..bench.settings import Settings
-
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    same = ("precision", "vocabulary", "dropout", "lengths", "seed", "warmup", "repeats", "seconds", "clock")
-    return Settings(
-        device=device,
-        max_tokens=args.max_tokens or (4096 if device == "cuda" else 512),
-        sentences=_numbers("--sentences", args.sentences),
-        beams=_numbers("--beams", args.beams),
-        checkpoint_activations=args.checkpoint_activations,
-        **{name: getattr(args, name) for name in same},
-    )
-
-
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError as error:
-        raise UserError(f"{flag} {text}: give whole numbers with commas between, as 1,32") from error
 
 
 def rendered(path: str) -> str:

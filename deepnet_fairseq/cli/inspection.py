@@ -9,6 +9,7 @@ import sys
 from .. import archs
 from ..errors import UserError
 from ..text_table import render
+from . import numbers
 
 SMALLEST_LR = 1e-10  # of `theory`; below it rounding in float64 shows
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
@@ -198,7 +199,9 @@ def theory(args) -> None:
 
     if not SMALLEST_LR <= args.lr <= 1:
         raise UserError(f"--lr {args.lr}: must be at least {SMALLEST_LR} and at most 1")
-    methods, depths = args.method.split(","), _depths(args.depths)
+    methods, depths = args.method.split(","), numbers("--depths", args.depths, "6,18,50")
+    if min(depths) < 1:
+        raise UserError(f"--depths {args.depths}: a stack needs at least 1 layer")
     check_names(args.arch, methods)
     found = {
         m: [measure(m, depth, args.arch, args.lr, args.init_profile, args.seed) for depth in depths] for m in methods
@@ -214,16 +217,6 @@ def theory(args) -> None:
         "|v,w|: mean sqrt(v^2 + w^2), Xavier is 1.414; ratio: update over bound; slope: p of a growth as N^p\n"
         "all moved: the model's update when biases, LayerNorms, embeddings, q and k take the step too"
     )
-
-
-def _depths(text: str) -> list[int]:
-    try:
-        depths = [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"--depths {text}: give whole numbers with commas between, as in 6,18,50") from error
-    if min(depths) < 1:
-        raise UserError(f"--depths {text}: a stack needs at least 1 layer")
-    return depths
 
 
 def add(command) -> None:
@@ -256,15 +249,12 @@ def add(command) -> None:
     sub.add_argument("--names", action="store_true", help="only print their names")
     sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")
 
-    sub = command("check", check)
+    flags = "[--updates N] [--seconds S] [--compress-warmup K] [--json] DATA [flags of fairseq-train]"
+    sub = command("check", check, flags)
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
     sub.add_argument("--json", action="store_true")
-    sub.set_defaults(passes_flags_on=True)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.usage = "deepnet check [--updates N] [--seconds S] [--compress-warmup K] [--json] DATA [flags of fairseq-train]"
-    sub.allow_abbrev = False
 
     sub = command("theory", theory)
     sub.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from ..atomic_output import check_file, check_folder
@@ -82,24 +81,17 @@ def generate(args) -> None:
     translate(args.directions.split(","), Path(args.out), args.rest)
 
 
-def _pass_flags_on(sub: argparse.ArgumentParser) -> None:
-    sub.set_defaults(passes_flags_on=True)
-    sub.formatter_class, sub.allow_abbrev = argparse.RawDescriptionHelpFormatter, False
-
-
 def add(command) -> None:
     """Registers `deepnet generate`, `profile`, `export` and `average`; command: as parser() gives it."""
-    sub = command("generate", generate)
+    flags = "DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [fairseq-generate's]"
+    sub = command("generate", generate, flags)
     sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
     sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")
-    sub.usage = "deepnet generate DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [fairseq-generate's]"
-    _pass_flags_on(sub)
 
-    sub = command("profile", profile)
+    flags = "DATA --arch ARCH --max-tokens N --out FILE [--official] [flags of fairseq-train]"
+    sub = command("profile", profile, flags)
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
     sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")
-    sub.usage = "deepnet profile DATA --arch ARCH --max-tokens N --out FILE [--official] [flags of fairseq-train]"
-    _pass_flags_on(sub)
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT")

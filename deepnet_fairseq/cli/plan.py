@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 from ..errors import UserError
@@ -58,7 +57,7 @@ def _speed(args, setting):
 
 def add(command) -> None:
     """Registers `deepnet plan` and its flags; command: as parser() gives it."""
-    sub = command("plan", plan)
+    sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
     rate = sub.add_mutually_exclusive_group()
     rate.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
@@ -70,7 +69,3 @@ def add(command) -> None:
     sub.add_argument(
         "--check", action="store_true", help="train, and set measured beside planned peaks: of the flags, or four sizes"
     )
-    sub.set_defaults(passes_flags_on=True)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.usage = "deepnet plan [--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]"
-    sub.allow_abbrev = False

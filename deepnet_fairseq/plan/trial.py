@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .. import config
 from ..building import SPECIALS
+from ..environment import kernel_bytes
 from ..errors import UserError
 from ..text_table import render
 from ..trainer import build_trainer
@@ -197,16 +198,10 @@ def main(flags: list[str]) -> None:
         baseline = torch.cuda.memory_allocated()
     else:
         ctypes.CDLL(None).malloc_trim(0)
-        baseline = _status("VmRSS")
+        baseline = kernel_bytes("VmRSS")
     _train(setting, UPDATES)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM")
+    peak = torch.cuda.max_memory_allocated() if on_gpu else kernel_bytes("VmHWM")
     print(json.dumps({"peak": peak - baseline, "baseline": baseline}))
-
-
-def _status(key: str) -> int:
-    """Bytes the kernel knows of this process; VmHWM is the most that was resident since its start."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
 
 
 if __name__ == "__main__":

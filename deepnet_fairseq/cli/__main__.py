@@ -1,5 +1,0 @@
-"""`python -m deepnet_fairseq.cli` is `deepnet`."""
-
-from . import main
-
-main()
