@@ -157,13 +157,6 @@ class Row:
         squares = [(m / e) ** 2 for m, e in zip(self.measured, self.expected, strict=True) if e > 0]
         return math.sqrt(sum(squares) / len(squares)) if squares else float(any(self.measured) or 1)
 
-    def as_dict(self) -> dict:
-        """For --json: stds as [smallest, largest] over the layers."""
-        plain = {"stack": self.stack, "sublayer": self.sublayer, "role": self.role, "layers": len(self.expected)}
-        stds = {"expected_std": self.expected, "measured_std": self.measured}
-        ranges = {name: [min(values), max(values)] for name, values in stds.items()}
-        return plain | ranges | {"ratio": self.ratio, "largest_bias": self.largest_bias}
-
 
 @torch.no_grad()
 def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:

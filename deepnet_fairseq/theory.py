@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import linear_regression, mean
 
 import torch
@@ -268,14 +268,6 @@ def slopes(rows: list[Row]) -> dict[str, float]:
     if len(set(depths)) < 2:
         return {}
     return {name: linear_regression(depths, [math.log(getattr(r, name)) for r in rows]).slope for name in GROWING}
-
-
-def as_dict(row: Row) -> dict:
-    """The row and what it is read for: how much of each bound the step uses."""
-    return asdict(row) | {
-        "encoder_update_over_bound": row.encoder_update / row.encoder_bound,
-        "update_over_bound": row.update / row.bound,
-    }
 
 
 def as_table(rows: list[Row]) -> list[list[str]]:

@@ -1,6 +1,5 @@
 """Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
 
-import json
 import math
 from pathlib import Path
 
@@ -24,22 +23,14 @@ from deepnet_fairseq.methods.deepnorm import DeepNorm
 
 from .support.single_stacks import KINDS, small, stack_of
 
-GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
 DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
     (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
-    (2, 2): (1.005905, 0.700563, 1.565085, 0.451801),
     (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
-    (12, 6): (1.686222, 0.417916, 2.059767, 0.343295),
-    (6, 12): (1.480716, 0.475919, 2.449490, 0.288675),
     (12, 3): (1.614732, 0.436419, 1.732051, 0.408248),
-    (18, 18): (1.998746, 0.352571, 2.710806, 0.260847),
-    (24, 24): (2.186760, 0.322258, 2.912951, 0.242746),
-    (50, 50): (2.750509, 0.256207, 3.499636, 0.202052),
     (60, 12): (2.633126, 0.267629, 2.449490, 0.288675),
-    (100, 100): (3.415742, 0.206310, 4.161791, 0.169904),
-    (200, 200): (4.241865, 0.166130, 4.949232, 0.142872),
     (500, 500): (5.648240, 0.124765, 6.223330, 0.113622),
 }
+GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
 
 
 def test_names():
@@ -97,13 +88,6 @@ def test_parameter_count(arch):
     assert parameter_count(arch, 500) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_parameter_count_of_the_paper():
-    """100L-100L base: 100 (4 d^2 + 2 d f) + 100 (8 d^2 + 2 d f) weights = 735 M without biases, norms, embeddings."""
-    weights = 100 * (4 * 512**2 + 2 * 512 * 2048) + 100 * (8 * 512**2 + 2 * 512 * 2048)
-    biases_and_norms = 100 * (4 * 512 + 2048 + 512 + 4 * 512) + 100 * (8 * 512 + 2048 + 512 + 6 * 512)
-    assert parameter_count("deepnet_transformer_100_100", 4) == weights + biases_and_norms + 4 * 512
-
-
 def test_command_lists_them_all(capsys):
     main(["archs"])
     printed = capsys.readouterr().out
@@ -111,12 +95,11 @@ def test_command_lists_them_all(capsys):
 
 
 def test_report_of_init(capsys):
-    main(["init-report", "--arch", "deepnet_transformer_tiny_18_18", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    rows = {(row["stack"], row["sublayer"], row["role"]): row for row in printed["rows"]}
+    main(["init-report", "--arch", "deepnet_transformer_tiny_18_18"])
+    rows = {tuple(cells[:3]): cells for cells in map(str.split, capsys.readouterr().out.splitlines()[4:])}
     assert len(rows) == 16
-    assert rows["decoder", "encoder_attn", "v"]["expected_std"] == pytest.approx([0.260847 / 8] * 2, rel=1e-4)
-    assert all(row["ratio"] == pytest.approx(1, abs=0.02) and row["largest_bias"] == 0 for row in rows.values())
+    assert rows["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"
+    assert all(float(row[-2]) == pytest.approx(1, abs=0.02) and row[-1] == "0" for row in rows.values())
 
 
 def test_deepnorms_published_constants(capsys):
@@ -127,10 +110,10 @@ def test_deepnorms_published_constants(capsys):
         encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
         assert encoder.alpha * encoder.beta == pytest.approx(0.81 * 0.87)
         assert decoder.alpha * decoder.beta == pytest.approx(math.sqrt(0.5))
-    main(["coefficients", "60", "12", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["encoder"] == pytest.approx({"alpha": 2.633126, "beta": 0.267629}, abs=6e-7)
-    assert printed["decoder"] == pytest.approx({"alpha": 2.449490, "beta": 0.288675}, abs=6e-7)
+    main(["coefficients", "60", "12"])
+    encoder, decoder = capsys.readouterr().out.splitlines()
+    assert encoder == "encoder  alpha = 2.633126  beta = 0.267629"
+    assert decoder == "decoder  alpha = 2.449490  beta = 0.288675"
 
 
 DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)

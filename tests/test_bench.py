@@ -294,19 +294,6 @@ def test_a_file_of_other_things_is_refused(tmp_path, text):
         task.from_file(tmp_path / "lengths", 10, 1)
 
 
-def test_batches_are_fairseqs(settings):
-    """Of at most --max-tokens positions a side, within a file's lengths and the end of sentence; not all alike."""
-    contender = Contender(candidates(STOCK)[0], SHAPE, settings)
-    batches = contender.batches(10)
-    contender.close()
-    for batch in batches:
-        for tokens in (batch["net_input"]["src_tokens"], batch["target"]):
-            assert tokens.numel() <= settings.max_tokens
-            kept = tokens.ne(1).sum(dim=1)
-            assert kept.min() >= 3 and kept.max() <= 10
-    assert len({tuple(batch["target"].shape) for batch in batches}) > 1
-
-
 def test_flops_are_those_torch_counts(settings):
     """Of stock fairseq without padding, but for the half of the decoder's scores that its mask throws away."""
     contender = Contender(candidates(STOCK)[0], SHAPE, settings)

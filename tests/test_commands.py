@@ -101,7 +101,9 @@ def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
     run(*one_update, "--arch", "deepnet_transformer_tiny_12_6", "--save-dir", tmp_path / "preset")
     settings = ("model._name=deepnet_transformer_tiny_12_6", "model.method=pre_ln", "model.dropout=0.2")
     settings += ("~model.encoder_embed_dim", "~model.encoder_ffn_embed_dim", "~model.encoder_attention_heads")
-    hydra_train(run_cold, data, tmp_path, "quickstart", *settings, f"checkpoint.save_dir={tmp_path / 'yaml'}")
+    settings += (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'yaml'}")
+    settings += ("optimization.max_update=1", "common.cpu=true", f"hydra.run.dir={tmp_path}/hydra")
+    run_cold("fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart", *settings)
     found = []
     for name in ("yaml", "flags", "preset"):
         state = torch.load(tmp_path / name / "checkpoint_last.pt")
@@ -111,21 +113,3 @@ def test_flags_preset_and_yaml_make_the_same_model(data, tmp_path):
         found.append(({key: model[key] for key in fields}, sum(tensor.numel() for tensor in state["model"].values())))
     assert {"method", "encoder_layers", "decoder_ffn_embed_dim"} <= found[0][0].keys()
     assert found[0] == found[1] == found[2]
-
-
-def hydra_train(run, data, tmp_path, config, *overrides):
-    common = (f"common.user_dir={USER_DIR}", f"task.data={data}", "optimization.max_update=1", "common.cpu=true")
-    flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", config, f"hydra.run.dir={tmp_path}/hydra")
-    return run("fairseq-hydra-train", *flags, *common, *overrides)
-
-
-def test_iwslt_config_runs_under_hydra(data, tmp_path):
-    """The paper's config, narrowed, on the embedded corpus; its checkpoint translates."""
-    small = ("model._name=deepnet_transformer_tiny_18_18", "task.source_lang=qaa", "task.target_lang=qab")
-    save = (f"checkpoint.save_dir={tmp_path}/ck", "common.fp16=false", "dataset.num_workers=0")
-    hydra_train(run, data, tmp_path, "iwslt14_de_en", *small, *save)
-    path = tmp_path / "ck" / "checkpoint_last.pt"
-    cfg = torch.load(path)["cfg"]
-    assert (cfg["optimizer"]["weight_decay"], cfg["lr_scheduler"]["warmup_updates"]) == (1e-4, 4000)
-    flags = ("--path", path, "--user-dir", USER_DIR, "--cpu", "--beam", "1", "--max-len-a", "0", "--max-len-b", "3")
-    assert "Translated 20 sentences" in run("fairseq-generate", data, *flags).stdout

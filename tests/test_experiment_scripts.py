@@ -94,6 +94,8 @@ def test_depth_decides_on_memory():
     """The deepest save memory by checkpointing and sharding, the others do not pay for it."""
     found = [values(words) for words in trainings("opus100")]
     assert [int(flags["--encoder-layers"]) for flags in found] == [6, 10, 50, 100, 500]
+    odd = script("opus100", "--dry-run", DEPTHS=7, check=False)
+    assert odd.returncode == 1 and "DEPTHS: 7 is no even number of layers" in odd.stderr
     assert ["--checkpoint-activations" in flags for flags in found] == [False, False, False, True, True]
     assert [flags.get("--zero-sharding") for flags in found] == [None] * 4 + ["os"]
     assert [flags["--optimizer"] for flags in found] == ["adam"] * 4 + ["deepnet_adam"]  # the one that is sharded
@@ -148,6 +150,9 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
 @pytest.mark.parametrize(
     "setting, message",
     [
+        ({"DEPTHS": "06"}, "DEPTHS: 06 is no whole number above 0"),
+        ({"SEEDS": "1 b"}, "SEEDS: b is no number"),
+        ({"GPUS": "3"}, "GPUS=3: must divide 128, the batches of an update"),
         ({"GPUS": "two"}, "GPUS: two is no whole number above 0"),
         ({"LAUNCH": "mpirun"}, "LAUNCH=mpirun: choose spawn, torchrun or slurm"),
         ({"PRECISION": "fp8"}, "PRECISION=fp8: choose fp16, bf16 or fp32"),

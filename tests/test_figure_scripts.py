@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from functools import cache
 
 import pytest
 
 from deepnet_fairseq.probes.record import read_record
 
-from .support.experiments import dry_run, script, trainings, values
-from .support.helpers import ROOT
+from .support.experiments import dry_run, script, start, trainings, until, values
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
@@ -35,9 +33,7 @@ def commands(number, *flags, **setting):
         (3, 2 + 2 * 19, {"--lr": "5e-4", "--warmup-updates": "4000", "--max-tokens": "4000", "--dropout": "0.4"}),
         (4, 3, {"--lr": "5e-4", "--max-update": "30", "--init-profile": "fairseq_head", "--weight-decay": "1e-4"}),
         (5, 2 * 95, {"--encoder-embed-dim": "64", "--encoder-ffn-embed-dim": "128", "--encoder-attention-heads": "2"}),
-        (6, 10 * 10, {"--max-update": "8000", "--warmup-init-lr": "1e-7", "--encoder-embed-dim": "512"}),
         (7, 9, {"--max-update": "30000", "--max-tokens": "4096", "--encoder-layers": "18", "--decoder-layers": "18"}),
-        (8, 5, {"--max-epoch": "4", "--dropout": "0.1", "--lr": "5e-4", "--max-tokens": "4096"}),
     ],
 )
 def test_the_papers_setting(tmp_path, number, count, paper):
@@ -62,15 +58,6 @@ def test_sweeps_of_figure_7():
     assert {flags["--clip-norm"] for flags in found[6:]} == {"1.0"}
 
 
-def test_loops_can_be_narrowed():
-    found = commands(6, METHODS="deepnorm admin", DEPTHS="10 100", SEED=3)
-    assert [(f["--method"], f["--encoder-layers"]) for f in found] == [
-        ("deepnorm", "10"), ("admin", "10"), ("deepnorm", "100"), ("admin", "100"),
-    ]  # fmt: skip
-    assert found[1]["--admin-profile"] == f"{found[1]['--save-dir']}/profile.json"
-    assert {flags["--seed"] for flags in found} == {"3"}
-
-
 @pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])
 def test_data(tmp_path, number, recipe):
     """Without DATA the corpus's recipe comes first; a folder that is not there ends the script."""
@@ -78,25 +65,6 @@ def test_data(tmp_path, number, recipe):
     assert first == f"deepnet prepare {recipe} {tmp_path}/out/data/{recipe}"
     done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
     assert done.stderr.splitlines()[-1] == f"figure{number}.sh: DATA={tmp_path / 'absent'}: no such folder"
-
-
-def test_help():
-    text = figure(6, "--help").stdout  # hands over to iwslt14_de_en.sh
-    assert all(word in text for word in ("Figure 6 of the DeepNet paper", "SMOKE=1", "--dry-run")) and "#" not in text
-
-
-@pytest.mark.parametrize(
-    "setting, message",
-    [
-        ({"DEPTHS": "7"}, "DEPTHS: 7 is no even number of layers"),
-        ({"DEPTHS": "06"}, "DEPTHS: 06 is no whole number above 0"),
-        ({"SEED": "1 b"}, "SEEDS: b is no number"),
-        ({"GPUS": "3"}, "GPUS=3: must divide 128, the batches of an update"),
-    ],
-)
-def test_wrong_settings(setting, message):
-    done = figure(8, "--dry-run", check=False, **setting)
-    assert done.returncode == 1 and message in done.stderr
 
 
 def test_pieces_of_the_data(tmp_path):
@@ -126,18 +94,11 @@ def test_precision_and_gpus(tmp_path):
 @pytest.mark.smoke
 def test_ctrl_c_leaves_nothing_running(data, tmp_path):
     """Trainings that run side by side end with the script, and go on from there the next time."""
-    env = os.environ | {"SMOKE": "1", "DATA": str(data), "OUT": str(tmp_path), "DEPTHS": "4 6", "JOBS": "2"}
-    command = ["bash", ROOT / "scripts/figure8.sh", "--max-update", "100000"]
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-    )  # fmt: skip
+    setting = {"SMOKE": 1, "DATA": data, "OUT": tmp_path, "DEPTHS": "4 6", "JOBS": 2}
+    process = start("figure8", "--max-update", "100000", **setting)
     logs = [tmp_path / "opus100" / f"deepnorm-{layers}-seed1" / "train.log" for layers in (4, 6)]
-    deadline = time.monotonic() + 120
     try:
-        while not all(log.exists() and "train_inner" in log.read_text() for log in logs):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: all(log.exists() and "train_inner" in log.read_text() for log in logs), 120)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130
     finally:

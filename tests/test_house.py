@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import tokenize
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,19 +15,13 @@ from typing import NamedTuple
 from .support.helpers import ROOT
 
 PACKAGE = "deepnet_fairseq"
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, FUNCTION_LINES = 400, 60  # at most
 TOGETHER = ("transformer methods profiling", "compat checkpoints distributed divergence")  # these know each other
 TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
 ROOMS = [room for row in TABLE.splitlines() for room in re.findall("`(.*?)`", row.split("|")[1])]  # lower ones first
 HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
 HEIGHT |= {room: HEIGHT[group.split()[0]] for group in TOGETHER for room in group.split()}
-
-
-class Source(NamedTuple):
-    """functions: name -> lines, the longest of each name; imports: (level, module, names, is it inside a function?)."""
-
-    functions: dict[str, int]
-    imports: list[tuple[int, str, list[str], bool]]
 
 
 class Import(NamedTuple):
@@ -47,25 +40,6 @@ def tracked(ending: str) -> list[Path]:
 
 
 @cache
-def read(path: Path) -> Source:
-    """A Python file's functions and imports."""
-    source = Source({}, [])
-    waiting = [(ast.parse(path.read_text(encoding="utf-8"), str(path)), False)]
-    while waiting:
-        node, late = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            late = True
-            source.functions[node.name] = max(source.functions.get(node.name, 0), node.end_lineno - node.lineno + 1)
-        elif isinstance(node, ast.ImportFrom):
-            source.imports.append((node.level, node.module or "", [alias.name for alias in node.names], late))
-        elif isinstance(node, ast.Import):
-            source.imports.extend((0, alias.name, [], late) for alias in node.names)
-        if not isinstance(node, ast.expr):  # where no statement is
-            waiting += [(child, late) for child in ast.iter_child_nodes(node)]
-    return source
-
-
-@cache
 def modules() -> dict[str, Path]:
     """Dotted name -> file, of the package and its tests."""
     files = {path.relative_to(ROOT): path for path in tracked(".py")}
@@ -74,16 +48,29 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    """A Python file, parsed."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
 def imports(importer: str) -> list[Import]:
     """What a module takes from others of the repository."""
-    package = importer.split(".") if modules()[importer].name == "__init__.py" else importer.split(".")[:-1]
+    parsed, package = tree(modules()[importer]), importer.split(".")
+    if modules()[importer].name != "__init__.py":
+        package.pop()
+    functions = (node for node in ast.walk(parsed) if isinstance(node, FUNCTIONS))
+    inside = {node for function in functions for node in ast.walk(function)}
     found = []
-    for level, module, names, late in read(modules()[importer]).imports:
-        base = package[: len(package) + 1 - level] if level else []
-        origin = ".".join([*base, module]).strip(".")
-        for name in names or [""]:
-            whole = f"{origin}.{name}" in modules()
-            found.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, late))
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, "", node in inside) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            origin = ".".join([*base, node.module or ""]).strip(".")
+            for name in (alias.name for alias in node.names):
+                whole = f"{origin}.{name}" in modules()
+                found.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in inside))
     return [taken for taken in found if taken.module in modules()]
 
 
@@ -98,19 +85,11 @@ def test_files_are_short():
 
 
 def test_functions_are_short():
-    lines = {f"{path}: {name}": count for path in tracked(".py") for name, count in read(path).functions.items()}
-    assert {name: count for name, count in lines.items() if count > FUNCTION_LINES} == {}
-
-
-def test_names_and_comments_are_ascii():
-    """Strings may hold the text of any language."""
-    odd = []
-    for path in tracked(".py"):
-        if not path.read_bytes().isascii():
-            with open(path, encoding="utf-8") as file:
-                tokens = [token for token in tokenize.generate_tokens(file.readline) if not token.string.isascii()]
-            odd += [f"{path}:{t.start[0]}" for t in tokens if "STRING" not in tokenize.tok_name[t.type]]
-    assert odd == []
+    functions = (
+        (path, node) for path in tracked(".py") for node in ast.walk(tree(path)) if isinstance(node, FUNCTIONS)
+    )
+    long = [f"{path}: {f.name}" for path, f in functions if f.end_lineno - f.lineno >= FUNCTION_LINES]
+    assert long == []
 
 
 def test_no_import_cycle():

@@ -2,7 +2,6 @@
 
 A block stands behind those before it: what they leave (data, checkpoints, the environment that is active) is there.
 What would take a GPU or days is printed with smaller numbers in it: SMALLER is all that is changed.
-    python -m tests.test_readme FOLDER    writes what each block of the README prints into FOLDER, a file a block
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,20 +155,3 @@ def test_what_is_not_run_and_what_is_no_bash():
 def test_every_smaller_number_is_used():
     text = "".join(block.text for block in EVERY)
     assert [pattern for pattern, _ in SMALLER if not re.search(pattern, text, re.MULTILINE)] == []
-
-
-def main() -> None:
-    """A table of all blocks to the terminal, what each printed into FOLDER."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as room:
-        reader = Reader(Path(room, "clone"))
-        for block in (block for block in blocks("README.md") if not block.not_run):
-            start = time.monotonic()
-            done = reader.run(block)
-            (out / f"{block.number}.txt").write_text(f"{block.smaller}\n{done.stdout}")
-            print(block.number, block.text.splitlines()[-1][:80], done.returncode, round(time.monotonic() - start, 1))
-
-
-if __name__ == "__main__":
-    main()

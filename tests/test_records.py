@@ -223,11 +223,8 @@ def test_every_record_says_what_it_is():
     assert RUNS and weight < 3_000_000
 
 
-def test_links_and_scores_of_the_pages():
-    """Links lead somewhere; by hand, each run's BLEU of the quickstart stands in its table."""
-    for page in [*(RESULTS / "tables").glob("*.md"), RESULTS / "miniatures.md", RESULTS / "README.md"]:
-        for target in re.findall(r"\]\(<?([^)>\s]+)>?\)", page.read_text()):
-            assert "://" in target or (page.parent / target.split("#")[0]).exists(), f"{page}: {target}"
+def test_scores_of_the_quickstart():
+    """By hand, each run's BLEU stands in its table."""
     table = (RESULTS / "quickstart.md").read_text().split("<!-- report quickstart -->")[1]
     for folder in (RESULTS / "runs" / "quickstart").glob("*/*"):
         bleu = json.loads((folder / "score.json").read_text())["bleu"]

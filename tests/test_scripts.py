@@ -1,16 +1,15 @@
 """The shell scripts, as a user runs them."""
 
-import functools
 import os
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 from deepnet_fairseq.analysis.logs import read_log
 
+from .support.experiments import start, until
 from .support.helpers import ROOT
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
@@ -75,12 +74,8 @@ def test_quickstart_from_nothing_and_again(quickstart_out):
 def test_quickstart_resumes_after_ctrl_c(quickstart_out):
     options = ("--depth", "2", "--updates", "600", "--methods", "deepnorm", "--out", str(quickstart_out))
     run = quickstart_out / "2L-2L-600-updates-seed1" / "deepnorm"
-    command = ["bash", "scripts/quickstart.sh", *options]
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to it
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed)
-    deadline = time.monotonic() + 300
-    while not (run / "checkpoint_last.pt").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    first = start("quickstart", *options)
+    until((run / "checkpoint_last.pt").exists)
     os.killpg(first.pid, signal.SIGINT)
     assert first.wait(timeout=60) != 0
     assert not (run / "trained").exists()

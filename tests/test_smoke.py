@@ -1,7 +1,6 @@
 """A row of each table in miniature, from the archives to the report, and the same row when the script is killed."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -9,8 +8,7 @@ import time
 
 import pytest
 
-from .support.experiments import SETTINGS, script
-from .support.helpers import ROOT
+from .support.experiments import script, start, until
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
@@ -25,61 +23,116 @@ ROWS = {  # script -> folder of its runs, the row
 SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")
 
 
-def row(out, folder) -> dict:
+def row(run) -> dict:
     """The finished run's score, but for how long it took."""
-    (run,) = (out / folder).iterdir()
-    score = json.loads((run / "score.json").read_text())
-    for one in (score, *score.get("directions", {}).values()):
-        one.pop("generation", None)
-    for part in score.get("sets", {}).values():
-        part.pop("generation", None)
-        for one in part["directions"].values():
-            one.pop("generation", None)
-    return score
+    return json.loads((run / "score.json").read_text(), object_hook=lambda found: found | {"generation": None})
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def whole(request, tmp_path_factory):
-    """Script, folder and setting of a row that was run without a break, and what it printed."""
+    """Script, folder and setting of a row that was run without a break, its run, and what it printed."""
     out = tmp_path_factory.mktemp("whole run")
     folder, setting = ROWS[request.param]
     printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, **setting).stdout
-    return request.param, folder, setting, out, printed
+    (run,) = (out / folder).iterdir()
+    return request.param, setting, run, printed
 
 
 @pytest.mark.smoke
 def test_ends_in_a_row_of_the_report(whole):
     """The report has the run's own numbers, and says that they are a miniature's; a second call trains nothing."""
-    name, folder, setting, out, printed = whole
-    score = row(out, folder)
-    (run,) = (out / folder).iterdir()
-    assert "Miniature on generated data" in printed and run.name in printed
-    assert f"{score['bleu']:.2f}" in printed
-    report = json.loads((out / f"{folder}.json").read_text())
+    name, setting, run, printed = whole
+    score, table = row(run), run.parent
+    assert "Miniature on generated data" in printed and run.name in printed and f"{score['bleu']:.2f}" in printed
+    report = json.loads(table.with_suffix(".json").read_text())
     assert json.dumps(score["bleu"]) in json.dumps(report)
-    page = (out / f"{folder}.html").read_text()
+    page = table.with_suffix(".html").read_text()
     assert page.startswith("<!DOCTYPE html>") and run.name in page
-    again = script(name, *SHORT, timeout=600, SMOKE=1, OUT=out, **setting).stdout
-    assert "training " not in again and "translating " not in again and row(out, folder) == score
+    again = script(name, *SHORT, SMOKE=1, OUT=table.parent, **setting).stdout
+    assert "training " not in again and "translating " not in again and row(run) == score
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
 def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
     """At two random moments; alone, so that its training lives on, or with all it had started."""
-    name, folder, setting, out, _ = whole
-    clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    env = clean | setting | {"SMOKE": "1", "OUT": str(tmp_path)}
+    name, setting, run, _ = whole
+    setting = setting | {"SMOKE": 1, "OUT": tmp_path}
     moments = random.Random(f"{name} {who}")
     for _ in range(2):
-        process = subprocess.Popen(
-            ["bash", ROOT / f"scripts/{name}.sh", *SHORT], env=env, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        process = start(name, *SHORT, **setting)
         time.sleep(moments.uniform(3, 30))
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         if who == "everything":
             subprocess.run(["pkill", "-KILL", "-f", str(tmp_path)])
-    script(name, *SHORT, timeout=1200, **{**setting, "SMOKE": 1, "OUT": tmp_path})
-    assert row(tmp_path, folder) == row(out, folder)
-    assert (tmp_path / f"{folder}.json").exists() and not list(tmp_path.rglob("*.part"))
+    script(name, *SHORT, timeout=1200, **setting)
+    assert row(tmp_path / run.parent.name / run.name) == row(run)
+    assert (tmp_path / f"{run.parent.name}.json").exists() and not list(tmp_path.rglob("*.part"))
+
+
+LM_SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")
+LM_ROW = {"SMOKE": 1, "PARTS": "clm", "METHODS": "normformer", "LRS": "1e-3"}
+LM_RUN = "normformer_clm/normformer-125m-lr1e-3-seed1"
+
+
+def losses(run) -> dict:
+    """Subset -> loss; seconds differ."""
+    return {name: one["loss"] for name, one in json.loads((run / "score.json").read_text())["sets"].items()}
+
+
+def last_valid_loss(run) -> float:
+    lines = [line for line in (run / "train.log").read_text().splitlines() if "| INFO | valid | {" in line]
+    return float(json.loads(lines[-1].split("| valid | ")[1])["valid_loss"])
+
+
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory):
+    """A folder with a causal row and what it printed, and a masked row of two rates, one of which diverges."""
+    out = tmp_path_factory.mktemp("normformer")
+    causal = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **LM_ROW).stdout
+    masked = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30", "OUT": out}
+    return out, causal, script("normformer_lm", *LM_SHORT, timeout=1200, **masked).stdout
+
+
+@pytest.mark.smoke
+def test_a_causal_row_ends_in_table_and_figures(language_models):
+    """Its perplexity is that of the training's own last validation: same text, same blocks, another program. A second
+    call trains nothing."""
+    out, printed, _ = language_models
+    run = out / LM_RUN
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["size"], facts["lr"], facts["decoder_layers"], facts["smoke"]) == ("125M", "1e-3", 4, True)
+    assert "encoder_layers" not in facts and losses(run)["valid"] == pytest.approx(last_valid_loss(run), abs=2e-3)
+    report = json.loads((out / "normformer_clm.json").read_text())
+    (row,) = (row for row in report["results"] if row["runs"])
+    assert row["cells"]["valid"]["mean"] == pytest.approx(2 ** losses(run)["valid"], abs=0.02)
+    assert run.name in printed and "Miniature on generated data" in printed
+    for figure in ("normformer3", "normformer4"):
+        assert (out / f"{figure}.png").stat().st_size > 5000 and (out / f"{figure}.txt").exists()
+    again = script("normformer_lm", *LM_SHORT, OUT=out, **LM_ROW).stdout
+    assert "(log: " not in again and "evaluating " not in again
+
+
+@pytest.mark.smoke
+def test_a_rate_that_diverges_is_a_result(language_models):
+    out, _, printed = language_models
+    kept, lost = (out / f"normformer_mlm/pre_ln-base-lr{lr}-seed1" for lr in ("1e-3", "1e30"))
+    assert (lost / "trained").exists() and (lost / "diverged").exists() and not (lost / "score.json").exists()
+    assert "diverged at update" in printed and losses(kept)["valid"] == pytest.approx(last_valid_loss(kept), abs=2e-3)
+    report = json.loads((out / "normformer_mlm.json").read_text())
+    row = next(row for row in report["results"] if row["runs"])
+    assert row["best"] == [kept.name] and row["cells"]["valid"]["state"] == "scored" and len(row["runs"]) == 2
+
+
+@pytest.mark.smoke
+def test_a_killed_language_model_ends_in_the_same_row(language_models, tmp_path):
+    out, *_ = language_models
+    setting = LM_ROW | {"DATA": out / "data/text", "OUT": tmp_path}
+    process = start("normformer_lm", *LM_SHORT, **setting)
+    until(lambda: process.poll() is not None or list((tmp_path / LM_RUN).glob("checkpoint*.pt")))
+    process.send_signal(signal.SIGKILL)  # its training lives on, and is waited for
+    assert process.wait() == -signal.SIGKILL
+    script("normformer_lm", *LM_SHORT, timeout=1200, **setting)
+    assert losses(tmp_path / LM_RUN) == losses(out / LM_RUN)
+    assert (tmp_path / "normformer_clm.json").exists() and not list(tmp_path.rglob("*.part"))

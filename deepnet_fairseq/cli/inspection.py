@@ -43,9 +43,6 @@ def coefficients(args) -> None:
     found = {stack: built.coefficients(stack) for stack, depth in depths.items() if depth}
     if not any(found.values()):
         raise UserError(f"--method {args.method}: computes {method.equation} and has no coefficients")
-    if args.json:
-        print(json.dumps({"method": args.method, "N": args.encoder_layers, "M": args.decoder_layers} | found))
-        return
     for stack, values in found.items():
         print(f"{stack}  " + "  ".join(f"{name} = {value:.6f}" for name, value in values.items()))
 
@@ -66,14 +63,10 @@ def report_init(args) -> None:
         raise UserError(f"--{name.replace('_', '-')}: {args.arch} has no such stack; drop it")
     fields = depth | ({"method": args.method} if args.method else {}) | {"init_profile": args.init_profile}
     cfg = namespace(args.arch, **fields)
-    fields["method"] = cfg.method
     torch.manual_seed(args.seed)
     method = get_method(cfg.method).from_config(cfg)
     profile = args.init_profile or method.init_profiles[0]
     rows = init_report(build(args.arch, **fields), method, profile)
-    if args.json:
-        print(json.dumps({"arch": args.arch, "profile": profile} | fields | {"rows": [r.as_dict() for r in rows]}))
-        return
     print(f"{args.arch}, {'-'.join(str(n) for n in archs.depths(cfg) if n)}, {cfg.method}, {profile}\n")
     print(render(as_table(rows)))
 
@@ -85,11 +78,10 @@ def environment(args) -> None:
     print(json.dumps(environment(args.gpus), indent=1))
 
 
-def facts(name: str) -> dict:
-    """What there is to say of a method, measured on a built model where it can be; UserError for a name that none has.
+def row_of(name: str) -> tuple[list[str], str | None]:
+    """A method's line under HEADER, measured on built models where it can be; what is in the way of folding, if so.
 
-    method, equation, paper; extra_parameters beside Post-LN at 6L-6L of width 512; norm; final_norm (a LayerNorm at the
-    end of each stack?); obstacle to folding, None if there is none; train_flags; options with help and default.
+    Extra parameters are those beside Post-LN at 6L-6L of width 512. UserError for a name that none has.
     """
     import torch
 
@@ -101,37 +93,24 @@ def facts(name: str) -> dict:
     with torch.device("meta"):
         model, base = (build(method=m, encoder_layers=6, decoder_layers=6, vocab=10) for m in (name, "post_ln"))
     sizes = [sum(p.numel() for p in m.parameters()) for m in (model, base)]
-    return {
-        "method": name,
-        "equation": method.equation,
-        "paper": method.paper,
-        "extra_parameters": sizes[0] - sizes[1],
-        "norm": model.encoder.layers[0].norm_place,
-        "final_norm": model.encoder.layer_norm is not None,
-        "obstacle": obstacle(model),
-        "train_flags": list(method.train_flags),
-        "options": {
-            method.flag(key): {"default": option.default, "choices": list(option.choices), "help": option.help}
-            for key, option in method.options.items()
-        },
-    }
+    extra = f"{sizes[0] - sizes[1]:+,}" if sizes[0] != sizes[1] else "0"
+    why, last = obstacle(model), "no" if model.encoder.layer_norm is None else "yes"
+    cells = [name, method.equation, method.paper, extra, last, "no" if why else "yes", " ".join(method.train_flags)]
+    return cells, why
 
 
-def as_cells(row: dict) -> list[str]:
-    """One line of the table under HEADER."""
-    extra = f"{row['extra_parameters']:+,}" if row["extra_parameters"] else "0"
-    last, folds = ("yes" if holds else "no" for holds in (row["final_norm"], not row["obstacle"]))
-    return [row["method"], row["equation"], row["paper"], extra, last, folds, " ".join(row["train_flags"])]
-
-
-def markdown(rows: list[dict]) -> str:
+def markdown(rows: list[tuple[list[str], str | None]]) -> str:
     """The table, why methods do not fold, their options."""
-    cells = [[f"`{first}`", *rest] for first, *rest in map(as_cells, rows)]
-    reasons = [f"- `{row['method']}`: {row['obstacle']}" for row in rows if row["obstacle"]]
+    from ..methods import get_method
+
+    cells = [[f"`{first}`", *rest] for (first, *rest), _ in rows]
+    reasons = [f"- `{cells[0]}`: {why}" for cells, why in rows if why]
     options = []
-    for flag, option in (pair for row in rows for pair in row["options"].items()):
-        kind = {bool: "flag", type(None): "text"}.get(type(option["default"]), "number")
-        options.append([f"`{flag}`", " / ".join(option["choices"]) or kind, str(option["default"]), option["help"]])
+    for method in (get_method(cells[0]) for cells, _ in rows):
+        for key, option in method.options.items():
+            kind = {bool: "flag", type(None): "text"}.get(type(option.default), "number")
+            values = " / ".join(option.choices) or kind
+            options.append([f"`{method.flag(key)}`", values, str(option.default), option.help])
     why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
     return "\n".join([*_grid(HEADER, cells), *why, *_grid(["option", "values", "default", "meaning"], options)])
 
@@ -151,13 +130,11 @@ def list_methods(args) -> None:
     if args.names or args.norm:
         print(*(name for name in sorted(METHODS) if args.norm in (None, get_method(name).norm)))
         return
-    rows = [facts(name) for name in sorted(METHODS)]
-    if args.json:
-        print(json.dumps(rows, indent=1))
-    elif args.markdown:
+    rows = [row_of(name) for name in sorted(METHODS)]
+    if args.markdown:
         print(markdown(rows))
     else:
-        print(render([HEADER, *map(as_cells, rows)]))
+        print(render([HEADER, *(cells for cells, _ in rows)]))
         print("\nextra parameters: beside post_ln, 6L-6L of width 512; options: fairseq-train --help, docs/methods.md")
 
 
@@ -194,7 +171,7 @@ def theory(args) -> None:
 
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
-    from ..theory import as_dict, as_table, measure, slopes
+    from ..theory import as_table, measure
     from ..theory import check as check_names
 
     if not SMALLEST_LR <= args.lr <= 1:
@@ -203,15 +180,8 @@ def theory(args) -> None:
     if min(depths) < 1:
         raise UserError(f"--depths {args.depths}: a stack needs at least 1 layer")
     check_names(args.arch, methods)
-    found = {
-        m: [measure(m, depth, args.arch, args.lr, args.init_profile, args.seed) for depth in depths] for m in methods
-    }
-    if args.json:
-        settings = {"arch": args.arch, "lr": args.lr, "seed": args.seed, "init_profile": args.init_profile}
-        rows = [as_dict(row) for rows in found.values() for row in rows]
-        print(json.dumps(settings | {"rows": rows, "slopes": {m: slopes(rows) for m, rows in found.items()}}))
-        return
-    print(render(as_table([row for rows in found.values() for row in rows])))
+    rows = [measure(m, depth, args.arch, args.lr, args.init_profile, args.seed) for m in methods for depth in depths]
+    print(render(as_table(rows)))
     print(
         f"\nbounds, and measured updates of encoder output and decoder features, per unit of --lr ({args.lr:g})\n"
         "|v,w|: mean sqrt(v^2 + w^2), Xavier is 1.414; ratio: update over bound; slope: p of a growth as N^p\n"
@@ -231,7 +201,6 @@ def add(command) -> None:
     sub.add_argument("encoder_layers", type=int, metavar="N", help="0 for a decoder alone (deepnet_lm)")
     sub.add_argument("decoder_layers", type=int, metavar="M", help="0 for an encoder alone (deepnet_masked_lm)")
     sub.add_argument("--method", default="deepnorm")
-    sub.add_argument("--json", action="store_true")
 
     sub = command("init-report", report_init)
     sub.add_argument("--arch", default=archs.MODEL_NAME)
@@ -240,10 +209,8 @@ def add(command) -> None:
     sub.add_argument("--method", help="the architecture's own by default")
     sub.add_argument("--init-profile")
     sub.add_argument("--seed", type=int, default=1)
-    sub.add_argument("--json", action="store_true")
 
     sub = command("methods", list_methods)
-    sub.add_argument("--json", action="store_true")
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
     sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
     sub.add_argument("--names", action="store_true", help="only print their names")
@@ -264,4 +231,3 @@ def add(command) -> None:
     sub.add_argument("--lr", type=float, default=1e-4, help="default 1e-4, where the update is linear in it")
     sub.add_argument("--init-profile")
     sub.add_argument("--seed", type=int, default=1, help="of weights and tokens")
-    sub.add_argument("--json", action="store_true")

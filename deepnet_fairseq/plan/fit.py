@@ -10,15 +10,14 @@ from typing import Any
 
 from ..errors import UserError
 from .needs import best_group, flops, memory
-from .setting import SHARDED, SHARDING_FLAGS, Setting, recomputation
+from .setting import ADAM, FLAT, SHARDING_FLAGS, Setting, recomputation
 
 BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
-# what they spread, and what else changes: a sharded matrix gives no logits in chunks
-SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "os": ("optimiser", {}),
-    "fully_sharded": ("all", {"criterion": "", "chunk": 0}),
+SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {  # what they spread, and what goes with it
+    "os": ("optimiser", {"optimizer": FLAT}),
+    "fully_sharded": ("all", {"optimizer": ADAM, "criterion": "", "loss_chunk_tokens": 0}),  # a shard gives no logits
 }
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: a step that saves less is no step
@@ -118,8 +117,7 @@ def _sharded(given: Setting, last: Setting) -> Ways:
     while gpus <= MOST_GPUS:
         for sharding, (what, changes) in SHARDINGS.items():
             with suppress(UserError):  # not with this precision
-                sharded = replace(last, gpus=gpus, sharding=sharding, optimizer=SHARDED[sharding], **changes)
-                yield f"{what} over {gpus} GPUs", sharded
+                yield f"{what} over {gpus} GPUs", replace(last, gpus=gpus, sharding=sharding, **changes)
         gpus *= 2
 
 

@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -23,10 +23,8 @@ from ..transformer.recomputation import Recomputation
 
 GIB = 2**30
 FLOAT32 = 4
-MASK_PROB = 0.15  # fairseq's --mask-prob
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
-SHARDED = {"os": FLAT, "fully_sharded": ADAM}  # what a way of sharding is for
 SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
 
 
@@ -70,8 +68,9 @@ class Setting:
     max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
     text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
     the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
-    chunk: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice; mask_prob: share of
-    the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed together, 0 for none;
+    loss_chunk_tokens: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice;
+    mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed
+    together, 0 for none;
     sharding: a key of SHARDING_FLAGS; gpu_memory: bytes; device: "cpu" or "cuda". UserError, naming the flag, for
     values out of range and for flags that do not go together.
     """
@@ -84,8 +83,8 @@ class Setting:
     precision: str = "fp32"
     optimizer: str = ADAM
     criterion: str = ""
-    chunk: int = 0
-    mask_prob: float = MASK_PROB
+    loss_chunk_tokens: int = 0
+    mask_prob: float = 0.15  # fairseq's
     checkpoint_every: int = 0
     sharding: str = "none"
     gpus: int = 1
@@ -93,8 +92,7 @@ class Setting:
     device: str = "cuda"
 
     def __post_init__(self):
-        if not self.criterion:
-            object.__setattr__(self, "criterion", self.objective.criterion)
+        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)
         for wrong, why in self._mistakes():
             if wrong:
                 raise UserError(why)
@@ -105,11 +103,11 @@ class Setting:
 
     def _mistakes(self) -> Iterator[tuple[bool, str]]:
         """What cannot be: is it so, and what is said of it then."""
-        for name in ("max_tokens", "update_freq", "length", "gpus", "gpu_memory"):
+        lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus", "gpu_memory"), 1)
+        for name, least in (lowest | {"loss_chunk_tokens": 0}).items():
             number = getattr(self, name)
-            yield number <= 0, f"--{name.replace('_', '-')} {number}: must be at least 1"
-        sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.chunk}"
-        yield self.chunk < 0, f"{chunk}: must be at least 0"
+            yield number < least, f"--{name.replace('_', '-')} {number}: must be at least {least}"
+        sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.loss_chunk_tokens}"
         yield min(self.vocab) < 1, f"{sizes}: a vocabulary has at least 1 entry"
         too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
         yield self.length > self.max_tokens, too_long
@@ -119,7 +117,7 @@ class Setting:
         unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
         yield self.criterion not in (whole, chunked), unknown
         way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
-        yield bool(self.chunk) and not self.chunked, f"{chunk}: {way}"
+        yield bool(self.loss_chunk_tokens) and not self.chunked, f"{chunk}: {way}"
         if self.vocab[0] != self.vocab[1]:
             yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
             yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
@@ -200,6 +198,9 @@ def recomputation(every: int) -> str:
     return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
 
 
+FLAGS = ("max_tokens", "update_freq", "criterion", "loss_chunk_tokens", "mask_prob", "gpus")  # named as the fields
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise UserError(message.removeprefix("argument "))
@@ -230,17 +231,15 @@ def parse(flags: list[str]) -> Setting:
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
     if args.zero_sharding != "none" and args.ddp_backend == "fully_sharded":
         raise UserError(f"{SHARDING_FLAGS['os']} and {SHARDING_FLAGS['fully_sharded']}: choose one")
-    same = ("max_tokens", "update_freq", "length", "optimizer", "criterion", "mask_prob", "gpus")
     return Setting(
         cfg,
         _vocabularies(args.vocab),
         precision=_precision(args),
-        chunk=args.loss_chunk_tokens,
         checkpoint_every=recomputed.every if recomputed else 0,
         sharding="fully_sharded" if args.ddp_backend == "fully_sharded" else args.zero_sharding,
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
-        **{name: getattr(args, name) for name in same},
+        **{name: getattr(args, name) for name in ("length", "optimizer", *FLAGS)},
     )
 
 
@@ -252,27 +251,18 @@ def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
     gen_parser_from_dataclass(parser, config.CONFIGS[model](), delete_default=True)
     for name in fields & {"max_source_positions", "max_target_positions"}:  # the task's
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    samples = () if objective.translates else ("--tokens-per-sample",)
-    parser.add_argument("--length", *samples, type=int, default=objective.length)
-    defaults: dict[str, Any] = {
-        "vocab": "32000",
-        "max-tokens": 4096,
-        "update-freq": 1,
-        "mask-prob": MASK_PROB,
-        "gpus": 1,
-    }
-    defaults |= {"criterion": objective.criterion, "loss-chunk-tokens": 0, "gpu-memory": 80.0}
-    for flag, default in defaults.items():
-        parser.add_argument(f"--{flag}", type=type(default), default=default)
+    names = ["--length"] if objective.translates else ["--length", "--tokens-per-sample"]
+    parser.add_argument(*names, type=int, default=objective.length)
+    parser.add_argument("--vocab", default="32000")
+    parser.add_argument("--gpu-memory", type=float, default=80.0)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAM)
+    parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
+    parser.add_argument("--ddp-backend", choices=("pytorch_ddp", "fully_sharded"), default="pytorch_ddp")
+    for name in FLAGS:
+        default = getattr(Setting, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
         parser.add_argument(f"--{flag}", action="store_true", default=False)
-    choices = {
-        "optimizer": OPTIMIZERS,
-        "zero-sharding": ("none", "os"),
-        "ddp-backend": ("pytorch_ddp", "fully_sharded"),
-    }
-    for flag, words in choices.items():
-        parser.add_argument(f"--{flag}", choices=words, default=words[0])
     return parser
 
 

@@ -159,7 +159,7 @@ _traces: dict[tuple, list[Stage]] = {}
 def trace(setting: Setting) -> list[Stage]:
     """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
     key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
-    key += (setting.criterion, setting.chunk, setting.mask_prob, setting.device)
+    key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
     if key not in _traces:
         method = get_method(setting.cfg.method).from_config(setting.cfg)
         if all(method.mixer(stack, 1) is None for stack in setting.stacks):
@@ -296,7 +296,7 @@ class Run:
         rows = setting.scored
         target, places = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         if setting.chunked:
-            chunk = setting.chunk or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
+            chunk = setting.loss_chunk_tokens or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, places)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
         logits = project(features[places, places] if setting.objective.masks else features).flatten(0, -2)

@@ -20,14 +20,13 @@ import sys
 import tempfile
 import time
 from dataclasses import fields, replace
-from pathlib import Path
 
 import torch
 from fairseq.logging import metrics
 from torch import Tensor
 
 from .. import config
-from ..building import SPECIALS
+from ..building import SPECIALS, blank_task
 from ..environment import kernel_bytes
 from ..errors import UserError
 from ..text_table import render
@@ -59,8 +58,7 @@ class Trial:
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
         names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
         for name, size in zip(names, setting.vocab, strict=False):  # the mask is a symbol that the task adds
-            words = "".join(f"w{number} 1\n" for number in range(size - SPECIALS - setting.objective.masks))
-            Path(self.folder.name, name).write_text(words, encoding="utf-8")
+            blank_task(size - setting.objective.masks).source_dictionary.save(f"{self.folder.name}/{name}")
         args = parse_training(self._flags())
         for name in {field.name for field in fields(config.config_of(setting.cfg))} - RUN:
             setattr(args, name, getattr(setting.cfg, name))
@@ -93,7 +91,7 @@ class Trial:
             f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
             f"--criterion {setting.criterion} {recomputation(setting.checkpoint_every)} {half} "
             f"{SHARDING_FLAGS[setting.sharding]} {'--cpu' * (setting.device == 'cpu')} "
-            f"{f'--loss-chunk-tokens {setting.chunk}' * (setting.chunk > 0)}"
+            f"{f'--loss-chunk-tokens {setting.loss_chunk_tokens}' * (setting.loss_chunk_tokens > 0)}"
         )
         return [self.folder.name, "--save-dir", self.folder.name, *objective.flags, *words.split()]
 

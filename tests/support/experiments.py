@@ -1,10 +1,12 @@
-"""What the experiment scripts would run, as their --dry-run prints it."""
+"""The experiment scripts: run, started and left alone, and what they would run, as their --dry-run prints it."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
+import time
 
 from .helpers import ROOT
 
@@ -14,14 +16,34 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def script(name, *flags, check=True, timeout=600, **environment):
-    """Runs scripts/NAME.sh."""
+def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     env = clean | {key: str(value) for key, value in environment.items()}
-    words = ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
+    return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}
+
+
+def script(name, *flags, check=True, timeout=600, **environment):
+    """Runs scripts/NAME.sh."""
+    done = subprocess.run(**_command(name, flags, environment), capture_output=True, text=True, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
+
+
+def start(name, *flags, **environment) -> subprocess.Popen:
+    """The same, at work, as the leader of a group of processes."""
+    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to Ctrl-C
+    return subprocess.Popen(
+        **_command(name, flags, environment), stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=lambda: signal.signal(*heed),
+    )  # fmt: skip
+
+
+def until(condition, seconds: int = 300) -> None:
+    """Waits for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def dry_run(name, *flags, **environment) -> list[list[str]]:
