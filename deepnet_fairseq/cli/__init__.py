@@ -26,9 +26,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function, usage: str = "") -> argparse.ArgumentParser:
-        text, raw = function.__doc__, argparse.RawDescriptionHelpFormatter
-        more = {"usage": f"deepnet {name} {usage}", "formatter_class": raw, "allow_abbrev": False} if usage else {}
-        sub = commands.add_parser(name, help=text.split("\n")[0], description=text, **more)
+        text, shown = function.__doc__, f"deepnet {name} {usage}" if usage else None
+        sub = commands.add_parser(
+            name, help=text.split("\n")[0], description=text, usage=shown, allow_abbrev=not usage,
+            formatter_class=argparse.RawDescriptionHelpFormatter if usage else argparse.HelpFormatter,
+        )  # fmt: skip
         sub.set_defaults(run=function, passes_flags_on=bool(usage))
         return sub
 
