@@ -27,16 +27,14 @@ smoke = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
-def copy_text(langs, prefixes, dest, workers, dictionary=None):
-    """In place of fairseq-preprocess, where binarised data is not the question."""
-    for split, given in prefixes.items():
-        for number, prefix in enumerate(given):
-            for lang in langs:
-                shutil.copy(f"{prefix}.{lang}", dest / f"{split}{number or ''}.{lang}")
+def copy_text(langs, texts, dest, workers, dictionary=None):
+    """In place of the binariser, where binarised data is not the question."""
+    for subset, prefix in texts.items():
+        for lang in langs:
+            shutil.copy(f"{prefix}.{lang}", dest / f"{subset}.{lang}")
     (dest / f"dict.{langs[0]}.txt").write_text("word 1\n")
-    subsets = [f"{split}{number or ''}" for split, given in prefixes.items() for number in range(len(given))]
     count = {"sentences": 1, "pieces": 1, "unknown": 0.0}
-    return {"types": 8, "text": {subset: dict.fromkeys(langs, count) for subset in subsets}}
+    return {"types": 8, "text": {subset: dict.fromkeys(langs, count) for subset in texts}}
 
 
 @pytest.fixture

@@ -150,15 +150,11 @@ class Bilingual:
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
         """DEST/bin, with the codes; see binarise.binarise."""
         dest = self.dest / "bin"
-        prefixes = {
-            split: [prefix for subset, prefix in texts.items() if subset.startswith(split)]
-            for split in ("train", "valid", "test")
-        }
 
         def make() -> dict:
             with whole(dest) as part:
                 part.mkdir(parents=True)
-                found = binarise(self.langs, prefixes, part, self.workers, dictionary)
+                found = binarise(self.langs, texts, part, self.workers, dictionary)
                 (part / "codes").write_bytes(codes.read_bytes())
                 words = read_lines(part / f"dict.{self.langs[0]}.txt")
                 found["words"] = sum(not word.startswith("madeupword") for word in words)  # fairseq pads with those

@@ -14,17 +14,17 @@ MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
 
 def binarise(
     langs: tuple[str, str] | None,
-    prefixes: dict[str, list[Path]],
+    texts: dict[str, Path],
     dest: Path,
     workers: int = 2,
     dictionary: Path | None = None,
 ) -> dict:
     """Fills the folder `dest`, with a joined dictionary: `dictionary`, else one made of the training text.
 
-    langs: source and target, or None for language models; prefixes: "train", "valid" and "test" -> P of the files
-    P.LANG, or the files; fairseq calls several of them test, test1, ... Returns {"types": of the dictionary with its
-    special symbols, "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line
-    counts as a sentence of no piece.
+    langs: source and target, or None for language models; texts: subset in fairseq's names ("train", "valid", "test",
+    "test1", ...) -> P of the files P.LANG, or the file. Returns {"types": of the dictionary with its special symbols,
+    "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line counts as a
+    sentence of no piece.
     """
     endings = {lang: f".{lang}" for lang in langs} if langs else {PLAIN: ""}
     pair = f".{'-'.join(langs)}" if langs else ""
@@ -33,12 +33,12 @@ def binarise(
     else:
         types = Dictionary()
         for ending in endings.values():
-            Dictionary.add_file_to_dictionary(f"{prefixes['train'][0]}{ending}", types, tokenize_line, workers)
+            Dictionary.add_file_to_dictionary(f"{texts['train']}{ending}", types, tokenize_line, workers)
         types.finalize(padding_factor=MULTIPLE)
-    text: dict[str, dict] = {f"{split}{i or ''}": {} for split, given in prefixes.items() for i in range(len(given))}
+    text: dict[str, dict] = {subset: {} for subset in texts}
     for lang, ending in endings.items():
         types.save(str(dest / f"dict{ending}.txt"))
-        for subset, prefix in zip(text, (prefix for given in prefixes.values() for prefix in given), strict=True):
+        for subset, prefix in texts.items():
             binarizer, to = VocabularyDatasetBinarizer(types, append_eos=True), str(dest / f"{subset}{pair}{ending}")
             found = FileBinarizer.multiprocess_dataset(f"{prefix}{ending}", "mmap", binarizer, to, len(types), workers)
             text[subset][lang] = {

@@ -102,7 +102,7 @@ def map_rows(function: Callable[[Row], Row], rows: Iterable[Row], workers: int, 
     With several `workers`, processes forked from this one do it; a few chunks of rows are in memory at a time.
     """
     rows = iter(rows)
-    chunks = iter(lambda: list(islice(rows, CHUNK)), [])
+    chunks: Iterator[list] = iter(lambda: list(islice(rows, CHUNK)), [])
     done: Iterator[list] = ([*map(function, part)] for part in chunks)
     if workers > 1:
         done = _in_processes(function, chunks, workers)

@@ -144,8 +144,7 @@ def prepare_lm(
             seen = Counter(chain.from_iterable(map(str.split, read_lines(part / "text" / "train"))))
             _dictionary(seen, cutter.symbols).save(str(dictionary))
         print("| binarising")
-        segmented = {split: [part / "text" / name for name in paths if name.startswith(split)] for split in texts}
-        made = binarise(None, segmented, part, workers, dictionary)
+        made = binarise(None, {name: part / "text" / name for name in paths}, part, workers, dictionary)
         for subset, found in text.items():
             found |= {name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")}
         cutter.write(part, types=made["types"], text=text)

@@ -15,7 +15,6 @@ from .binarise import binarise
 from .lines import REMOVE, Pairs, read_pairs, write_columns
 
 MIN_TRAIN_PAIRS = 100
-SPLITS = ("train", "valid", "test")
 
 
 def prepare_text(
@@ -32,7 +31,7 @@ def prepare_text(
     if "," in prefixes["train"]:
         raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
     texts = {}
-    for split in SPLITS:
+    for split in ("train", "valid", "test"):
         for number, prefix in enumerate(prefixes[split].split(",")):
             texts[f"{split}{number or ''}"] = read_parallel(prefix, *langs, drop_empty)
     for name, text in texts.items():
@@ -52,8 +51,7 @@ def prepare_text(
             rows = (tuple(map(" ".join, pair)) for pair in zip(*sides, strict=True))
             write_columns([part / "text" / f"{name}.{lang}" for lang in langs], rows)
         print("| binarising")
-        prefixes = {split: [part / "text" / name for name in texts if name.startswith(split)] for split in SPLITS}
-        binarise(langs, prefixes, part)
+        binarise(langs, {name: part / "text" / name for name in texts}, part)
     print(f"| wrote {dest}")
 
 

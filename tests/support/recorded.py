@@ -9,6 +9,8 @@ from deepnet_fairseq.analysis.figures import early, losses
 from deepnet_fairseq.analysis.recorded_run import folder_of
 from deepnet_fairseq.methods import METHODS
 
+from .reported import run
+
 
 def falling(to, last=400):
     """Update -> training loss: from 10 bits to what the last intervals have."""
@@ -20,20 +22,15 @@ HEALTHY, STUCK = falling(5.0), falling(8.0)
 
 def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses=None, valid=None, bleu=None, **facts):
     """A run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
-    folder = root / folder_of(figure) / name
-    folder.mkdir(parents=True)
-    facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers} | facts
-    (folder / "run.json").write_text(json.dumps(facts))
-    (folder / "trained").touch()
     rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
     for update, (epoch, loss) in (valid or {}).items():
         rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))
-    (folder / "train.log").write_text("".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows))
+    said = {"log": "".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows), "environment": None}
+    said |= {"score": bleu if bleu is None else {"bleu": bleu, "signature": "s"}, "seed": None}
+    folder = run(root, folder_of(figure), name, method, layers, **said | facts)
     if probes is not None:
         rows = [{"format": 1, "encoder_embed_dim": 64}, *({"update": u} | row for u, row in probes.items())]
         (folder / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if bleu is not None:
-        (folder / "score.json").write_text(json.dumps({"bleu": bleu, "signature": "s"}))
     return folder
 
 

@@ -15,7 +15,7 @@ from ..figures import FIGURES
 from ..figures.losses import training_losses
 from ..recorded_run import RecordedRun
 from .collect import Report
-from .layout import Document, Grid, Text
+from .layout import BANNER, Document, Grid, Text
 from .result import Entry, Result, State
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
@@ -23,13 +23,13 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
 
 def markdown(report: Report, document: Document) -> str:
     """Ends in a line break; see page.md."""
-    return _page("page.md", document=document, warnings=warnings(document))
+    return _page("page.md", report=report, document=document, warnings=warnings(report))
 
 
-def warnings(document: Document) -> list[str]:
+def warnings(report: Report) -> list[str]:
     """The banner and the warnings, paragraphs of Markdown."""
-    banner = [f"> **{escape(document.banner)}**"] if document.banner else []
-    return banner + [f"> **Warning:** {escape(warning)}" for warning in document.warnings]
+    banner = [f"> **{escape(BANNER)}**"] if report.miniature else []
+    return banner + [f"> **Warning:** {escape(warning)}" for warning in report.warnings]
 
 
 def escape(text: str) -> str:
@@ -58,7 +58,7 @@ def _text(cell: Text) -> str:
 def html(report: Report, document: Document) -> str:
     """The page, which refers to nothing but logs and papers; see page.html."""
     drawn = {title: base64.b64encode(png).decode("ascii") for title, png in pictures(report).items()}
-    return _page("page.html", document=document, pictures=drawn)
+    return _page("page.html", report=report, document=document, pictures=drawn, banner=BANNER)
 
 
 def _page(template: str, **values: object) -> str:
@@ -107,7 +107,7 @@ def as_json(report: Report, document: Document) -> str:
         "columns": [_picked(column, "key", "name") for column in table.columns],
         "baseline": report.baseline or None,
         "miniature": report.miniature,
-        "warnings": document.warnings,
+        "warnings": report.warnings,
         "notes": document.notes,
         "results": [_result(result, report.miniature) for result in report.results],
         "runs": [_run(report, entry, document) for entry in report.entries],

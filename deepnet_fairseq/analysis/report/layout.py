@@ -57,19 +57,13 @@ class Grid:
 class Document:
     """overview: the table in brief; grids: further ones. footnotes: letter -> what runs were trained with.
 
-    commands, logs: name of a run -> how it was trained, where its log lies.
+    logs: name of a run -> where its log lies.
     """
 
-    title: str
-    source: str
-    link: str
-    banner: str
-    warnings: list[str]
     overview: Grid
     grids: list[Grid]
     footnotes: dict[str, str]
     notes: list[str]
-    commands: dict[str, str]
     logs: dict[str, str]
 
 
@@ -121,16 +115,10 @@ def lay_out(report: Report, out: Path | None) -> Document:
     logs = {entry.name: entry.run.folder / "train.log" for entry in report.entries}
     links = {name: relative_link(path, start) for name, path in logs.items() if path.exists()}
     return Document(
-        title=f"{report.table.place}: {report.table.title}",
-        source=f"{report.table.place} of {report.table.paper.citation}",
-        link=report.table.paper.url,
-        banner=BANNER if report.miniature else "",
-        warnings=report.warnings,
         overview=_overview(report),
         grids=[_beside_paper(report), _run_list(report, links), _method_list(report)],
         footnotes={letter: described(environment) for letter, environment in report.environments.items()},
         notes=_notes(report),
-        commands={entry.name: entry.command for entry in report.entries if entry.command is not None},
         logs=links,
     )
 

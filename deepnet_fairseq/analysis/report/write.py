@@ -47,7 +47,8 @@ def brief(report: Report, document: Document, page: Path, full: Path | None) -> 
 
     full: the file of the whole report, if it was written.
     """
-    parts = [*warnings(document), f"{escape(document.source)}. {escape(document.overview.caption)}:"]
+    source = f"{report.table.place} of {report.table.paper.citation}"
+    parts = [*warnings(report), f"{escape(source)}. {escape(document.overview.caption)}:"]
     parts.append(grid_text(_shortened(document.overview, report.table.grid)))
     several = len(document.footnotes) > 1
     trained = "; ".join(

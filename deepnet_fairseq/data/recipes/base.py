@@ -52,6 +52,8 @@ class Recipe(ABC):
     space: int = 0  # bytes that downloads and all steps need together
     takes: frozenset[str] = frozenset()  # the fields of Options that mean something here, of those in FLAGS
     expected: dict[str, int] = {}  # count -> what it is known to be
+    vocab: int  # BPE merges or SentencePiece pieces
+    miniature_vocab: int
 
     @abstractmethod
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
@@ -72,6 +74,10 @@ class Recipe(ABC):
         files: name -> what was downloaded. Returned are "pieces" (fairseq's name of the segmentation), "detokenise" (is
         the text in Moses tokens?), "lowercase", "counts" and more.
         """
+
+    def vocabulary_size(self, options: Options) -> int:
+        """Of --vocab, else of the miniature or the recipe."""
+        return options.vocab or (self.miniature_vocab if options.miniature else self.vocab)
 
     def needs(self, options: Options) -> int:
         """Bytes that downloads and all steps need together; 0 where nobody knows beforehand."""
@@ -116,8 +122,9 @@ class Recipe(ABC):
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
-        if options.workers < 1:
-            raise UserError(f"--workers {options.workers}: must be 1 or more")
+        for flag, number in (("--workers", options.workers), ("--vocab", options.vocab), ("--shards", options.shards)):
+            if number is not None and number < 1:
+                raise UserError(f"{flag} {number}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():
             raise UserError(f"--from {options.text}: no such folder")
         self.tools(options)

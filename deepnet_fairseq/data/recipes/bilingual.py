@@ -15,7 +15,6 @@ from ..moses import Chain, Limits
 from ..steps import Steps, remove
 from .base import Options, Recipe, versions
 
-MINIATURE_MERGES = 500
 HEADERS = ("<url>", "<talkid>", "<keywords>")
 TITLES = re.compile("</?(?:title|description)>")
 SEGMENT = "<seg id"
@@ -25,13 +24,13 @@ OPENING, CLOSING = re.compile(r'<seg id="[0-9]*">\s*'), re.compile(r"\s*</seg>\s
 class BilingualRecipe(Recipe):
     """One language pair: a subclass says where its lines are, how they are tokenised and what is kept.
 
-    Cleaning is done on words, before BPE, or on pieces, after it; merges: of a BPE on both languages together.
+    Cleaning is done on words, before BPE, or on pieces, after it; vocab: merges of a BPE on both languages together.
     """
 
     takes = frozenset({"text", "vocab"})
     langs: tuple[str, str]  # source and target
     archives: tuple[RemoteFile, ...]
-    merges: int
+    miniature_vocab = 500
     chain: Chain  # for training text, and for a validation set of its own
     test_chain: Chain
     words: Limits | None = None  # of training pairs, before BPE
@@ -56,10 +55,6 @@ class BilingualRecipe(Recipe):
         """The text of --from."""
         return Tokenised(options.text, self.langs) if options.text else None
 
-    def number_of_merges(self, options: Options) -> int:
-        """Of --vocab, else of the miniature or the recipe."""
-        return options.vocab or (MINIATURE_MERGES if options.miniature else self.merges)
-
     def needs(self, options: Options) -> int:
         given = self.given(options)
         return 5 * sum(path.stat().st_size for path in given.files()) if given else self.space
@@ -69,8 +64,6 @@ class BilingualRecipe(Recipe):
 
     def check(self, options: Options) -> None:
         super().check(options)
-        if options.vocab is not None and options.vocab < 1:
-            raise UserError(f"--vocab {options.vocab}: must be 1 or more")
         given = self.given(options)
         if given and given.codes and options.vocab is not None:
             raise UserError(f"--vocab {options.vocab}: {given.codes} holds the merges; leave one of them out")
@@ -85,7 +78,7 @@ class BilingualRecipe(Recipe):
             fresh and f"training text: {self.chain}; test set: {self.test_chain}; raw references",
             self.words and f"keep training pairs of {self.words}",
             self.every and fresh and f"hold out one training pair in {self.every} for validation",
-            f"learn {self.number_of_merges(options):,} BPE merges on both languages together, apply them",
+            f"learn {self.vocabulary_size(options):,} BPE merges on both languages together, apply them",
             self.pieces and f"keep training and validation pairs of {self.pieces}, where words are pieces",
             "binarise with a joined dictionary",
         )
@@ -132,7 +125,7 @@ class BilingualRecipe(Recipe):
         return texts
 
     def _binarised(self, options: Options, work: Bilingual, texts: Texts, given: Tokenised | None) -> dict:
-        codes = (given and given.codes) or work.learn(texts["train"], self.number_of_merges(options))
+        codes = (given and given.codes) or work.learn(texts["train"], self.vocabulary_size(options))
         texts, types = work.apply(codes, texts)
         if self.pieces:
             held_out = {"train", "valid"} if given is None and self.every else {"train"}

@@ -23,7 +23,7 @@ class Iwslt14(BilingualRecipe):
     langs = ("de", "en")
     archives = (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)  # wit3.fbk.eu has it no more
     space = 300_000_000
-    merges = 10_000
+    vocab = 10_000
     chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before
     words = Limits(1.5, 1, 175)
     every = 23

@@ -20,7 +20,6 @@ from ..steps import Steps, read_json, write_json
 from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
-MINIATURE_VOCAB = 600
 SUBSETS = ("train", "valid", "test")  # of own text
 
 
@@ -31,7 +30,7 @@ class MultilingualRecipe(Recipe):
     """
 
     takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
-    vocab: int
+    miniature_vocab = 600
 
     @abstractmethod
     def pairs(self, options: Options) -> tuple[str, ...]:
@@ -47,7 +46,7 @@ class MultilingualRecipe(Recipe):
 
     def outline(self, options: Options) -> tuple[str, ...]:
         pieces = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
-        pieces += f"{self.temperature(options):g}"
+        pieces += f"{options.temperature or TEMPERATURE:g}"
         shards = f", in {options.shards} shards" if (options.shards or 1) > 1 else ""
         return (
             "count the sentences of each pair, and check them",
@@ -63,19 +62,8 @@ class MultilingualRecipe(Recipe):
         state = {pair: self.text(options, pair).state for pair in self.pairs(options)}
         return super().settings(options) | {"state": state}
 
-    def vocabulary_size(self, options: Options) -> int:
-        """Pieces to train: of --vocab, else of the miniature or the recipe."""
-        return options.vocab or (MINIATURE_VOCAB if options.miniature else self.vocab)
-
-    def temperature(self, options: Options) -> float:
-        """That by which languages are drawn, see temperature.shares."""
-        return TEMPERATURE if options.temperature is None else options.temperature
-
     def check(self, options: Options) -> None:
         super().check(options)
-        for flag, number in (("--vocab", options.vocab), ("--shards", options.shards)):
-            if number is not None and number < 1:
-                raise UserError(f"{flag} {number}: must be 1 or more")
         if options.temperature is not None and not options.temperature > 0:
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
         if options.spm is not None:
@@ -90,7 +78,7 @@ class MultilingualRecipe(Recipe):
         pairs = sorted({*self.pairs(options), *read_json(record).get("pairs", [])})  # asked for now or before
         write_json(record, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
-        vocabulary = self.vocabulary_size(options), self.temperature(options), options.spm
+        vocabulary = self.vocabulary_size(options), options.temperature or TEMPERATURE, options.spm
         work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers)
         counts = work.run(texts, self.evaluated(options, texts))
         total: Counter = Counter()

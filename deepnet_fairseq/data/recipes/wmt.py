@@ -44,7 +44,7 @@ class Wmt17(BilingualRecipe):
     langs = ("en", "de")
     archives = (*TRAINING, NEWSTEST2014)
     space = 9_000_000_000
-    merges = 40_000
+    vocab = 40_000
     chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
     pieces = Limits(1.5, 1, 250)
     every = 100
@@ -66,7 +66,7 @@ class Wmt14(Wmt17):
     title = "WMT English-German of the Admin authors"
     archives = (*TRAINING, NEWSTEST2013, NEWSTEST2014)
     space = 8_000_000_000
-    merges = 32_764
+    vocab = 32_764
     pieces = every = None
     words = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
