@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from itertools import repeat
@@ -190,26 +188,6 @@ def test_part_that_is_whole_or_too_long(server, file, tmp_path):
             server.sent.clear()
             assert fetch(RemoteFile("a.gz", file.urls, size, sha256(BODY)), tmp_path).read_bytes() == BODY
             assert server.sent["/a.gz"] == sent * len(BODY)
-
-
-def test_killed_in_the_middle(server, file, tmp_path):
-    """Only the part is left, and the next call goes on where it ends."""
-    server.headers["/a.gz"]["ETag"] = '"1"'
-    server.faults["/a.gz"] = [Fault(piece=20_000, pause=0.05)]
-    asked, part = RemoteFile("a.gz", file.urls), tmp_path / "a.gz.part"
-    if not (child := os.fork()):
-        fetch(asked, tmp_path)
-        os._exit(0)
-    deadline = time.monotonic() + 60
-    while not (part.exists() and part.stat().st_size >= 100_000):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    there = part.stat().st_size
-    assert seen(tmp_path) == ["a.gz.part"] and part.read_bytes() == BODY[:there]
-    assert fetch(asked, tmp_path).read_bytes() == BODY
-    assert server.ranges("/a.gz") == [None, f"bytes={there}-"]
 
 
 def test_recorded_checksums(server, tmp_path):

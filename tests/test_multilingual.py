@@ -225,19 +225,6 @@ def test_an_epoch_reads_a_shard_and_a_small_pair_every_time(sharded):
     assert len(seen[0]["main:de-en"] + seen[1]["main:de-en"]) == SIZES["de-en"]
 
 
-def test_the_tag_of_the_target_stands_first_in_the_source(prepared):
-    folder = prepared / "bin"
-    task = task_of(folder, folder, "de-en,en-de,en-fr,fr-en")
-    task.load_dataset("train")
-    dataset = task.datasets["train"]
-    for key, tag in {"main:de-en": "__en__", "main:en-de": "__de__", "main:en-fr": "__fr__"}.items():
-        pair = dataset.datasets[dataset.keys.index(key)][0]
-        first = {side: task.source_dictionary[pair[side][0]] for side in ("source", "target")}
-        assert first["source"] == tag and not first["target"].startswith("__")
-    assert len(task.source_dictionary) % 8 == 0
-    assert len(task.source_dictionary) - len(Dictionary.load(str(folder / "dict.de.txt"))) == 3
-
-
 @pytest.mark.smoke
 def test_training_and_translation_in_two_directions(prepared, tmp_path):
     folder = prepared / "bin"

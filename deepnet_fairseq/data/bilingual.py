@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -211,22 +211,14 @@ class Tokenised:
 
     def check(self) -> dict[str, int]:
         """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""
-        for number, line in enumerate(read_lines(self.codes) if self.codes else (), 1):
-            if len(line.strip("\r ").split(" ")) != 2:
-                raise UserError(
-                    f"{self.codes}, line {number}: is no merge operation; give the codes that subword-nmt learnt"
-                )
-        return {subset: self._check(prefix) for subset, prefix in self.texts.items()}
-
-    def _check(self, prefix: Path) -> int:
-        pairs = read_pairs(*sides(prefix, self.langs))
-        count = 0
-        for pair in islice(pairs, LOOKED_AT):
-            count += 1
-            for lang, line in zip(self.langs, pair, strict=True):
-                if f"{MARK} " in line:
-                    raise UserError(
-                        f"{prefix}.{lang}, line {count}: is in BPE pieces already; give the text before that "
-                        "(fairseq's prepare-iwslt14.sh leaves it in the folder tmp)"
-                    )
-        return count + sum(1 for _ in pairs)
+        counts = dict.fromkeys(self.texts, 0)
+        for subset, prefix in self.texts.items():
+            for number, pair in enumerate(read_pairs(*sides(prefix, self.langs)), 1):
+                counts[subset] = number
+                for lang, line in zip(self.langs, pair, strict=True):
+                    if number <= LOOKED_AT and f"{MARK} " in line:
+                        raise UserError(
+                            f"{prefix}.{lang}, line {number}: is in BPE pieces already; give the text before that "
+                            "(fairseq's prepare-iwslt14.sh leaves it in the folder tmp)"
+                        )
+        return counts

@@ -14,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -22,7 +21,6 @@ from ..atomic_output import whole
 from ..errors import UserError
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
-Row = TypeVar("Row", str, tuple)
 REMOVE = "remove the pair from both files"
 CHUNK = 2000  # rows a process takes at a time
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -96,16 +94,14 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
     return count
 
 
-def map_rows(function: Callable[[Row], Row], rows: Iterable[Row], workers: int, label: str) -> Iterator[Row]:
+def map_rows(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:
     """function(row) of every row, a line or several, in order, with a progress bar on a terminal.
 
     With several `workers`, processes forked from this one do it; a few chunks of rows are in memory at a time.
     """
     rows = iter(rows)
-    chunks: Iterator[list] = iter(lambda: list(islice(rows, CHUNK)), [])
-    done: Iterator[list] = ([*map(function, part)] for part in chunks)
-    if workers > 1:
-        done = _in_processes(function, chunks, workers)
+    chunks = iter(lambda: list(islice(rows, CHUNK)), [])
+    done = _in_processes(function, chunks, workers) if workers > 1 else ([*map(function, chunk)] for chunk in chunks)
     with tqdm(desc=label, unit=" lines", unit_scale=True, disable=None) as bar:
         for chunk in done:
             yield from chunk
