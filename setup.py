@@ -23,7 +23,8 @@ setup(
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
             "analysis/*.toml",
-            "analysis/report/page.*",
+            "analysis/report/*.md",
+            "analysis/report/page.html",
             "analysis/report/tables.toml",
             "data/recipes/opus100.tsv",
         ]

@@ -23,7 +23,7 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
 
 def markdown(report: Report, document: Document) -> str:
     """Ends in a line break; see page.md."""
-    return _page("page.md", report=report, document=document, warnings=warnings(report))
+    return page("page.md", report=report, document=document, warnings=warnings(report))
 
 
 def warnings(report: Report) -> list[str]:
@@ -58,10 +58,11 @@ def _text(cell: Text) -> str:
 def html(report: Report, document: Document) -> str:
     """The page, which refers to nothing but logs and papers; see page.html."""
     drawn = {title: base64.b64encode(png).decode("ascii") for title, png in pictures(report).items()}
-    return _page("page.html", report=report, document=document, pictures=drawn, banner=BANNER)
+    return page("page.html", report=report, document=document, pictures=drawn, banner=BANNER)
 
 
-def _page(template: str, **values: object) -> str:
+def page(template: str, **values: object) -> str:
+    """One of the templates beside this file, with these values."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=jinja2.select_autoescape(["html"]),
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,

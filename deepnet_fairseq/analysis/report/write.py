@@ -9,7 +9,7 @@ from pathlib import Path
 from ...atomic_output import check_file, whole
 from ...errors import UserError
 from .collect import Report, collect
-from .formats import as_json, escape, grid_text, html, linked, markdown, warnings
+from .formats import as_json, html, linked, markdown, page, warnings
 from .layout import DASH, Document, Grid, Text, lay_out, relative_link
 from .tables import TABLES
 
@@ -42,21 +42,14 @@ def reports(
     return texts
 
 
-def brief(report: Report, document: Document, page: Path, full: Path | None) -> str:
-    """Markdown for `page`: banner, overview without methods that nobody ran, environments, links to report and runs.
+def brief(report: Report, document: Document, place: Path, full: Path | None) -> str:
+    """Markdown for the page `place`: banner, overview without methods that nobody ran, environments, links.
 
     full: the file of the whole report, if it was written.
     """
-    source = f"{report.table.place} of {report.table.paper.citation}"
-    parts = [*warnings(report), f"{escape(source)}. {escape(document.overview.caption)}:"]
-    parts.append(grid_text(_shortened(document.overview, report.table.grid)))
-    several = len(document.footnotes) > 1
-    trained = "; ".join(
-        f"<sup>{letter}</sup> {escape(text)}" if several else escape(text)
-        for letter, text in document.footnotes.items()
-    )
-    parts.append(f"Recorded by `{report.table.script}`, trained with {trained}. {_links(report, page.parent, full)}")
-    return "\n\n".join(parts) + "\n"
+    overview, links = _shortened(document.overview, report.table.grid), _links(report, place.parent, full)
+    said = {"report": report, "warnings": warnings(report), "footnotes": document.footnotes, "links": links}
+    return page("brief.md", overview=overview, **said)
 
 
 def _shortened(grid: Grid, by_depth: bool) -> Grid:
