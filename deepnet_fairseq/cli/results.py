@@ -28,7 +28,7 @@ def score(args) -> None:
 
 
 def significance(args) -> None:
-    """whether systems differ from a baseline: paired tests of BLEU and chrF
+    """whether systems differ from a baseline: paired bootstraps of BLEU and chrF
 
     p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
     many directions, each that all of them have is tested by itself.
@@ -37,7 +37,7 @@ def significance(args) -> None:
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
-    print(table(significance(Path(args.baseline), systems, args.data, args.test, args.samples)))
+    print(table(significance(Path(args.baseline), systems, args.data)))
 
 
 def add(command) -> None:
@@ -56,9 +56,6 @@ def add(command) -> None:
     sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
     sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
     _add_data(sub)
-    help = "paired bootstrap (default) or approximate randomisation"
-    sub.add_argument("--test", choices=("bs", "ar"), default="bs", help=help)
-    sub.add_argument("--samples", type=int, default=0, metavar="N", help="default: 1000 for bs, 10000 for ar")
 
 
 def _add_data(sub) -> None:

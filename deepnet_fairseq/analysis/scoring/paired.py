@@ -18,7 +18,6 @@ from .scores import RESAMPLES, bleu_metric
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
 SEED = 12345  # sacreBLEU's
 LEVEL = 0.05
-INTERVAL_SAMPLES = {"bs": -1, "ar": 0}  # sacreBLEU's: the test's own samples give the interval; 1000 beside the test's
 
 
 @dataclass(frozen=True)
@@ -72,24 +71,21 @@ def _check_same_sentences(systems: list[Prepared]) -> None:
         raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
 
 
-def significance(
-    baseline: Path, systems: list[Path], data: str | Path | None = None, test: str = "bs", samples: int = 0
-) -> dict[TestSet, Comparison]:
+def significance(baseline: Path, systems: list[Path], data: str | Path | None = None) -> dict[TestSet, Comparison]:
     """Test set -> its comparison: None for a bilingual run, else (subset, direction), those that all systems have.
 
-    baseline, systems: see find_outputs; test: "bs", paired bootstrap resampling (Koehn 2004), or "ar", approximate
-    randomisation (Riezler and Maxwell 2005), both two-sided and by sacreBLEU; samples 0: sacreBLEU's number of them.
+    By sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs.
     UserError if the systems do not translate the same sentences.
     """
     paths = [baseline, *systems]
-    return {key: _compare(prepared, names(paths), test, samples) for key, prepared in paired(paths, data)}
+    return {key: _compare(prepared, names(paths)) for key, prepared in paired(paths, data)}
 
 
-def _compare(prepared: list[Prepared], systems: list[str], test: str, samples: int) -> Comparison:
+def _compare(prepared: list[Prepared], systems: list[str]) -> Comparison:
     lowercase, references = prepared[0].corpus.lowercase, [prepared[0].references]
     metrics = {"BLEU": bleu_metric(lowercase), "chrF2": CHRF(lowercase=lowercase)}
     named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
-    signatures, results = PairedTest(named, metrics, references, test, samples, INTERVAL_SAMPLES[test])()
+    signatures, results = PairedTest(named, metrics, references, "bs")()
     for metric in metrics:
         baseline, *others = results[metric]
         for result in others:
