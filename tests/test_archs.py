@@ -103,13 +103,11 @@ def test_report_of_init(capsys):
 
 
 def test_deepnorms_published_constants(capsys):
-    for depths, published in DEEPNORM.items():
-        encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
-        assert (encoder.alpha, encoder.beta, decoder.alpha, decoder.beta) == pytest.approx(published, abs=6e-7), depths
-    for depths in (*DEEPNORM, (7, 30)):  # alpha times beta does not depend on depth
-        encoder, decoder = DeepNorm(*depths).numbers("encoder"), DeepNorm(*depths).numbers("decoder")
-        assert encoder.alpha * encoder.beta == pytest.approx(0.81 * 0.87)
-        assert decoder.alpha * decoder.beta == pytest.approx(math.sqrt(0.5))
+    for depths in (*DEEPNORM, (7, 30)):
+        encoder, decoder = (tuple(DeepNorm(*depths).coefficients(stack).values()) for stack in ("encoder", "decoder"))
+        assert encoder + decoder == pytest.approx(DEEPNORM.get(depths, encoder + decoder), abs=6e-7), depths
+        # alpha times beta does not depend on depth
+        assert (math.prod(encoder), math.prod(decoder)) == pytest.approx((0.81 * 0.87, math.sqrt(0.5)))
     main(["coefficients", "60", "12"])
     encoder, decoder = capsys.readouterr().out.splitlines()
     assert encoder == "encoder  alpha = 2.633126  beta = 0.267629"

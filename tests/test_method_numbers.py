@@ -59,11 +59,11 @@ def test_a_stack_alone(layers, stack):
     deepnorm, sub_ln, t_fixup, r_fixup = (
         alone(name, stack, layers) for name in ("deepnorm", "sub_ln", "t_fixup", "r_fixup")
     )
-    numbers = deepnorm.numbers(stack)
-    found = [numbers.alpha, numbers.beta, sub_ln.gamma(stack), gain(t_fixup, stack, layers, "fc2")]
+    alpha, beta = deepnorm.coefficients(stack).values()
+    found = [alpha, beta, sub_ln.coefficients(stack)["gamma"], gain(t_fixup, stack, layers, "fc2")]
     found += [t_fixup.embedding_gain(stack), gain(r_fixup, stack, 1, "q"), gain(r_fixup, stack, 1, "fc1")]
     assert found == pytest.approx(ALONE[layers], abs=2e-6)
-    assert numbers.alpha * numbers.beta == pytest.approx(math.sqrt(0.5))
+    assert alpha * beta == pytest.approx(math.sqrt(0.5))
     assert gain(r_fixup, stack, 1, "out") == gain(r_fixup, stack, 1, "fc2") == 0
     assert std(sub_ln, stack, 1, "self_attn", "v") == pytest.approx(ALONE[layers][2] * XAVIER["v"], rel=1e-4)
     assert std(sub_ln, stack, 1, "ffn", "fc1") == pytest.approx(ALONE[layers][2] * XAVIER["fc1"], rel=1e-4)
@@ -127,7 +127,7 @@ BOTH_STACKS = {  # N = M: of encoder and decoder Sub-LN's gamma, T-Fixup's facto
 def test_an_encoder_and_a_decoder(layers):
     names = ("sub_ln", "t_fixup", "admin_torch", "r_fixup")
     sub_ln, t_fixup, admin_torch, r_fixup = (method(name, layers) for name in names)
-    found = [sub_ln.gamma(stack) for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
+    found = [sub_ln.coefficients(stack)["gamma"] for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
     found += [admin_torch.omega(stack) for stack in BOTH] + [gain(r_fixup, "decoder", 1, role) for role in ("q", "fc1")]
     assert found == pytest.approx(BOTH_STACKS[layers], abs=2e-6)
     # both embeddings take (9 layers)^(-1/4), the decoder's factor

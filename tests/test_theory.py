@@ -74,8 +74,8 @@ def sgd_changes(found, stack):
 @pytest.mark.parametrize(("N", "M"), [(1, 1), (6, 6), (60, 12), (12, 60), (500, 500)])
 def test_deepnorm_makes_both_terms_one(N, M):
     """3M (v^2 + w^2) / alpha_d^2 = 1, and (N^4 M / 27)^(1/4) (v^2 + w^2) / alpha_e^2 up to the roundings 0.81, 0.87."""
-    numbers = [DeepNorm(N, M).numbers(stack) for stack in ("encoder", "decoder")]
-    found = equal_branches(N, M, *((c.beta, c.alpha) for c in numbers))
+    numbers = [DeepNorm(N, M).coefficients(stack) for stack in ("encoder", "decoder")]
+    found = equal_branches(N, M, *((c["beta"], c["alpha"]) for c in numbers))
     assert model_bound(found, sgd_changes(found, "decoder")) == pytest.approx(1)
     rounded = model_bound(found, sgd_changes(found, "encoder"))
     assert rounded == pytest.approx(27**-0.25 * 2 * (0.87 / 0.81) ** 2)
@@ -86,13 +86,13 @@ def test_deepnorm_makes_both_terms_one(N, M):
 
 
 def test_magnitudes_of_deepnorm():
-    expected = {stack: DeepNorm(6, 3).numbers(stack) for stack in ("encoder", "decoder")}
+    expected = {stack: DeepNorm(6, 3).coefficients(stack) for stack in ("encoder", "decoder")}
     found = branches(small(encoder_layers=6, decoder_layers=3, method="deepnorm", **TINY_WIDTHS))
     assert len(found) == 2 * 6 + 3 * 3
     for branch in found:
         numbers = expected[branch.site.stack]
-        assert (branch.v, branch.w) == pytest.approx((numbers.beta, numbers.beta), rel=SAMPLING)
-        assert branch.alpha == pytest.approx(numbers.alpha)
+        assert (branch.v, branch.w) == pytest.approx((numbers["beta"], numbers["beta"]), rel=SAMPLING)
+        assert branch.alpha == pytest.approx(numbers["alpha"])
 
 
 def test_alpha_of_learned_and_of_scaled_branches():
@@ -232,7 +232,7 @@ def test_table(capsys):
     cells = [line.split() for line in capsys.readouterr().out.splitlines()[2:8]]
     assert [line[:2] for line in cells] == [[m, d] for m in ("deepnorm", "post_ln") for d in ("2-2", "4-4", "slope")]
     found = row("deepnorm", 4, seed=7)
-    alphas = [DeepNorm(4, 4).numbers(stack).alpha for stack in ("encoder", "decoder")]
+    alphas = [DeepNorm(4, 4).coefficients(stack)["alpha"] for stack in ("encoder", "decoder")]
     expected = [*alphas, found.bound, found.update, found.update / found.bound]
     assert [float(cells[1][place]) for place in (2, 4, 9, 10, 11)] == pytest.approx(expected, rel=5e-3)
     slope = math.log(row("post_ln", 4, seed=7).update / row("post_ln", 2, seed=7).update) / math.log(2)

@@ -9,20 +9,10 @@ torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published cons
 default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
 """
 
-from dataclasses import dataclass
-
 from ..transformer.slots import ConstantShortcut
 from .base import Method, register
 
 BETA_ROLES = ("v", "out", "fc1", "fc2")
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """Of one stack. alpha: factor of the shortcut; beta: gain of the Xavier-normal init of v, out, fc1, fc2."""
-
-    alpha: float
-    beta: float
 
 
 @register("deepnorm")
@@ -34,23 +24,20 @@ class DeepNorm(Method):
     norm = "post"
     init_profiles = ("xavier_normal", "xavier_uniform")
 
-    def residual(self, site):
-        return ConstantShortcut(self.numbers(site.stack).alpha)
-
-    def gain(self, site, role):
-        return self.numbers(site.stack).beta if role in BETA_ROLES else 1.0
-
-    def constants(self, stack):
-        return {"alpha": self.numbers(stack).alpha}
-
     def coefficients(self, stack):
-        return vars(self.numbers(stack))
-
-    def numbers(self, stack: str) -> Coefficients:
         """alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
         N, M = self.num_encoder_layers, self.num_decoder_layers
         if stack == "encoder" and M:
             depth = (N**4 * M) ** (1 / 16)
-            return Coefficients(alpha=0.81 * depth, beta=0.87 / depth)
+            return {"alpha": 0.81 * depth, "beta": 0.87 / depth}
         branches = self.branches(stack)
-        return Coefficients(alpha=branches**0.25, beta=(4 * branches) ** -0.25)
+        return {"alpha": branches**0.25, "beta": (4 * branches) ** -0.25}
+
+    def residual(self, site):
+        return ConstantShortcut(self.coefficients(site.stack)["alpha"])
+
+    def gain(self, site, role):
+        return self.coefficients(site.stack)["beta"] if role in BETA_ROLES else 1.0
+
+    def constants(self, stack):
+        return {"alpha": self.coefficients(stack)["alpha"]}

@@ -30,14 +30,12 @@ class SubLN(Method):
         return None if site.sublayer == "encoder_attn" else LayerNorm(dim)
 
     def gain(self, site, role):
-        return self.gamma(site.stack) if role in SCALED and site.sublayer != "encoder_attn" else 1.0
+        scaled = role in SCALED and site.sublayer != "encoder_attn"
+        return self.coefficients(site.stack)["gamma"] if scaled else 1.0
 
-    def gamma(self, stack: str) -> float:
+    def coefficients(self, stack):
         """The gain of the Xavier init in `stack`; at 6L-6L 1.547 in the encoder, 1.700 in the decoder."""
         square = math.log(self.branches(stack))
         if stack == "encoder" and self.num_decoder_layers:
             square *= math.log(self.branches("decoder")) / 3
-        return math.sqrt(square)
-
-    def coefficients(self, stack):
-        return {"gamma": self.gamma(stack)}
+        return {"gamma": math.sqrt(square)}

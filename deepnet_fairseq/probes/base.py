@@ -7,7 +7,7 @@ probes/__init__.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -98,19 +98,20 @@ class TokenSums(Probe):
         found = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
         self.sums[address] = self.sums.get(address, 0) + found
 
-    def totals(self) -> dict[str, list[float]]:
-        """The sums of each address over all ranks; a call of all of them."""
-        if not self.sums:
-            return {}
-        stacked = torch.stack(list(self.sums.values()))
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(stacked)
-        return dict(zip(self.sums, stacked.tolist(), strict=True))
-
     @staticmethod
     def summary(values: Values) -> Values:
         """The mean over layers, by kind of branch."""
-        return mean_by({address: kind(address) for address in values}, values)
+        return mean_by(kind, values)
+
+
+def over_ranks(found: dict[str, Tensor], operation: Any = torch.distributed.ReduceOp.SUM) -> dict[str, Any]:
+    """The tensors of one shape by address as numbers, summed up over all ranks; a call of all of them."""
+    if not found:
+        return {}
+    stacked = torch.stack(list(found.values()))
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(stacked, operation)
+    return dict(zip(found, stacked.tolist(), strict=True))
 
 
 def kind(address: str) -> str:
@@ -118,9 +119,9 @@ def kind(address: str) -> str:
     return ".".join(word for word in address.split(".") if not word.isdigit())
 
 
-def mean_by(names: dict[str, str], values: Values) -> Values:
-    """Name -> mean of the values whose address has that name in `names`; addresses without one do not count."""
+def mean_by(name: Callable[[str], str], values: Values) -> Values:
+    """Name -> mean of the values whose address has that name."""
     found: dict[str, list[float]] = {}
-    for address, name in names.items():
-        found.setdefault(name, []).append(values[address])
-    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}
+    for address, value in values.items():
+        found.setdefault(name(address), []).append(value)
+    return {key: sum(numbers) / len(numbers) for key, numbers in found.items()}

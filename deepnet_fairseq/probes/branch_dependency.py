@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..profiling import residuals
-from .base import TokenSums, register_probe
+from .base import TokenSums, over_ranks, register_probe
 from .record import Values
 
 
@@ -34,7 +34,7 @@ class BranchDependency(TokenSums):
 
     def values(self) -> Values:
         found = {}
-        for address, (count, *sums) in self.totals().items():
+        for address, (count, *sums) in over_ranks(self.sums).items():
             branch, merged = _variance(count, *sums[:2]), _variance(count, *sums[2:])
             found[address] = branch / merged if merged > 0 else float("nan")
         return found

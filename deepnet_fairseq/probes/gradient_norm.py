@@ -59,7 +59,7 @@ class GradientL1(Probe):
 
     @staticmethod
     def summary(values: Values) -> Values:
-        return mean_by({address: f"{address.split('.')[0]}.{address.split('.')[-1]}" for address in values}, values)
+        return mean_by(lambda address: f"{address.split('.')[0]}.{address.split('.')[-1]}", values)
 
 
 def _owner(name: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..profiling import residuals
-from .base import Probe, register_probe
+from .base import Probe, over_ranks, register_probe
 from .record import Values
 
 LARGEST = 65504.0  # of fp16
@@ -52,7 +52,4 @@ class HalfPrecision(Probe):
         self._keep("gradient", torch.stack(norms).amax() * scale)
 
     def values(self) -> Values:
-        stacked = torch.stack(list(self.largest.values()))
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(stacked, torch.distributed.ReduceOp.MAX)
-        return dict(zip(self.largest, stacked.tolist(), strict=True))
+        return over_ranks(self.largest, torch.distributed.ReduceOp.MAX)

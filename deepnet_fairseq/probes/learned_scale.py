@@ -34,8 +34,8 @@ class LearnedScale(Probe):
 
     @staticmethod
     def summary(values: Values) -> Values:
-        medians = [address for address in values if address.endswith(".median")]
-        return mean_by({address: kind(address.removesuffix(".median")) for address in medians}, values)
+        medians = {where: value for where, value in values.items() if where.endswith(".median")}
+        return mean_by(lambda address: kind(address.removesuffix(".median")), medians)
 
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 from ..initialisation import NORMS
 from ..transformer.slots import SUBLAYERS
-from .base import TokenSums, register_probe
+from .base import TokenSums, over_ranks, register_probe
 from .record import Values
-
-
-def layer_norms(stack: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Every LayerNorm of a stack with its address: a branch's as "decoder.3.ffn", any other by its module's name."""
-    for path, module in stack.named_modules():
-        if isinstance(module, NORMS):
-            words = path.split(".")
-            if words[0] == "layers":
-                words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
-            yield ".".join([name, *words]), module
 
 
 @register_probe("ln_input")
@@ -34,8 +24,13 @@ class LNInput(TokenSums):
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, stack in self.model.stacks().items():
-            for address, norm in layer_norms(stack, name):
-                yield norm.register_forward_pre_hook(partial(self._visit, address, masks[name]))
+            for path, norm in stack.named_modules():
+                if isinstance(norm, NORMS):
+                    words = path.split(".")
+                    if words[0] == "layers":
+                        words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
+                    visit = partial(self._visit, ".".join([name, *words]), masks[name])
+                    yield norm.register_forward_pre_hook(visit)
 
     @torch.no_grad()
     def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
@@ -43,4 +38,4 @@ class LNInput(TokenSums):
         self.add(address, norms.numel(), norms.sum())
 
     def values(self) -> Values:
-        return {address: total / count for address, (count, total) in self.totals().items() if count}
+        return {address: total / count for address, (count, total) in over_ranks(self.sums).items() if count}
