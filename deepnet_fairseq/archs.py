@@ -53,9 +53,6 @@ ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_e
 
 PRESETS: dict[str, dict] = {}  # architecture name -> config fields it sets
 MODELS: dict[str, str] = {}  # architecture name -> name of its model
-FOLLOWERS = {
-    MODEL_NAME: {f"decoder_{field}": f"encoder_{field}" for field in ("embed_dim", "ffn_embed_dim", "attention_heads")}
-}
 
 
 def _add(model: str, name: str, fields: dict) -> None:
@@ -110,8 +107,9 @@ def fill(cfg: Any) -> None:
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, value)
-    for field, source in FOLLOWERS.get(model, {}).items():
-        if getattr(cfg, field, None) is None:
-            setattr(cfg, field, getattr(cfg, source))
+    if model == MODEL_NAME:
+        for field in ("embed_dim", "ffn_embed_dim", "attention_heads"):
+            if getattr(cfg, f"decoder_{field}", None) is None:
+                setattr(cfg, f"decoder_{field}", getattr(cfg, f"encoder_{field}"))
     if getattr(cfg, "checkpoint_every", None) is not None or getattr(cfg, "offload_activations", False):
         cfg.checkpoint_activations = True  # how to recompute is said, so that it is to be recomputed

@@ -172,8 +172,8 @@ def shape(model: nn.Module) -> dict[str, Any]:
 def dropouts(model: nn.Module) -> dict[str, float]:
     """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
-    modules = layer.dropout, layer.self_attn.dropout, layer.activation_dropout
-    return {name: m.p for name, m in zip(("dropout", "attention_dropout", "activation_dropout"), modules, strict=True)}
+    inside = {"attention_dropout": layer.self_attn.dropout.p, "activation_dropout": layer.activation_dropout.p}
+    return {"dropout": layer.dropout.p} | inside
 
 
 def read_profile(path: str) -> Profile:

@@ -3,8 +3,8 @@
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 
 from .. import archs
+from .base import DeepTransformer
 from .language_models import DeepLanguageModel, DeepMaskedLanguageModel
-from .translation import DeepTransformer
 
 MODELS = {model.NAME: model for model in (DeepTransformer, DeepLanguageModel, DeepMaskedLanguageModel)}
 for _arch, _model in archs.MODELS.items():

@@ -1,4 +1,7 @@
-"""What the models have in common: how one is built, its stacks by name, what fairseq tells it."""
+"""What the models have in common: how one is built, its stacks by name, what fairseq tells it.
+
+And the one of two stacks, the encoder-decoder that fairseq knows as `deepnet_transformer`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoderDecoderModel, register_model
 from torch import Tensor, nn
 
 from .. import archs, config
+from ..errors import UserError
 from ..initialisation import initialize
 from ..methods import Method, get_method
 from ..probes.attach import attach_probes
 from ..transformer.modules import submodules
-from ..transformer.stack import Stack
+from ..transformer.stack import Decoder, Encoder, Stack
 from . import compiled, fitting
 
 
@@ -102,3 +107,46 @@ class DeepModel(nn.Module):
 def embedding(dictionary: Dictionary, dim: int) -> nn.Embedding:
     """A matrix (V, dim) for the symbols of a dictionary, its values still to be drawn."""
     return nn.Embedding(len(dictionary), dim, padding_idx=dictionary.pad())
+
+
+@register_model(archs.MODEL_NAME, dataclass=config.DeepTransformerConfig)
+class DeepTransformer(DeepModel, FairseqEncoderDecoderModel):
+    """A Transformer of N encoder and M decoder layers under any registered method.
+
+    B sentences, S source and T target tokens, C width, V target symbols.
+    """
+
+    NAME = archs.MODEL_NAME
+
+    @classmethod
+    def assemble(cls, cfg, method, task):
+        source, target = task.source_dictionary, task.target_dictionary
+        if cfg.share_all_embeddings and source != target:
+            raise UserError(
+                "--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary"
+            )
+        of_source = embedding(source, cfg.encoder_embed_dim)
+        of_target = of_source if cfg.share_all_embeddings else embedding(target, cfg.decoder_embed_dim)
+        tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
+        encoder = Encoder(cfg, method, source, of_source)
+        return cls(encoder, Decoder(cfg, method, target, of_target, tied))
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, return_all_hiddens=False, **options):
+        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V).
+
+        options: further ones of Decoder.forward, features_only and alignment_layer.
+        Hidden states on request only: fairseq's `transformer` keeps those of every layer alive in each training step.
+        """
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        return self.decoder(prev_output_tokens, memory, return_all_hiddens=return_all_hiddens, **options)
+
+    def tokens(self, src_tokens, src_lengths, prev_output_tokens, *_rest, **_more):
+        return {"encoder": src_tokens, "decoder": prev_output_tokens}
+
+    def features(self, src_tokens, prev_output_tokens, src_lengths=None):
+        memory = self.encoder(src_tokens, src_lengths)
+        decoded, _extra = self.decoder(prev_output_tokens, memory, features_only=True)
+        return {"encoder": memory["encoder_out"][0].transpose(0, 1), "decoder": decoded}
+
+    def vocabulary_projection(self):
+        return self.decoder.output_projection

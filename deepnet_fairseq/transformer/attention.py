@@ -29,15 +29,7 @@ class Attention(nn.Module):
     values are made from; inner: the method's module in front of out_proj, if any; bias: do the four matrices have one?
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        dropout: float,
-        source_dim: int,
-        inner: nn.Module | None = None,
-        bias: bool = True,
-    ):
+    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner: nn.Module | None, bias: bool):
         super().__init__()
         self.num_heads = num_heads
         self.k_proj = Linear(source_dim, dim, bias=bias)

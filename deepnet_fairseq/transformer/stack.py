@@ -192,15 +192,13 @@ class Decoder(Stack, FairseqIncrementalDecoder):
             self.output_projection.weight = embed_tokens.weight
 
     def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: dict | None = None,
-        incremental_state: dict | None = None,
-        features_only: bool = False,
-        **options: Any,
+        self, prev_output_tokens: Tensor, *inputs: Any, features_only: bool = False, **options: Any
     ) -> tuple[Tensor, dict]:
-        """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)) and what extract_features returns."""
-        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, **options)
+        """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)), and more, see extract_features.
+
+        inputs, options: those of extract_features.
+        """
+        x, extra = self.extract_features(prev_output_tokens, *inputs, **options)
         return (x if features_only else self.output_layer(x)), extra
 
     def extract_features(
