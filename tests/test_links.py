@@ -62,13 +62,3 @@ def test_addresses_are_addresses(page):
     bare = [url.rstrip(".,;:") for url in re.findall(r"\bhttps?://[^\s)>`\"'|]+", prose(text))]
     linked = [target for target in targets(text) if "://" in target]
     assert not [url for url in bare + linked if not is_address(url)]
-
-
-def test_what_is_broken_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# One `x` [two](three)\n# One\n# One\n```bash\n# none\n[a](b)\n```\n[a](<here.md>) `f[0](x)`\n")
-    assert targets(page.read_text()) == ["three", "here.md"]
-    assert anchors(page.read_text()) == {"one-x-two", "one", "one-1"}
-    assert leads_nowhere(page, "here.md") and leads_nowhere(page, "#none") and leads_nowhere(page, "page.md#two")
-    assert not leads_nowhere(page, "#one-1") and not leads_nowhere(page, "page.md")
-    assert targets('<img src="a.svg" alt="b"> ![c](d.png)') == ["d.png", "a.svg"]

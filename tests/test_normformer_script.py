@@ -118,16 +118,12 @@ def test_rows_are_evaluated_on_what_they_were_trained_on(commands):
             assert flags["--path"] == f"{of_run['--save-dir']}/checkpoint_last.pt"
 
 
-NARROWED = {
-    "PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": "3",
-    "MAX_TOKENS": "4096", "GPUS": "2",
-}  # fmt: skip
-
-
 def test_rows_can_be_narrowed(tmp_path):
     """Any method, on fewer GPUs, on the user's text, which is prepared first."""
     names = [str(tmp_path / name) for name in "abc"]
-    prepare, *commands = dry_run("normformer_lm", **NARROWED, OUT=tmp_path, TEXT=" ".join(names))
+    chosen = {"PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": 3}
+    where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": tmp_path, "TEXT": " ".join(names)}
+    prepare, *commands = dry_run("normformer_lm", **chosen, **where)
     dest, rows = str(tmp_path / "data/text"), trained(commands)
     assert prepare == ["deepnet", "prepare-lm", *names, dest, "--bpe", "gpt2"] and commands[0][1] == dest
     assert [(flags["--method"], flags["--lr"], flags["--seed"], batch(flags)) for flags in rows] == [

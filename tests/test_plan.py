@@ -16,7 +16,7 @@ from deepnet_fairseq.criterions.chunked import NAME, PLAIN
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.models import MODELS
 from deepnet_fairseq.plan import trial
-from deepnet_fairseq.plan.needs import best_group, count, flops, memory, speed, updates_of
+from deepnet_fairseq.plan.needs import best_group, count, flops, memory
 from deepnet_fairseq.plan.setting import parse
 from deepnet_fairseq.plan.trace import trace
 from deepnet_fairseq.plan.trial import Trial
@@ -122,18 +122,6 @@ def test_flops_are_torchs(model, flags):
     found = flops(setting)
     assert forward == pytest.approx(found.forward * 160, rel=1e-9)
     assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
-
-
-def test_time():
-    setting = replace(planned(MT), gpus=4, update_freq=2)
-    work = flops(setting)
-    found = speed(setting, 1e9, updates=3600)
-    assert setting.batch == 160 * 2 * 4
-    assert found.step == pytest.approx(work.train * 160 * 2 / 1e9)
-    assert found.tokens_per_second * found.step == pytest.approx(setting.batch)
-    assert found.hours == pytest.approx(found.step)
-    assert updates_of(setting, 2.5, 128_000) == 250
-    assert math.isclose(speed(setting, 2e9).step, found.step / 2)
 
 
 TRAININGS = [(MT, f"--method {method}") for method in sorted(METHODS)]

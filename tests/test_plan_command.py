@@ -58,7 +58,8 @@ def test_recomputation_costs_a_third():
 
 
 def test_json_and_table_say_the_same(capsys):
-    flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--updates", "1000"]
+    corpus = 8192 * 2 * 400  # target tokens, of 400 updates
+    flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--epochs", "2.5", "--corpus-tokens", str(corpus)]
     main([*flags, "--json"])
     found = json.loads(capsys.readouterr().out)
     main(flags)
@@ -66,6 +67,7 @@ def test_json_and_table_say_the_same(capsys):
     assert f"{found['parameters']['total']:,}" in table
     assert f"{found['memory']['peak'] / GIB:.2f}" in table
     assert found["speed"]["step"] == pytest.approx(found["flops"]["step"] / 2e14)
+    assert found["speed"]["updates"] == 1000
     assert found["speed"]["hours"] == pytest.approx(1000 * found["speed"]["step"] / 3600)
     assert f"{found['speed']['tokens_per_second']:,.0f}" in table
     assert found["setting"]["vocab"] == [32000, 32000]
