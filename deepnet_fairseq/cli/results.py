@@ -1,10 +1,12 @@
-"""Commands that read finished runs."""
+"""Commands that read finished runs: scores, tests, and what is set or drawn beside the papers' numbers."""
 
 from __future__ import annotations
 
 import json
 import logging
 from pathlib import Path
+
+from ..errors import UserError
 
 
 def score(args) -> None:
@@ -40,8 +42,47 @@ def significance(args) -> None:
     print(table(significance(Path(args.baseline), systems, args.data)))
 
 
+def report(args) -> None:
+    """a table of a paper, measured beside published, from recorded runs
+
+    Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
+    """
+    from ..analysis.report.write import FORMATS, reports
+
+    forms = args.format.split(",")
+    for form in forms:
+        if form not in FORMATS:
+            raise UserError(f"--format {form}: choose from {', '.join(FORMATS)}")
+    if len(forms) > 1 and not args.out:
+        raise UserError(f"--format {args.format}: name the files' common beginning with --out; each gets its ending")
+    out = Path(args.out) if args.out else None
+    several = out if len(forms) > 1 else None
+    places = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
+    into = Path(args.into) if args.into else None
+    texts = reports(Path(args.runs), args.table, places, args.baseline, into)
+    for form, place in places.items():
+        if place or not into:
+            print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
+    if into:
+        print(f"put table {args.table} into {into}")
+
+
+def figures(args) -> None:
+    """Figures 3-8 of the DeepNet paper, and 3 and 4 of NormFormer's, measured beside published, from recorded runs.
+
+    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. `depth` draws
+    the losses of the quickstart's runs, RUNS/quickstart.
+    """
+    from ..analysis.figures import chosen, redraw
+
+    runs = Path(args.runs)
+    out = Path(args.out) if args.out else runs
+    for figure in chosen(runs, args.only):
+        print(redraw(runs, figure, out))
+
+
 def add(command) -> None:
-    """Registers `deepnet score` and `significance` and their flags; command: as parser() gives it."""
+    """Registers `deepnet score`, `significance`, `report` and `figures`; command: as parser() gives it."""
     sub = command("score", score)
     sub.add_argument("generated", metavar="GENERATED", help="what fairseq-generate printed, or a folder of "
                      "[SUBSET/]SRC-TGT.txt; for --paper perplexity what fairseq-eval-lm or fairseq-validate "
@@ -56,6 +97,21 @@ def add(command) -> None:
     sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
     sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
     _add_data(sub)
+
+    sub = command("report", report)
+    sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
+    sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
+                     "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
+    sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, json, or several")
+    sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
+    sub.add_argument("--into", metavar="PAGE", help="Markdown page that gets the overview, between its lines "
+                     "<!-- report NAME --> and <!-- /report NAME -->")  # fmt: skip
+    sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")
+
+    sub = command("figures", figures)
+    sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
+    sub.add_argument("--only", metavar="N,N", help="figures to draw, as 4,5,normformer4; without it all that have runs")
+    sub.add_argument("--out", metavar="DIR", help="folder to write to, made if it is not there; default RUNS")
 
 
 def _add_data(sub) -> None:
