@@ -51,12 +51,12 @@ class Common(FairseqDataclass):
     checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
     offload_activations: bool = flag(False, "recompute, and keep what that starts from in the CPU's memory")
     compile_layers: bool = flag(
-        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/kernels.md"
+        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/speed.md"
     )
     deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = II("checkpoint.save_dir")
-    rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/divergence.md")
+    rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/troubleshooting.md")
     rollback_lr_factor: float = flag(0.5, "times this --lr at each of --rollbacks")
 
 

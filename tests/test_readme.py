@@ -20,7 +20,7 @@ from deepnet_fairseq.data.corpus import make_corpus, write_corpus
 
 from .support.helpers import ROOT
 
-PAGES = ("README.md", "docs/adding_a_method.md", "docs/reproducing.md")
+PAGES = ("README.md", "docs/adding_a_method.md", "docs/experiments.md")
 BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^ *(fairseq-|deepnet |(bash )?scripts/\w+\.sh|[A-Z]+=\S+ \w|pip |pytest)", re.MULTILINE)
 TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"

@@ -1,4 +1,4 @@
-"""A whole run as one JSON object, whose keys are described in docs/benchmarks.md and stay, and that as Markdown."""
+"""A whole run as one JSON object, whose keys are described in docs/speed.md and stay, and that as Markdown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A training whose numbers end: stopped with a report and a status of its own, or set back and slowed down.
 
 training.py notices, search.py finds where, report.py writes, advice.py says what to try, rollback.py sets back.
-docs/divergence.md.
+docs/troubleshooting.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """--compile-layers: the repeated layer, compiled once for all layers of a stack, which knows nothing of it.
 
-Numbers are in docs/kernels.md.
+Numbers are in docs/speed.md.
 """
 
 from __future__ import annotations

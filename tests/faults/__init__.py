@@ -1,1 +1,1 @@
-"""`python -m tests.faults --help`: trainings that are killed; docs/faults.md says what is injected and promised."""
+"""`python -m tests.faults --help`: trainings that are killed; docs/checkpoints.md says what is injected."""
