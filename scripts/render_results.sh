@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Renders everything recorded in results/runs: the tables' pages, the figures, the index, the short forms in README.md.
+# Renders everything recorded in results/runs: the tables' pages, the figures, the index, short forms in a page.
 # Trains nothing; a second call changes nothing.
 #
 #   scripts/render_results.sh                        from the records that are there
 #   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
 #   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart; so any NAME=RUNS
-#   PAGE=FILE scripts/render_results.sh              another page than README.md
+#   PAGE=FILE scripts/render_results.sh              the page with places for tables; README.md has none
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/render_results.sh
 set -euo pipefail
 start="$PWD"

@@ -34,6 +34,7 @@ SMALLER = [  # pattern, what stands in its place
     (r"--max-tokens 4096 --max-update 100000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
     (r"(?<=--nproc-per-node )8", "2"),
     (r"(?<=--distributed-world-size )8", "2"),
+    (r" --fp16$", ""),
     (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
 ]
 # folder, variables and functions are kept in the file $0; a command is done when all of it is: -e, pipefail
