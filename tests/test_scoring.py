@@ -14,7 +14,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from deepnet_fairseq.analysis.scoring import score
 from deepnet_fairseq.analysis.scoring.generated import Output, prepare, read_corpus
-from deepnet_fairseq.analysis.scoring.scores import GROUPS, group, kinds_of_bleu
+from deepnet_fairseq.analysis.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, measure
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
@@ -51,6 +51,10 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
             peer["score"], peer["confidence_mean"], peer["confidence_var"]]  # fmt: skip
         assert ours["signature"] == f"{peer['signature']}"
     assert 30 < result["bleu"] < 90 and "case:lc" in result["signature"]
+
+
+def test_samples_in_which_nothing_is_right():
+    assert 0 < measure(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
