@@ -1,7 +1,7 @@
 """Records of finished runs, and what readers see of them; scripts/render_results.sh calls both.
 
-keep RUNS DEST                  what reports and figures need of the runs, without the machine's own paths
-render RESULTS [--page PAGE]    RESULTS/runs as tables, pictures, an index, and the short forms in PAGE
+keep RUNS DEST     what reports and figures need of the runs, without the machine's own paths
+render RESULTS     RESULTS/runs as tables, pictures, an index
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from deepnet_fairseq.analysis.figures import EVERY, redraw
 from deepnet_fairseq.analysis.figures.losses import rows_by_depth
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, folder_of, name_of, runs_of
 from deepnet_fairseq.analysis.report.collect import PAIRED, Report, collect
-from deepnet_fairseq.analysis.report.formats import escape, grid_text
+from deepnet_fairseq.analysis.report.formats import escape, grid_text, reports
 from deepnet_fairseq.analysis.report.layout import BANNER, Grid, Text, published
 from deepnet_fairseq.analysis.report.result import described, environment_of
 from deepnet_fairseq.analysis.report.tables import TABLES
-from deepnet_fairseq.analysis.report.write import has_block, put_into, reports
-from deepnet_fairseq.atomic_output import check_file, whole
+from deepnet_fairseq.atomic_output import whole
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.json_text import read_object
 from deepnet_fairseq.probes.record import FILE as PROBES
@@ -152,40 +151,42 @@ def _relative_values(value, base: Path):
     return relative(value, base) if isinstance(value, str) else value
 
 
-def render(results: Path, page: Path) -> Iterator[str]:
+def render(results: Path) -> Iterator[str]:
     """Renders what `results`/runs records; yields a line on each thing done. The same records give the same bytes.
 
-    Written are `results`/tables, /figures and /miniatures.md, and the blocks <!-- report NAME --> that `page` and
-    `results`/README.md and /quickstart.md have a place for: a table's name, "quickstart" and "index". A figure whose
-    runs lack something is left out, and its line says so. UserError if nothing is recorded, or a record is broken.
+    Written are `results`/tables, /figures and /miniatures.md, and what stands between <!-- report NAME --> and
+    <!-- /report NAME --> in `results`/README.md, the index, and /quickstart.md. A figure whose runs lack something is
+    left out, and its line says so. UserError if nothing is recorded, or a record is broken.
     """
     runs = results / "runs"
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; record runs there with scripts/records.py keep")
-    check_file("--page", page)
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
         title = f"{table.paper.citation.split(',')[0]}, {table.place}: {table.title}"
-        place = page if has_block(page, table.name) else None
         if any(next((runs / folder).glob("*/run.json"), None) for folder in table.folders):
             out = results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)
-            reports(runs, table.name, {"md": out}, into=place)
+            reports(runs, table.name, {"md": out})
             rows.append((title, table.script, *_state_and_headline(collect(runs, table)), out))
             yield f"wrote {out}"
         else:
             rows.append((title, table.script, "not run", "–", None))
-            if place:
-                put_into(place, table.name, "Not run here yet.\n")
     yield from _render_figures(results, rows)
-    blocks = {"index": _index(rows, results)}
+    yield from _put(results / "README.md", "index", _index(rows, results))
     if (runs / "quickstart").is_dir():
-        blocks["quickstart"] = _quickstart(runs_of(runs, "depth"))
-    for name, text in blocks.items():
-        for place in (page, results / "README.md", results / "quickstart.md"):
-            if has_block(place, name):
-                put_into(place, name, text)
-                yield f"put {name} into {place}"
+        yield from _put(results / "quickstart.md", "quickstart", _quickstart(runs_of(runs, "depth")))
+
+
+def _put(page: Path, name: str, text: str) -> Iterator[str]:
+    """Between the two lines that name it, where `page` has them."""
+    held = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before, first, rest = held.partition(f"<!-- report {name} -->\n")
+    _, last, after = rest.partition(f"<!-- /report {name} -->")
+    if last:
+        with whole(page) as part:
+            part.write_text(f"{before}{first}{text}{last}{after}", encoding="utf-8")
+        yield f"put {name} into {page}"
 
 
 def _state_and_headline(report: Report) -> tuple[str, str]:
@@ -264,9 +265,8 @@ def main(argv: list[str] | None = None) -> None:
     sub.add_argument("dest", type=Path, metavar="DEST", help="folder for the records, as results/runs")
     sub = commands.add_parser("render", help="renders records")
     sub.add_argument("results", type=Path, metavar="RESULTS", help="folder with runs, the records; as results")
-    sub.add_argument("--page", type=Path, default=Path("README.md"), metavar="PAGE", help="page with short forms")
     args = parser.parse_args(argv)
-    done = keep(args.runs, args.dest) if args.command == "keep" else render(args.results, args.page)
+    done = keep(args.runs, args.dest) if args.command == "keep" else render(args.results)
     try:
         for line in done:
             print(line)

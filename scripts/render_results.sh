@@ -1,18 +1,15 @@
 #!/usr/bin/env bash
-# Renders everything recorded in results/runs: the tables' pages, the figures, the index, short forms in a page.
+# Renders everything recorded in results/runs: the tables' pages, the figures, the index.
 # Trains nothing; a second call changes nothing.
 #
 #   scripts/render_results.sh                        from the records that are there
 #   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
 #   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart; so any NAME=RUNS
-#   PAGE=FILE scripts/render_results.sh              the page with places for tables; README.md has none
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/render_results.sh
 set -euo pipefail
 start="$PWD"
-case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;; esac
+case "${1:-}" in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-page=README.md
-[ -z "${PAGE:-}" ] || page="$(cd "$start" && realpath -m -- "$PAGE")"
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
 
@@ -21,4 +18,4 @@ for words in "$@"; do
     [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
     python scripts/records.py keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name}"
 done
-python scripts/records.py render results --page "$page"
+python scripts/records.py render results

@@ -140,7 +140,7 @@ def test_mistakes(change, said, runs, tmp_path):
     with pytest.raises(SystemExit, match="lies in"):
         main(["keep", str(runs), str(runs / "records")])
     with pytest.raises(SystemExit, match="runs: no such folder; record runs there"):
-        main(["render", str(tmp_path / "none"), "--page", str(tmp_path / "page.md")])
+        main(["render", str(tmp_path / "none")])
 
 
 def test_paired_test_that_is_no_number(recorded, tmp_path):
@@ -153,27 +153,23 @@ def test_paired_test_that_is_no_number(recorded, tmp_path):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes; a page with three places."""
+    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes."""
     root = tmp_path_factory.mktemp("render")
-    results, page = root / "results", root / "page.md"
+    results = root / "results"
     for layers, bleu in ((6, 27.0), (18, 28.5), (19, 99.0)):
         run(results / "runs", "table1", f"deep-{layers}", layers=layers, bleu=bleu)
     run(results / "runs", "table1", "post", "post_ln", layers=100, bleu=1.0)
     for series in ("post_ln_warmup", "post_ln_no_warmup", "post_ln_init_warmup"):
         record(results / "runs", 4, series, "post_ln", probes=watched(), series=series, smoke=True)
     record(results / "runs", 5, "broken", "deepnorm", 6, update=5)
-    page.write_text(BLOCK.format("1") + "between\n" + BLOCK.format("2"))
-    (results / "README.md").write_text(BLOCK.format("index"))
+    (results / "README.md").write_text(f"before\n{BLOCK.format('index')}after\n")
     with open(root / "said", "w") as said, redirect_stdout(said):
-        main(["render", str(results), "--page", str(page)])
+        main(["render", str(results)])
     return root
 
 
 def test_rendered_pages(rendered):
     said = (rendered / "said").read_text()
-    page = (rendered / "page.md").read_text()
-    assert "28.50 (28.8)" in page and "(results/tables/table1.md)" in page and "\nbetween\n" in page
-    assert page.endswith("<!-- report 2 -->\nNot run here yet.\n<!-- /report 2 -->\n") and "old" not in page
     assert "28.50" in (rendered / "results/tables/table1.md").read_text()
     assert f"left out figure5: {rendered / 'results/runs/figure5/broken'}" in said
     assert "wrote" in said and (rendered / "results/figures/miniature/figure4.png").stat().st_size > 5000
@@ -181,6 +177,7 @@ def test_rendered_pages(rendered):
     assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
     # the index has the deepest row with a published number
     lines = (rendered / "results" / "README.md").read_text().splitlines()
+    assert (lines[0], lines[-2:]) == ("before", ["<!-- /report index -->", "after"]) and "old" not in lines
     rows = {cells[0].strip("| "): cells[1:] for cells in (line.split(" | ") for line in lines)}
     (name,) = [name for name in rows if "Wang et al. 2022, Table 1" in name]
     _, state, number, place = rows[name]
@@ -191,12 +188,11 @@ def test_rendered_pages(rendered):
 
 
 def test_results_are_what_the_records_give(tmp_path):
-    """README.md and results/, rendered once more; `scripts/render_results.sh` mends this."""
+    """results/, rendered once more; `scripts/render_results.sh` mends this."""
     shutil.copytree(
         RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("tables", "miniature", "miniatures.md")
     )
-    shutil.copy(ROOT / "README.md", tmp_path)
-    main(["render", str(tmp_path / "results"), "--page", str(tmp_path / "README.md")])
+    main(["render", str(tmp_path / "results")])
     pages = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")}
     assert pages >= {path.relative_to(ROOT) for path in RESULTS.rglob("*.md")}
     for page in sorted(pages):

@@ -47,7 +47,7 @@ def report(args) -> None:
 
     Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
     """
-    from ..analysis.report.write import FORMATS, reports
+    from ..analysis.report.formats import FORMATS, reports
 
     forms = args.format.split(",")
     for form in forms:
@@ -58,13 +58,9 @@ def report(args) -> None:
     out = Path(args.out) if args.out else None
     several = out if len(forms) > 1 else None
     places = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
-    into = Path(args.into) if args.into else None
-    texts = reports(Path(args.runs), args.table, places, args.baseline, into)
+    texts = reports(Path(args.runs), args.table, places, args.baseline)
     for form, place in places.items():
-        if place or not into:
-            print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
-    if into:
-        print(f"put table {args.table} into {into}")
+        print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
 
 
 def figures(args) -> None:
@@ -104,8 +100,6 @@ def add(command) -> None:
                      "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
     sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, json, or several")
     sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
-    sub.add_argument("--into", metavar="PAGE", help="Markdown page that gets the overview, between its lines "
-                     "<!-- report NAME --> and <!-- /report NAME -->")  # fmt: skip
     sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")
 
     sub = command("figures", figures)

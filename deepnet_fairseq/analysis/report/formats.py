@@ -11,22 +11,25 @@ from pathlib import Path
 
 import jinja2
 
+from ...atomic_output import check_file, whole
+from ...errors import UserError
 from ..figures import FIGURES
 from ..figures.losses import training_losses
 from ..recorded_run import RecordedRun
-from .collect import Report
-from .layout import BANNER, Document, Grid, Text
+from .collect import Report, collect
+from .layout import BANNER, Document, Grid, Text, lay_out
 from .result import Entry, Result, State
+from .tables import TABLES
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
 
 
 def markdown(report: Report, document: Document) -> str:
     """Ends in a line break; see page.md."""
-    return page("page.md", report=report, document=document, warnings=warnings(report))
+    return page("page.md", report=report, document=document, warnings=_warnings(report))
 
 
-def warnings(report: Report) -> list[str]:
+def _warnings(report: Report) -> list[str]:
     """The banner and the warnings, paragraphs of Markdown."""
     banner = [f"> **{escape(BANNER)}**"] if report.miniature else []
     return banner + [f"> **Warning:** {escape(warning)}" for warning in report.warnings]
@@ -155,3 +158,25 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
         | {"cost_hours": amount, "cost_unit": unit, "environment": entry.environment}
         | {"log": document.logs.get(entry.name), "command": entry.command, "facts": entry.run.facts}
     )
+
+
+FORMATS = {"md": markdown, "html": html, "json": as_json}
+
+
+def reports(runs: Path, table: str, places: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
+    """Several of FORMATS of one report, whose runs are read and compared once. The same runs give the same bytes.
+
+    places: format -> file, or None to write none. UserError for an unknown table or method, for runs that are not there
+    or broken, and for a place not to be written.
+    """
+    if table not in TABLES:
+        raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
+    for place in filter(None, places.values()):
+        check_file("--out", place)
+    found, texts = collect(runs, TABLES[table], baseline), {}
+    for form, out in places.items():
+        texts[form] = FORMATS[form](found, lay_out(found, out))
+        if out:
+            with whole(out) as part:
+                part.write_text(texts[form], encoding="utf-8")
+    return texts
