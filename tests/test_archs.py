@@ -5,11 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.initialize import add_defaults, hydra_init
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from deepnet_fairseq import archs
 from deepnet_fairseq.archs import PRESETS
@@ -22,6 +17,7 @@ from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 
 from .support.single_stacks import KINDS, small, stack_of
+from .test_configs import of_flags, of_yaml
 
 DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
     (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
@@ -114,7 +110,6 @@ def test_deepnorms_published_constants(capsys):
 DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
 TASKS = {archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
-FOLLOW = {"probe_dir", "tokens_per_sample", "max_target_positions", "_name", "arch"}
 
 
 def numbers(cfg, kind):
@@ -146,29 +141,6 @@ def test_what_stands_beside_depth_and_width():
     assert numbers(roberta, archs.MASKED_LM) == (12, 768, 3072, 12) and roberta.method == "normformer"
 
 
-def model_section(cfg):
-    """What a model is built from, whichever way its config came; not what follows the settings of others."""
-    archs.fill(cfg.model)
-    plain = OmegaConf.to_container(cfg.model, resolve=False, enum_to_str=True)
-    return {key: value for key, value in plain.items() if key not in FOLLOW}
-
-
-def of_flags(kind, *flags):
-    """The config of fairseq-train, without a look at the data."""
-    words = ["x", "--task", TASKS[kind], *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch.__wrapped__(options.get_training_parser(), words))
-
-
-def of_yaml(folder, kind, text):
-    """The config of fairseq-hydra-train for a YAML that a user wrote."""
-    (folder / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {TASKS[kind]}\n  data: x\n{text}")
-    hydra_init()
-    with initialize_config_dir(str(folder), version_base="1.1"):
-        cfg = compose("own", overrides=["+common.user_dir=x"])
-    add_defaults(cfg)
-    return cfg
-
-
 @pytest.mark.parametrize(
     ("arch", "flags", "fields"),
     [
@@ -180,12 +152,13 @@ def of_yaml(folder, kind, text):
     ],
 )  # fmt: skip
 def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
-    kind = archs.MODELS[arch]
+    task = TASKS[archs.MODELS[arch]]
     lines = "".join(f"  {key}: {value}\n" for key, value in ({"_name": arch} | fields).items())
-    found = of_yaml(tmp_path, kind, f"model:\n{lines}")
-    given = of_flags(kind, "--arch", arch, *flags)
-    assert model_section(found) == model_section(given)
-    assert model_section(given)["method"] == fields.get("method", archs.PRESETS[arch]["method"])
+    (tmp_path / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
+    found, given = of_yaml("own", tmp_path), of_flags(["", "--task", task, "--arch", arch, *flags], "x")
+    own = {key for key in given if key.startswith("model.")} - {"model.max_target_positions"}  # the task's length
+    assert {key: found[key] for key in own} == {key: given[key] for key in own}
+    assert given["model.method"] == fields.get("method", archs.PRESETS[arch]["method"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,10 +76,10 @@ def of_flags(words, data):
     return settings(convert_namespace_to_omegaconf(args))
 
 
-def of_yaml(name):
+def of_yaml(name, folder=ROOT / "configs"):
     hydra_init()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.1"):
-        cfg = compose(name, overrides=["common.user_dir=x", "task.data=x"])
+    with initialize_config_dir(str(folder), version_base="1.1"):
+        cfg = compose(name, overrides=["+common.user_dir=x", "task.data=x"])
     add_defaults(cfg)
     return settings(cfg)
 

@@ -5,8 +5,6 @@ import subprocess
 
 import pytest
 
-from deepnet_fairseq.methods import METHODS
-
 from .support.experiments import dry_run, script, trainings, values
 from .test_scripts import needs_venv
 
@@ -165,9 +163,3 @@ def test_wrong_settings(setting, message):
     done = script("table1_wmt17", "--dry-run", check=False, **setting)
     assert done.returncode == 1
     assert message in done.stderr.splitlines()[-1]
-
-
-def test_every_method_has_a_row():
-    """METHODS takes all of the registry, in one script that has them all."""
-    found = trainings("iwslt14_de_en", METHODS=" ".join(METHODS), DEPTHS=10)
-    assert [values(words)["--method"] for words in found] == list(METHODS)

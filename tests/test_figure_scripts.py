@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from functools import cache
 
 import pytest
 
@@ -21,7 +20,6 @@ def figure(number, *flags, **setting):
     return script(f"figure{number}", *flags, **setting)
 
 
-@cache
 def commands(number, *flags, **setting):
     """The flags of each training that --dry-run prints: flag -> its last value."""
     return [values(words) for words in trainings(f"figure{number}", *flags, **setting)]

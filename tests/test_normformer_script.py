@@ -137,7 +137,6 @@ def test_rows_can_be_narrowed(tmp_path):
     [
         ({"PARTS": "clm glue"}, "PARTS: glue is none of clm, ablation, mlm"),
         ({"MAX_TOKENS": "1024"}, "MAX_TOKENS=1024: a sample has 2048"),
-        ({"GPUS": "3"}, "GPUS=3: must divide 16, the batches of an update"),
         ({"METHODS": "normfromer+scale_residual", "TEXT": "a b c"}, "--method normfromer: unknown"),
         ({}, 'the paper\'s text is not public: DATA=DIR of deepnet prepare-lm, TEXT="TRAIN VALID TEST", or SMOKE=1'),
         ({"TEXT": "train valid"}, "/valid: name three files, TRAIN VALID TEST"),

@@ -247,9 +247,7 @@ def test_table(capsys):
         (("--depths", "6,0"), "--depths 6,0"),
         (("--depths", "6;18"), "--depths 6;18"),
         (("--arch", "nothing"), "--arch nothing"),
-        (("--lr", "0"), "--lr 0"),
         (("--lr", "nan"), "--lr nan"),
-        (("--lr", "10"), "--lr 10"),
         (("--init-profile", "fairseq_head"), "--init-profile fairseq_head: --method deepnorm"),
     ],
 )
