@@ -6,11 +6,12 @@ import os
 import platform
 import re
 import subprocess
-from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import torch
 
 PACKAGES = [
     "deepnet_fairseq",
@@ -60,13 +61,8 @@ def versions() -> dict[str, str]:
 
 
 def graphics(gpus: int) -> str:
-    """As "8 x NVIDIA H200", by the name that nvidia-smi has for most GPUs of this machine; "8 x GPU" without it."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        names = Counter(subprocess.run(query, capture_output=True, text=True).stdout.splitlines())
-    except OSError:
-        names = Counter()
-    return f"{gpus} x {names.most_common(1)[0][0] if names else 'GPU'}"
+    """As "8 x NVIDIA H200", by this machine's first; "8 x GPU" where torch sees none."""
+    return f"{gpus} x {torch.cuda.get_device_name() if torch.cuda.is_available() else 'GPU'}"
 
 
 def kernel_bytes(key: str, path: str = "/proc/self/status") -> int:
@@ -80,10 +76,7 @@ def kernel_bytes(key: str, path: str = "/proc/self/status") -> int:
 
 def processor() -> str:
     """As "CPU, 2 cores: AMD EPYC 7B13"."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = found.group(1).strip() if found else platform.machine()
     cores = len(os.sched_getaffinity(0))
     return f"CPU, {cores} core{'s' * (cores > 1)}: {name}"

@@ -119,15 +119,6 @@ def model_bound(branches: list[Branch], changes: Changes) -> float:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Token indices, each (B, T); `previous` is `target` moved on by one behind an eos."""
-
-    source: Tensor
-    previous: Tensor
-    target: Tensor
-
-
-@dataclass(frozen=True)
 class Step:
     """What one step of SGD changes.
 
@@ -141,24 +132,28 @@ class Step:
     all_moved: float
 
 
-def zipf_batch(dictionary: Dictionary, seed: int) -> Batch:
-    """Independent symbols, the r-th of the dictionary with probability proportional to 1/r; 8 sentences of 32."""
+def zipf_batch(dictionary: Dictionary, seed: int) -> dict:
+    """A sample as fairseq's tasks give it, 8 sentences of 32 tokens a side.
+
+    Independent symbols, the r-th of the dictionary with probability proportional to 1/r.
+    """
     generator = torch.Generator().manual_seed(seed)
     frequencies = 1 / torch.arange(1, len(dictionary) - dictionary.nspecial + 1).double()
     drawn = torch.multinomial(frequencies, 2 * SENTENCES * LENGTH, replacement=True, generator=generator)
     source, target = (drawn + dictionary.nspecial).view(2, SENTENCES, LENGTH)
     previous = target.roll(1, dims=1)
     previous[:, 0] = dictionary.eos()
-    return Batch(source, previous, target)
+    net_input = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous}
+    return {"net_input": net_input, "target": target}
 
 
-def sgd_step(model: nn.Module, batch: Batch, lr: float) -> Step:
+def sgd_step(model: nn.Module, batch: dict, lr: float) -> Step:
     """The effect of theta* = theta - lr dL/dtheta on a float64 encoder-decoder in evaluation mode, left as it was.
 
     L: mean cross-entropy per target token, in nats.
     """
     memory, features = _outputs(model, batch)
-    loss = cross_entropy(model.decoder.output_layer(features).flatten(0, 1), batch.target.flatten())
+    loss = cross_entropy(model.decoder.output_layer(features).flatten(0, 1), batch["target"].flatten())
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients: Gradients = dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
     pairs = {site: (first.weight, last.weight) for site, first, last in matrices(model)}
@@ -171,7 +166,7 @@ def sgd_step(model: nn.Module, batch: Batch, lr: float) -> Step:
 
 
 @torch.no_grad()
-def _outputs_after(model: nn.Module, batch: Batch, gradients: Gradients, lr: float) -> tuple[Tensor, Tensor]:
+def _outputs_after(model: nn.Module, batch: dict, gradients: Gradients, lr: float) -> tuple[Tensor, Tensor]:
     before = {parameter: parameter.clone() for parameter in gradients}
     try:
         for parameter, gradient in gradients.items():
@@ -182,10 +177,10 @@ def _outputs_after(model: nn.Module, batch: Batch, gradients: Gradients, lr: flo
             parameter.copy_(value)
 
 
-def _outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def _outputs(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
     """Output of the encoder (S, B, C), features of the decoder (B, T, C)."""
-    memory = model.encoder(batch.source)
-    features, _ = model.decoder(batch.previous, memory, features_only=True)
+    memory = model.encoder(batch["net_input"]["src_tokens"])
+    features, _ = model.decoder(batch["net_input"]["prev_output_tokens"], memory, features_only=True)
     return memory["encoder_out"][0], features
 
 
@@ -241,8 +236,7 @@ def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | N
     model = build(arch, method=method, init_profile=init_profile, **depths).double().eval()
     batch = zipf_batch(model.encoder.dictionary, seed)
     if all(isinstance(residual, LearnedShortcut) for _, residual in residuals(model)):  # Admin: unset until profiled
-        net_input = {"src_tokens": batch.source, "src_lengths": None, "prev_output_tokens": batch.previous}
-        profile_omegas(model, net_input, seed)
+        profile_omegas(model, batch["net_input"], seed)
     found, step = branches(model), sgd_step(model, batch, lr)
     return Row(
         method,

@@ -5,6 +5,7 @@ where they are wrong, and verdicts against outcomes.
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, recorded_below
@@ -12,7 +13,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.json_text import read_object
 from deepnet_fairseq.text_table import render
 
-VERDICTS = ("stable", "at risk", "diverging")
+VERDICTS, OUTCOMES = ("stable", "at risk", "diverging"), ("trained", "diverged")
 
 
 def verdict_of(run: RecordedRun) -> str:
@@ -29,23 +30,17 @@ def tables(folder: Path) -> str:
     runs = [run for run in recorded_below(folder) if run.finished and (run.folder / "check.json").exists()]
     if not runs:
         raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")
-    verdicts = {run: verdict_of(run) for run in runs}
-    right = {run: (verdict != "stable") == run.diverged for run, verdict in verdicts.items()}
-    cells = {
-        (
-            run.method,
-            run.layers,
-        ): f"{verdict}, {'diverged' if run.diverged else 'trained'}{'' if right[run] else ' (!)'}"
-        for run, verdict in verdicts.items()
-    }
+    cells, seen, agree = {}, Counter(), 0
+    for run in runs:
+        verdict, outcome = verdict_of(run), OUTCOMES[run.diverged]
+        right = (verdict != "stable") == run.diverged
+        cells[run.method, run.layers] = f"{verdict}, {outcome}{'' if right else ' (!)'}"
+        seen[verdict, outcome] += 1
+        agree += right
     depths = sorted({run.layers for run in runs})
     rows = [["method", *(f"{depth}L-{depth}L" for depth in depths)]]
     rows += [[m, *(cells.get((m, depth), "-") for depth in depths)] for m in sorted({run.method for run in runs})]
-    counts = [["verdict", "trained", "diverged"]]
-    for verdict in VERDICTS:
-        outcomes = [run.diverged for run in runs if verdicts[run] == verdict]
-        counts.append([verdict, str(outcomes.count(False)), str(outcomes.count(True))])
-    agree = sum(right.values())
+    counts = [["verdict", *OUTCOMES], *([v, *(str(seen[v, outcome]) for outcome in OUTCOMES)] for v in VERDICTS)]
     closing = f"{agree} of {len(runs)} cells agree ({agree / len(runs):.0%}); (!) marks the others"
     return f"{render(rows)}\n\n{render(counts)}\n\n{closing}"
 

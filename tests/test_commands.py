@@ -56,28 +56,6 @@ def test_interactive_and_validate(data, small, tmp_path):
     assert re.search(r"valid on 'valid' subset \| loss \d", printed)
 
 
-def test_resuming_continues_where_training_stopped(data, tmp_path):
-    """2 updates, a stop, 2 more = 4 updates at once; and from another folder with --restore-file."""
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY)
-    whole = losses(run(*train, "--max-update", "4", "--no-save").stdout)
-    run(*train, "--max-update", "2", "--save-dir", tmp_path)
-    restore = ("--restore-file", str(tmp_path / "checkpoint_last.pt"), "--save-dir", tmp_path / "other")
-    for folder in (restore, ("--save-dir", tmp_path)):
-        found = losses(run(*train, "--max-update", "4", *folder).stdout)
-        assert found == pytest.approx({update: whole[update] for update in (3, 4)}, abs=2e-3)
-
-
-def test_checkpointed_activations_and_bf16_on_cpu(data, tmp_path):
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "3")
-    plain = losses(run(*train, "--no-save").stdout)
-    for precision in ((), ("--bf16",)):
-        save = tmp_path / "-".join(("run", *precision))
-        found = losses(run(*train, *precision, "--checkpoint-activations", "--save-dir", save).stdout)
-        assert found == pytest.approx(plain, rel=0.02)
-        weight = torch.load(save / "checkpoint_last.pt")["model"]["encoder.layers.0.fc1.weight"]
-        assert torch.equal(weight, weight.bfloat16().float()) == bool(precision)  # saved as fp32, rounded before
-
-
 def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
     """Adam's state included: fairseq's `transformer` trains 2 updates, post_ln the third, as it would have itself."""
     widths = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "attention-heads")]

@@ -50,7 +50,7 @@ def settings(cfg) -> dict[str, object]:
     """section.key -> value of all that decides what is trained."""
     archs.fill(cfg.model)
     found = {}
-    for section in SECTIONS:
+    for section in (name for name in SECTIONS if cfg.get(name) is not None):
         for key, value in OmegaConf.to_container(cfg[section], resolve=False, enum_to_str=True).items():
             found[f"{section}.{key}"] = value
     for key in OF_TASKS:

@@ -140,11 +140,11 @@ def test_step_is_that_of_an_optimiser(stepped):
     for names, measured in ((matrices, step.model), (("",), step.all_moved)):
         moved = copy.deepcopy(model)
         chosen = [p for name, p in moved.named_parameters() if name.endswith(names)]
-        before, _ = moved(batch.source, None, batch.previous, features_only=True)
-        scores, _ = moved(batch.source, None, batch.previous)
-        cross_entropy(scores.transpose(1, 2), batch.target).backward()
+        before, _ = moved(**batch["net_input"], features_only=True)
+        scores, _ = moved(**batch["net_input"])
+        cross_entropy(scores.transpose(1, 2), batch["target"]).backward()
         torch.optim.SGD(chosen, LR).step()
-        after, _ = moved(batch.source, None, batch.previous, features_only=True)
+        after, _ = moved(**batch["net_input"], features_only=True)
         expected = (torch.linalg.vector_norm(after - before, dim=-1) / 8).mean().item()  # sqrt(64)
         assert measured == pytest.approx(expected, rel=1e-6)
 
@@ -159,10 +159,11 @@ def test_half_the_learning_rate_is_half_the_update(stepped):
 def test_batch():
     """Zipf's law: the first of 56 symbols has 1 / H_56 = 0.217 of the mass; 256 draws, four standard errors."""
     batch = zipf_batch(small(1).encoder.dictionary, seed=1)
-    assert batch.source.shape == batch.target.shape == batch.previous.shape
-    assert min(batch.source.min(), batch.target.min()) >= 4
-    assert torch.equal(batch.previous[:, 1:], batch.target[:, :-1]) and set(batch.previous[:, 0].tolist()) == {2}
-    assert batch.source.eq(4).double().mean().item() == pytest.approx(0.217, abs=0.103)
+    source, _, previous = batch["net_input"].values()
+    target = batch["target"]
+    assert source.shape == target.shape and min(source.min(), target.min()) >= 4
+    assert torch.equal(previous[:, 1:], target[:, :-1]) and set(previous[:, 0].tolist()) == {2}
+    assert source.eq(4).double().mean().item() == pytest.approx(0.217, abs=0.103)
 
 
 # over depth

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..data.corpus import SIZES
 from ..errors import UserError
 
 VOCAB = 32_000  # of a language model
@@ -15,9 +14,8 @@ def make_corpus(args) -> None:
     """the embedded artificial language pair"""
     from ..data import corpus
 
-    sizes = {"train": args.train, "valid": args.valid, "test": args.test}
-    corpus.write_corpus(corpus.make_corpus(sizes, args.seed, args.nouns, args.verbs), Path(args.dest))
-    print(f"wrote {', '.join(f'{n:,} {split}' for split, n in sizes.items())} pairs to {args.dest}")
+    corpus.write_corpus(corpus.make_corpus(corpus.SIZES, args.seed, args.nouns, args.verbs), Path(args.dest))
+    print(f"wrote {', '.join(f'{n:,} {split}' for split, n in corpus.SIZES.items())} pairs to {args.dest}")
 
 
 def prepare_text(args) -> None:
@@ -106,8 +104,6 @@ def add(command) -> None:
     """Registers `deepnet corpus`, `prepare-text`, `prepare`, `prepare-lm`; command: as parser() gives it."""
     sub = command("corpus", make_corpus)
     sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
-    for split, size in SIZES.items():
-        sub.add_argument(f"--{split}", type=int, default=size, help=f"sentence pairs (default {size:,})")
     sub.add_argument("--nouns", type=int, default=120)
     sub.add_argument("--verbs", type=int, default=60)
     sub.add_argument("--seed", type=int, default=1)
