@@ -7,8 +7,7 @@ from deepnet_fairseq.checkpoints import averaging
 from deepnet_fairseq.cli import main
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import USER_DIR, run
-from .support.refused import assert_refused
+from .support.helpers import USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", "--disable-validation")]
@@ -113,14 +112,6 @@ def test_a_score_that_is_no_number_is_not_among_the_best(folder, tmp_path):
     for name, score in (("checkpoint1.pt", 3.0), ("checkpoint2.pt", float("nan")), ("checkpoint3.pt", 1.0)):
         edited(folder / name, tmp_path / name, lambda state, score=score: state["extra_state"].update(val_loss=score))
     assert [path.name for path in averaging.best(tmp_path, 2)] == ["checkpoint3.pt", "checkpoint1.pt"]
-
-
-def test_tied_weights_are_written_once_and_views_apart():
-    whole = torch.arange(6.0)
-    before = {"a": whole[:3], "tied to a": whole[:3], "b": whole[3:]}
-    after = {name: value * 2 for name, value in before.items()}
-    averaging._keep_ties(before, after)
-    assert after["a"] is after["tied to a"] and torch.equal(after["b"], 2 * whole[3:])
 
 
 def test_incomplete_checkpoints(folder, tmp_path):

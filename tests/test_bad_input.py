@@ -8,8 +8,7 @@ from fairseq import options
 
 from .conftest import TRAIN_FLAGS
 from .support.broken import Call
-from .support.helpers import USER_DIR, run
-from .support.refused import assert_refused
+from .support.helpers import USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 OTHERS = "fairseq's `transformer` has it"

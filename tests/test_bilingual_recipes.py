@@ -20,8 +20,8 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.wmt import TRAINING
 from deepnet_fairseq.errors import UserError
 
+from .support.helpers import assert_refused
 from .support.prepared import content, killed_at, lines
-from .support.refused import assert_refused
 
 smoke = pytest.mark.smoke
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")

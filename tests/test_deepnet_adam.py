@@ -321,4 +321,5 @@ def test_checkpoints_are_read_by_everybody(flags, data, tmp_path):
     assert path.stat().st_size < 1.25 * each * sum(p.numel() for p in model.parameters()) + 100_000
     assert difference(model.parameters(), trained) == 0
     average([path, path], tmp_path / "mean.pt")
+    assert difference(from_checkpoint(str(tmp_path / "mean.pt"))[0].parameters(), trained) == 0
     assert fold_checkpoint(str(tmp_path / "mean.pt")).difference < 1e-4

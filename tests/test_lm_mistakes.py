@@ -5,9 +5,8 @@ import shutil
 import pytest
 from fairseq import options, tasks
 from fairseq.data import Dictionary
-from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from deepnet_fairseq.errors import UserError
 
@@ -124,32 +123,15 @@ def test_labels(mistake, data, tmp_path):
     refused(lambda: task.load_dataset("odd"), tmp_path / "label" / "odd", *named)
 
 
-YAML = """# @package _group_
-task: {_name: language_modeling, data: "???", tokens_per_sample: 32}
-criterion: {_name: cross_entropy}
-checkpoint: {save_dir: checkpoints}
-model: {_name: deepnet_lm_tiny_6, method: normformer}
-"""
-
-
-def of_yaml(folder, data, *settings):
-    """Task and model as fairseq-hydra-train makes them of YAML."""
-    (folder / "lm.yaml").write_text(YAML)
-    hydra_init()
-    with initialize_config_dir(str(folder), version_base="1.1"):
-        cfg = compose("lm", overrides=[f"task.data={data / 'text'}", *settings])
-    add_defaults(cfg)
-    task = tasks.setup_task(cfg.task)
-    return task.build_model(cfg.model)
-
-
-YAML_MISTAKES = {
-    "+model.encoder_layers=3": ("model.encoder_layers: deepnet_lm has no such setting",),
-    "model._name=deepnet_masked_lm_6": ("--task language_modeling", "masked_lm or sentence_prediction"),
-    "task.tokens_per_sample=0": ("--tokens-per-sample 0",),
+WITHOUT_FLAGS = {  # model, length of a text
+    ("deepnet_masked_lm_6", 32): ("--task language_modeling", "masked_lm or sentence_prediction"),
+    ("deepnet_lm_6", 0): ("--tokens-per-sample 0",),
 }
 
 
-@pytest.mark.parametrize("setting", YAML_MISTAKES)
-def test_a_mistake_in_yaml(setting, data, tmp_path):
-    refused(lambda: of_yaml(tmp_path, data, setting), *YAML_MISTAKES[setting])
+@pytest.mark.parametrize(("model", "length"), WITHOUT_FLAGS)
+def test_a_mistake_where_no_flags_were_parsed(model, length, data):
+    """As fairseq-hydra-train makes the task."""
+    task = {"_name": "language_modeling", "data": str(data / "text"), "tokens_per_sample": length}
+    cfg = OmegaConf.create({"task": task, "model": {"_name": model}})
+    refused(lambda: tasks.setup_task(cfg.task), *WITHOUT_FLAGS[model, length])

@@ -71,6 +71,14 @@ def test_a_stack_alone(layers, stack):
     assert std(t_fixup, stack, 1, "self_attn", "q") == pytest.approx(0.03125)
 
 
+def test_deepnorm_scales_values_outputs_and_feed_forward():
+    """Their Xavier by beta, 0.2063 and 0.1699 at 100L-100L; not queries and keys. DeepNet, Figure 2."""
+    for stack, fc, vo in (("encoder", 0.0057665, 0.0091177), ("decoder", 0.0047490, 0.0075088)):
+        for role, expected in {"fc1": fc, "fc2": fc, "v": vo, "out": vo, "q": 0.0441942, "k": 0.0441942}.items():
+            found = std(method("deepnorm", 100), stack, 1, "ffn" if "fc" in role else "self_attn", role)
+            assert found == pytest.approx(expected, rel=1e-4)
+
+
 EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
     *((LM, "admin", {}, 12 * 512), (MASKED_LM, "admin", {}, 12 * 512), (MODEL_NAME, "admin", {}, 30 * 512)),  # omega
     (LM, "dlcl", {}, 49 + 7 * 1024),  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's last one

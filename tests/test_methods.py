@@ -21,7 +21,6 @@ FP32 = TOLERANCE[torch.float32]
 TRANSLATION, LM, MASKED = EVERY
 CHOICE = [(EVERY[number % len(EVERY)], name) for number, name in enumerate(sorted(METHODS))]
 CHOICE += [(kind, "every_slot") for kind in EVERY]
-GENERATORS = [(kind if kind != MASKED else TRANSLATION, name) for kind, name in CHOICE[:-1]]
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +66,11 @@ def close(found, expected):
     return torch.allclose(found, expected, atol=FP32)
 
 
-def step_by_step(model, tokens, *memory, state=None, first=0):
-    """Scores (B, T - first, V) of one-token-at-a-time decoding, from the token `first` on."""
-    state = {} if state is None else state
+def step_by_step(model, tokens, *memory):
+    """Scores (B, T, V) of one-token-at-a-time decoding."""
+    places, state = range(1, tokens.size(1) + 1), {}
     with torch.no_grad():
-        steps = [model.decoder(tokens[:, : t + 1], *memory, incremental_state=state)[0]
-                 for t in range(first, tokens.size(1))]  # fmt: skip
-    return torch.cat(steps, 1)
+        return torch.cat([model.decoder(tokens[:, :t], *memory, incremental_state=state)[0] for t in places], 1)
 
 
 @pytest.mark.parametrize("variant", variants(), ids=spelled)
@@ -107,23 +104,6 @@ def test_the_same_of_a_text(kind, variant):
     change = (scores(model, other) - found).abs().amax(-1)
     assert not change[[0, 2]].any() and (change[1, 5:] > FP32).all()
     assert (change[1, :5] > FP32).all() if kind == MASKED else not change[1, :5].any()
-
-
-@pytest.mark.parametrize(("kind", "name"), GENERATORS)
-def test_incremental_with_reordered_rows(kind, name):
-    """Steps, a reorder that drops and repeats rows, more steps = the reordered rows as a whole."""
-    model, state, order = awake(kind, method=name), {}, torch.tensor([1, 1, 0])
-    tokens, given, rows = text()[1:], (), ()
-    if kind == TRANSLATION:
-        src, tokens = (each[1:] for each in batch())
-        with torch.no_grad():
-            given = (model.encoder(src),)
-        rows = (src[order], None)
-    step_by_step(model, tokens[:, :3], *given, state=state)
-    model.decoder.reorder_incremental_state_scripting(state, order)
-    given = tuple(model.encoder.reorder_encoder_out(memory, order) for memory in given)
-    found = step_by_step(model, tokens[order][:, :6], *given, state=state, first=3)
-    assert close(found, scores(model, *rows, tokens[order][:, :6])[:, 3:])
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)

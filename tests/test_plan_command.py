@@ -14,8 +14,7 @@ from deepnet_fairseq.plan.fit import recommend
 from deepnet_fairseq.plan.needs import memory
 from deepnet_fairseq.plan.setting import GIB, parse
 
-from .support.helpers import ROOT
-from .support.refused import assert_refused
+from .support.helpers import ROOT, assert_refused
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 

@@ -6,7 +6,6 @@ And the one history that layers share, dlcl's.
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.config import namespace
@@ -96,13 +95,6 @@ def test_a_second_backward_pass_recomputes_again():
     for passes in zip(*found, strict=True):
         for expected, gradient in zip(*passes, strict=True):
             assert torch.equal(gradient, expected)
-
-
-def test_same_gradients_in_several_processes(group):
-    plain, recomputed = pair("two")
-    expected = gradients(plain)
-    gradients(DistributedDataParallel(recomputed, find_unused_parameters=True))
-    assert_equal(gradients(recomputed), expected)
 
 
 class Storages(TorchDispatchMode):

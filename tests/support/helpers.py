@@ -8,9 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 
 from deepnet_fairseq.building import build
+from deepnet_fairseq.cli import main
 
 from .forked import fork
 
@@ -89,6 +91,14 @@ def _printed(done: subprocess.CompletedProcess, check: bool) -> subprocess.Compl
     if check:
         assert done.returncode == 0, done.stdout[-3000:]
     return done
+
+
+def assert_refused(said: str, *words: str) -> None:
+    """`deepnet WORDS`, in this process, ends in one line, in which `said` stands."""
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    message = str(ended.value)
+    assert message.startswith("deepnet: error: ") and said in message and "\n" not in message, message
 
 
 def call(package: Path, *words) -> str:
