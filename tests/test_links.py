@@ -1,17 +1,15 @@
-"""Every page's links: files, headings and pictures of this repository that are there, addresses that can be one."""
+"""Every page's links: files, headings and pictures of this repository that are there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from .support.helpers import ROOT
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
-HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}", re.IGNORECASE)
 pages = pytest.mark.parametrize("page", sorted(PAGES), ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -43,22 +41,7 @@ def leads_nowhere(page: Path, target: str) -> bool:
     return not linked.exists() or bool(heading) and heading not in anchors(linked.read_text())
 
 
-def is_address(url: str) -> bool:
-    """https, a host name, nothing that a browser would have to guess."""
-    parts = urlsplit(url)
-    plain = re.fullmatch(r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]*[^.,]", url, re.ASCII)
-    return parts.scheme == "https" and bool(plain and HOST.fullmatch(parts.netloc))
-
-
 @pages
 def test_links_lead_somewhere(page):
     local = [target for target in targets(page.read_text()) if "://" not in target]
     assert not [target for target in local if leads_nowhere(page, target)]
-
-
-@pages
-def test_addresses_are_addresses(page):
-    text = page.read_text()
-    bare = [url.rstrip(".,;:") for url in re.findall(r"\bhttps?://[^\s)>`\"'|]+", prose(text))]
-    linked = [target for target in targets(text) if "://" in target]
-    assert not [url for url in bare + linked if not is_address(url)]
