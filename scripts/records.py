@@ -202,9 +202,9 @@ def _state_and_headline(report: Report) -> tuple[str, str]:
     if not measured:
         return state, "–"
     result = max(measured, key=lambda r: (r.method in OWN, r.cells[column.key].published is not None, r.layers or 0))
-    cell, digits = result.cells[column.key], report.table.metric.digits
+    cell = result.cells[column.key]
     theirs = published(cell, missing="no number")
-    return state, f"{result.label} {result.depth}, {column.name}: {cell.text(digits)} ({theirs})"
+    return state, f"{result.label} {result.depth}, {column.name}: {cell} ({theirs})"
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:

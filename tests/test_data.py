@@ -179,10 +179,3 @@ def test_the_same_bytes_as_fairseq_preprocess(data, tmp_path):
     run("fairseq-preprocess", "-s", "qaa", "-t", "qab", "--joined-dictionary", *prefixes, "--destdir", tmp_path)
     made = [path for path in tmp_path.iterdir() if path.suffix != ".log"]
     assert len(made) == 2 + 2 * 2 * 3 and all(path.read_bytes() == (data / path.name).read_bytes() for path in made)
-
-
-def test_pieces_give_the_text_back(data):
-    """fairseq's --remove-bpe sentencepiece undoes the segmentation."""
-    pieces = (data / "text" / "test.qaa").read_text().splitlines()
-    plain = [line.replace(" ", "").replace("▁", " ").strip() for line in pieces]
-    assert plain == (data.parent / "text" / "test.qaa").read_text().splitlines()

@@ -13,7 +13,6 @@ from deepnet_fairseq.analysis.logs import read_log, read_validation, training_ho
 from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.text_table import render
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
 from .support.reported import log
@@ -177,7 +176,3 @@ def test_no_log(tmp_path):
     for name, said in (("train.log", "no training progress in it"), ("none.log", "no such log")):
         with pytest.raises(UserError, match=f"{name}: {said}"):
             read_log(tmp_path / name)
-
-
-def test_columns_align():
-    assert render([["a", "number"], ["long name", "5"]]) == "a          number\n---------  ------\nlong name       5"

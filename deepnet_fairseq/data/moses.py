@@ -69,21 +69,11 @@ class Limits:
 
 
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
-    """The pairs within the limits, white space made single blanks.
-
-    A bar, Moses' separator of factors, is removed unless the first pair has one, and is then taken for that separator.
-    """
-    factored = None
+    """The pairs within the limits, white space made single blanks; a bar, Moses' separator of factors, is removed."""
     for pair in pairs:
-        if factored is None:
-            factored = any("|" in line for line in pair)
-        kept = tuple(_normal(line, factored) for line in pair)
+        kept = tuple(SPACE.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
         if _fit(kept, limits):
             yield kept
-
-
-def _normal(line: str, factored: bool) -> str:
-    return SPACE.sub(" ", line if factored else line.replace("|", "")).strip(" ")
 
 
 def _fit(pair: tuple[str, str], limits: Limits) -> bool:
@@ -93,4 +83,4 @@ def _fit(pair: tuple[str, str], limits: Limits) -> bool:
     short, long = sorted(map(len, words))
     if short < limits.least or long > limits.most or long / short > limits.ratio:
         return False
-    return all(len(factor) <= LONGEST_WORD for side in words for word in side for factor in word.split("|"))
+    return all(len(word) <= LONGEST_WORD for side in words for word in side)

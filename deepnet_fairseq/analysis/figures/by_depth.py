@@ -41,18 +41,11 @@ class Line:
         return self.slope * x + self.intercept
 
 
-def line(x, y) -> Line:
-    """The line through points (n,), (n,) by ordinary least squares; UserError with fewer than two different x."""
-    if len(different := set(np.asarray(x).tolist())) < 2:
-        raise UserError(f"a line needs two depths or more, there are {len(different)}; record another run")
-    fit = stats.linregress(x, y)
-    t = stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2) if len(x) > 2 else math.nan
-    return Line(fit.slope, fit.intercept, t * fit.stderr, t * fit.intercept_stderr, fit.rvalue**2)
-
-
 def scaling_law(points: dict[int, float]) -> Line:
-    """y = A log10 x + B of points x -> y: slope A, intercept B."""
-    return line(np.log10(list(points)), list(points.values()))
+    """y = A log10 x + B by ordinary least squares, of two points x -> y or more: slope A, intercept B."""
+    fit = stats.linregress(np.log10(list(points)), list(points.values()))
+    t = stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) if len(points) > 2 else math.nan
+    return Line(fit.slope, fit.intercept, t * fit.stderr, t * fit.intercept_stderr, fit.rvalue**2)
 
 
 def power_law(points: dict[int, float]) -> Line:

@@ -100,11 +100,6 @@ def _loss(sheet: Sheet, runs: list[RecordedRun]) -> list[list[str]]:
     return rows
 
 
-def update_curve(run: RecordedRun) -> dict[int, float]:
-    """Update -> ||F(x, theta_i) - F(x, theta_0)|| of the decoder after it."""
-    return dict(zip(*run.record.series("model_update", "decoder"), strict=True))
-
-
 def norm_curve(run: RecordedRun, sublayer: str) -> dict[int, float]:
     """Update -> the norm that the LayerNorms of all such branches of both stacks read, their mean.
 
@@ -120,8 +115,8 @@ def norm_curve(run: RecordedRun, sublayer: str) -> dict[int, float]:
 
 OVER_UPDATES = (  # probe, title, y axis, what is measured, the paper's
     (
-        "model_update", "(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", update_curve,
-        paper.FIGURE4_UPDATE,
+        "model_update", "(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||",
+        lambda run: dict(zip(*run.record.series("model_update", "decoder"), strict=True)), paper.FIGURE4_UPDATE,
     ),
     (
         "ln_input of ffn", "(b) what LN reads behind FFN", "L2 norm", lambda run: norm_curve(run, "ffn"),

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from ...methods import METHODS
 from .collect import Report
-from .result import Cell, Entry, Result, beside, described, shallow_first
-from .tables import DEPTH, LINKS, Table
+from .result import Cell, Entry, Result, described, shallow_first
+from .tables import DEPTH, LINKS, Table, number_at
 
 DASH, MINUS = "–", "−"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
@@ -72,9 +72,9 @@ def numeral(value: object | None) -> Text:
     return Text(DASH if value is None else str(value), "number")
 
 
-def number(value: float | None, digits: int, sign: str = "") -> Text:
-    """With so many decimals; sign: "+" for a difference, its minus as typographers have it."""
-    return numeral(None if value is None else f"{value:{sign}.{digits}f}".replace("-", MINUS))
+def number(value: float | None, sign: str = "") -> Text:
+    """With two decimals; sign: "+" for a difference, its minus as typographers have it."""
+    return numeral(None if value is None else f"{value:{sign}.2f}".replace("-", MINUS))
 
 
 def size(parameters: int | None) -> str:
@@ -100,13 +100,13 @@ def published(cell: Cell, missing: str = DASH) -> str:
     return missing if cell.published is None else str(cell.published)
 
 
-def interval(score: dict, metric: str, digits: int) -> Text:
+def interval(score: dict, metric: str) -> Text:
     """A score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
-    value, mean, half = (beside(score, metric, key) for key in ("score", "mean", "ci"))
+    value, mean, half = (number_at(score, f"{metric}.{key}") for key in ("score", "mean", "ci"))
     if value is None or half is None:
-        return number(value, digits)
+        return number(value)
     middle = value if mean is None else mean
-    return numeral(f"{value:.{digits}f} [{middle - half:.{digits}f}, {middle + half:.{digits}f}]")
+    return numeral(f"{value:.2f} [{middle - half:.2f}, {middle + half:.2f}]")
 
 
 def lay_out(report: Report, out: Path | None) -> Document:
@@ -161,7 +161,7 @@ def _cell(report: Report, result: Result | None, key: str) -> Text:
         return Text(DASH, "absent", published(result.cells[key]))
     marks = tuple(result.letters) if len(report.environments) > 1 else ()
     cell = result.cells[key]
-    return Text(cell.text(report.table.metric.digits), cell.state.value, published(cell, missing=""), marks)
+    return Text(str(cell), cell.state.value, published(cell, missing=""), marks)
 
 
 def _beside_paper(report: Report) -> Grid:
@@ -169,8 +169,7 @@ def _beside_paper(report: Report) -> Grid:
 
     Rows without runs are left to the overview where that is a grid.
     """
-    digits, columns = report.table.metric.digits, report.table.columns
-    metrics = _further_metrics(report)
+    columns, metrics = report.table.columns, _further_metrics(report)
     header = [*_name_header(report.table), "parameters", "runs"]
     for column in columns:
         header += [column.name, f"{column.name}, paper" if len(columns) > 1 else "paper"]
@@ -181,18 +180,18 @@ def _beside_paper(report: Report) -> Grid:
             continue
         row = [*_names(result), _parameters(result), numeral(len(result.best))]
         for cell in result.cells.values():
-            row += [Text(cell.text(digits), cell.state.value) if result.method else MISSING, numeral(published(cell))]
-            row += [] if report.miniature else [number(cell.difference, digits, "+")]
+            row += [Text(str(cell), cell.state.value) if result.method else MISSING, numeral(published(cell))]
+            row += [] if report.miniature else [number(cell.difference, "+")]
         further = (result.beside(key) for key in metrics.values())
-        rows.append(row + [MISSING if cell.mean is None else numeral(cell.text(digits)) for cell in further])
+        rows.append(row + [MISSING if cell.mean is None else numeral(cell) for cell in further])
     caption = f"{report.table.metric.name}; over several seeds mean ± standard deviation of the sample"
     return Grid("results", "Beside the paper", caption, header + list(metrics), rows)
 
 
 def _further_metrics(report: Report) -> dict[str, str]:
     """Of FURTHER those that some run has."""
-    scores = [entry.score for entry in report.entries]
-    return {name: key for name, key in FURTHER.items() if any(beside(score, key) is not None for score in scores)}
+    read = {name: [number_at(entry.score, f"{key}.score") for entry in report.entries] for name, key in FURTHER.items()}
+    return {name: FURTHER[name] for name, scores in read.items() if any(score is not None for score in scores)}
 
 
 def _name_header(table: Table) -> list[str]:
@@ -222,15 +221,15 @@ def _run_list(report: Report, logs: dict[str, str]) -> Grid:
     header += [*filter(None, [report.table.tuned]), "seed", "state", *(column.name for column in report.table.columns)]
     header += [f"{name} [95%]" for name in metrics] + [f"p against {report.baseline}"] * tested
     header += ["updates", "cost", "trained with", "log"]
-    digits, rows = report.table.metric.digits, []
+    rows = []
     for result in report.results:
         for entry in result.entries:
             rows.append([
                 Text(entry.name), Text(result.label), numeral(result.depth),
                 *(numeral(entry.run.facts.get(key)) for key in filter(None, [report.table.tuned])),
                 numeral(entry.run.seed), Text(str(entry.standing), entry.standing.state.value),
-                *(number(column.read(entry.score), digits) for column in report.table.columns),
-                *(interval(entry.score, key, digits) for key in metrics.values()),
+                *(number(column.read(entry.score)) for column in report.table.columns),
+                *(interval(entry.score, key) for key in metrics.values()),
                 *[numeral(_p(entry, report.baseline))] * tested,
                 numeral(entry.updates), hours(entry.cost), Text(entry.environment, "environment"),
                 Text("train.log", link=logs[entry.name]) if entry.name in logs else MISSING,

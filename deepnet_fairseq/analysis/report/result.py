@@ -14,7 +14,7 @@ from ...methods import METHODS
 from .. import logs
 from ..recorded_run import RecordedRun
 from ..style import style_of
-from .tables import DEPTH, Row, Table
+from .tables import DEPTH, Row, Table, number_at
 
 NAMES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # of packages, where the usual one differs
 Published = float | str | None  # a number, "diverged", or None: not given
@@ -133,13 +133,6 @@ class Entry:
         return None if "fully_sharded" in (self.command or "") else logs.parameters(self.run.folder / "train.log")
 
 
-def beside(score: dict, metric: str, key: str = "score") -> float | None:
-    """The number of a further metric, None where it was not measured."""
-    found = score.get(metric)
-    value = found.get(key) if isinstance(found, dict) else None
-    return float(value) if isinstance(value, (int, float)) else None
-
-
 def environment_of(run: RecordedRun) -> dict:
     """Of environment.json: commit, modified, versions and hardware; not when or on how many GPUs it ran."""
     found = run.environment
@@ -209,11 +202,11 @@ class Cell:
         ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED)
         return next((state for state in ranked if state in states), State.NOT_RUN)
 
-    def text(self, digits: int) -> str:
+    def __str__(self) -> str:
         """As "27.53 ± 0.12, n=3, diverged at update 400"."""
-        parts = [f"{self.mean:.{digits}f}"] if self.mean is not None else []
+        parts = [f"{self.mean:.2f}"] if self.mean is not None else []
         if self.sd is not None:
-            parts = [f"{parts[0]} ± {self.sd:.{digits}f}, n={len(self.values)}"]
+            parts = [f"{parts[0]} ± {self.sd:.2f}, n={len(self.values)}"]
         others = Counter(map(str, self.without_value))
         parts += [text if count == 1 else f"{text}, n={count}" for text, count in others.items()]
         return ", ".join(parts) or State.NOT_RUN.value
@@ -290,7 +283,7 @@ class Result:
 
     def beside(self, metric: str) -> Cell:
         """Another metric of score.json, as sacrebleu or chrf."""
-        return _cell(lambda score: beside(score, metric), self.best)
+        return _cell(lambda score: number_at(score, f"{metric}.score"), self.best)
 
     @property
     def parameters(self) -> int | None:

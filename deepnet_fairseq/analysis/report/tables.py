@@ -30,18 +30,17 @@ class Metric:
     """What a table's numbers are.
 
     kind: that of the published numbers, as score.json names it (tokenised, sacrebleu, spbleu); "" if each column has
-    its own. digits: decimals of measured values.
+    its own.
     """
 
     name: str
     kind: str = ""
     higher_is_better: bool = True
-    digits: int = 2
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each row. key: in Row.published; name: in the head; path: the keys to it in score.json, as "a.b"."""
+    """A number of each row. key: in Row.published; name: in the head; path: of number_at in score.json."""
 
     key: str
     name: str
@@ -49,11 +48,15 @@ class Column:
 
     def read(self, score: Mapping) -> float | None:
         """The value, from the content of score.json; None where that has none."""
-        value: Any = score
-        for key in self.path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_number else None
+        return number_at(score, self.path)
+
+
+def number_at(score: Mapping, path: str) -> float | None:
+    """What the content of score.json has at these keys, as "a.b"; None where that is no number."""
+    value: Any = score
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,6 @@ def generation_speed(generated: Path) -> dict[str, float] | None:
     return match and dict(zip(names, map(float, match.groups()), strict=True))
 
 
-def logged_test_set(generated: Path) -> tuple[str, str] | None:
-    """Subset and direction, as ("test", "de-en"), that fairseq's log names; None without a log."""
-    match = _last(TEST_SET, generated)
-    return match and (match.group(1), match.group(2))
-
-
 def read_text(path: Path) -> str:
     """The file as it is: a carriage return ends no line. UserError if there is none, or it is no UTF-8."""
     if not path.is_file():
@@ -186,18 +180,14 @@ def read_corpus(data: str | Path | None) -> Corpus:
     if not binarised.is_dir():
         raise UserError(f"--data {data}: no such folder; name the binarised data that was translated")
     for folder in (binarised.parent, binarised.parent.parent):
-        if (folder / "recipe.json").is_file():
-            return _read_recipe(folder, binarised)
+        if (path := folder / "recipe.json").is_file():
+            try:
+                recipe = parse(path.read_text(encoding="utf-8"))
+                said = recipe["pieces"], bool(recipe["detokenise"]), bool(recipe["lowercase"])
+            except WRONG_VALUES as error:
+                raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
+            return Corpus(folder, binarised, *said)
     return Corpus(binarised=binarised)
-
-
-def _read_recipe(folder: Path, binarised: Path) -> Corpus:
-    path = folder / "recipe.json"
-    try:
-        recipe = parse(path.read_text(encoding="utf-8"))
-        return Corpus(folder, binarised, recipe["pieces"], bool(recipe["detokenise"]), bool(recipe["lowercase"]))
-    except WRONG_VALUES as error:
-        raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
 
 
 @dataclass(frozen=True)
@@ -224,8 +214,9 @@ def prepare(output: Output, corpus: Corpus) -> Prepared:
     raw = direction and corpus.reference(subset, direction)
     if not raw and generated.references is None:
         raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")
-    references = _references(raw, generated) if raw else generated.references
-    hypotheses = generated.translations
+    references, hypotheses = list(read_lines(raw)) if raw else generated.references, generated.translations
+    if len(references) != len(hypotheses):
+        raise UserError(f"{output.file}: {len(hypotheses)} translations for {len(references)} lines of {raw}")
     if corpus.detokenise:
         if direction is None:
             raise UserError(
@@ -240,8 +231,8 @@ def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
     """Subset and direction: from the file's name, else from fairseq's log, else the only one of the corpus."""
     if output.direction:
         return output.subset or "test", output.direction
-    if logged := logged_test_set(output.file):
-        return logged
+    if logged := _last(TEST_SET, output.file):
+        return logged[1], logged[2]
     known = _directions(corpus.binarised, "test.*-*.*.idx") or corpus.with_references("test")
     return "test", known.pop() if len(known) == 1 else None
 
@@ -250,13 +241,3 @@ def _detokenise(sentences: list[str], direction: str) -> list[str]:
     """Undoes Moses tokens and their escapes (&apos; and the like)."""
     moses = MosesDetokenizer(lang=direction.split("-")[1].split("_")[0])
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]
-
-
-def _references(reference: Path, generated: Generated) -> list[str]:
-    """The lines of `reference`; UserError if they are not as many as the translations of `generated`."""
-    lines = list(read_lines(reference))
-    if len(lines) != len(generated.translations):
-        raise UserError(
-            f"{generated.path}: {len(generated.translations)} translations for {len(lines)} lines of {reference}"
-        )
-    return lines

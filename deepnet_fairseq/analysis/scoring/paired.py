@@ -47,8 +47,15 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     if not shared:
         raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
     for key in shared:
-        systems = [prepare(output[key], corpus) for output in outputs]
-        _check_same_sentences(systems)
+        first, *others = systems = [prepare(output[key], corpus) for output in outputs]
+        for other in others:
+            if (found := len(other.hypotheses)) != (wanted := len(first.hypotheses)):
+                wrong = f"{found} sentences, {wanted} in {first.generated.path}"
+            elif other.references != first.references:
+                wrong = f"has other references than {first.generated.path}"
+            else:
+                continue
+            raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
         yield key, systems
 
 
@@ -57,18 +64,6 @@ def names(paths: list[Path]) -> list[str]:
     runs = [path.parent if path.name == "generated.txt" else path for path in paths]
     short = [run.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
-
-
-def _check_same_sentences(systems: list[Prepared]) -> None:
-    first = systems[0]
-    for other in systems[1:]:
-        if len(other.hypotheses) != len(first.hypotheses):
-            wrong = f"{len(other.hypotheses)} sentences, {len(first.hypotheses)} in {first.generated.path}"
-        elif other.references != first.references:
-            wrong = f"has other references than {first.generated.path}"
-        else:
-            continue
-        raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
 
 
 def significance(baseline: Path, systems: list[Path], data: str | Path | None = None) -> dict[TestSet, Comparison]:

@@ -65,42 +65,35 @@ class Lexicon:
 
 def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
     """A lexicon of the given numbers of nouns and verbs, and in proportion of adjectives and adverbs."""
-    coin = _Coin(Random(f"lexicon {seed}"))
-    random = coin.random
+    random = Random(f"lexicon {seed}")
+    used: set[tuple[str, str]] = set()
+
+    def word(lang: str, syllables: int) -> str:
+        """Never the same twice in a language."""
+        while (found := (lang, coin_word(random, lang, syllables))) in used:
+            syllables += random.random() < 0.1
+        used.add(found)
+        return found[1]
+
+    def pair(syllables: int) -> tuple[str, str]:
+        return word("qaa", syllables), word("qab", syllables)
+
+    def verb() -> Verb:
+        stem, translation = pair(2)
+        prefix, trace = random.choice(SEPARABLE) if random.random() < 0.3 else ("", "")
+        return Verb(stem, trace + translation, random.choices((0, 1, 2), (2, 5, 2))[0], prefix)
+
     return Lexicon(
         nouns=tuple(
-            Noun(*coin.pair(2), random.choice("mfn"), random.choice(("en", "ar", "u")), random.random() < 0.4)
+            Noun(*pair(2), random.choice("mfn"), random.choice(("en", "ar", "u")), random.random() < 0.4)
             for _ in range(nouns)
         ),
-        verbs=tuple(_verb(coin, random) for _ in range(verbs)),
-        adjectives=tuple(Word(*coin.pair(2)) for _ in range(max(4, nouns // 3))),
-        adverbs=tuple(Word(*coin.pair(2)) for _ in range(max(4, nouns // 6))),
-        prepositions=tuple(Preposition(*coin.pair(1), case) for case in ("acc", "dat") * 3),
-        conjunctions=tuple(Word(*coin.pair(1)) for _ in range(4)),
+        verbs=tuple(verb() for _ in range(verbs)),
+        adjectives=tuple(Word(*pair(2)) for _ in range(max(4, nouns // 3))),
+        adverbs=tuple(Word(*pair(2)) for _ in range(max(4, nouns // 6))),
+        prepositions=tuple(Preposition(*pair(1), case) for case in ("acc", "dat") * 3),
+        conjunctions=tuple(Word(*pair(1)) for _ in range(4)),
     )
-
-
-def _verb(coin: _Coin, random: Random) -> Verb:
-    stem, translation = coin.pair(2)
-    prefix, trace = random.choice(SEPARABLE) if random.random() < 0.3 else ("", "")
-    return Verb(stem, trace + translation, random.choices((0, 1, 2), (2, 5, 2))[0], prefix)
-
-
-class _Coin:
-    """Coins words, never the same twice in a language."""
-
-    def __init__(self, random: Random):
-        self.random = random
-        self.used: set[tuple[str, str]] = set()
-
-    def pair(self, syllables: int) -> tuple[str, str]:
-        return self._word("qaa", syllables), self._word("qab", syllables)
-
-    def _word(self, lang: str, syllables: int) -> str:
-        while (lang, word := coin_word(self.random, lang, syllables)) in self.used:
-            syllables += self.random.random() < 0.1
-        self.used.add((lang, word))
-        return word
 
 
 def coin_word(random: Random, lang: str, syllables: int) -> str:
