@@ -163,7 +163,7 @@ def render(results: Path) -> Iterator[str]:
         raise UserError(f"{runs}: no such folder; record runs there with scripts/records.py keep")
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
-        title = f"{table.paper.citation.split(',')[0]}, {table.place}: {table.title}"
+        title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"
         if any(next((runs / folder).glob("*/run.json"), None) for folder in table.folders):
             out = results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)

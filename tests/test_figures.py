@@ -171,10 +171,12 @@ def model(root, name, method, probes, layers=12, stacks=("decoder",)):
     return folder
 
 
-def gradients(at: dict, layers=12, stack="decoder", probe="gradient_l1"):
+def gradients(at: dict, layers=12, stack="decoder"):
     """Update -> fc2's gradient, `slope` to the power of the layer from 0, times `size`."""
     return {
-        update: {probe: {f"{stack}.{l + 1}.ffn.fc2": size * slope**l for l in range(layers)} | {f"{stack}.1": 99.0}}
+        update: {
+            "gradient_l1": {f"{stack}.{l + 1}.ffn.fc2": size * slope**l for l in range(layers)} | {f"{stack}.1": 99.0}
+        }
         for update, (size, slope) in at.items()
     }
 
@@ -229,20 +231,6 @@ def test_gradients_by_layer(normformer):
     assert "no run of" not in text
 
 
-def test_l2_norms_where_more_runs_have_them(tmp_path, text_only):
-    """One measure for all: L1 if as many runs have it; what has neither is left out."""
-    for name, method in (("a", "pre_ln"), ("b", "normformer")):
-        l1, l2 = gradients({0: (3.0, 1.0)}), gradients({0: (7.0, 1.0)}, probe="gradient_norm")
-        model(tmp_path, name, method, both(l1, l2))
-    model(tmp_path, "neither", "post_ln", None)
-    text = redraw(tmp_path, "normformer3", tmp_path)
-    assert rows(text, "Pre-LN", "12L", "1") == [["3.00"]] and "no run of: Post-LN" in text
-    model(tmp_path, "l2", "post_ln", gradients({0: (7.0, 1.0)}, probe="gradient_norm"))
-    text = redraw(tmp_path, "normformer3", tmp_path)
-    assert "L2 norm of fc2's gradient" in text and "|element|" not in text and "no run of" not in text
-    assert rows(text, "NormFormer", "12L", "1") == [["7.00"]]
-
-
 def test_learned_scales(normformer):
     """Of the last probed update, beside what the paper has for the layer."""
     gain, attention, heads = tables(check_picture(normformer / "normformer4.png"))
@@ -268,6 +256,7 @@ def test_models_of_every_kind(stacks, depth, tmp_path, text_only):
 def test_a_deep_model(tmp_path, text_only):
     """A dozen of its layers in the table, the first and the last among them; the paper has no layer to compare."""
     model(tmp_path, "a", "normformer", both(gradients({0: (2.0, 1.0)}, 100), scales({0: 0.0}, 100)), layers=100)
+    model(tmp_path, "not-probed", "post_ln", None)
     layers = [row[0] for row in rows(tables(redraw(tmp_path, "normformer3", tmp_path))[0], "NormFormer", "100L")]
     assert (len(layers), layers[0], layers[-1]) == (12, "1", "100")
     found = rows(tables(redraw(tmp_path, "normformer4", tmp_path))[0], "NormFormer", "100L", "0")

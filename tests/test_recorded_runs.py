@@ -148,10 +148,9 @@ def test_a_model_of_one_stack(stack, depth, tmp_path):
     assert (run.encoder_layers, run.decoder_layers, run.total_layers, run.depth) == (*depth, 12, "12L")
     with pytest.raises(UserError, match="12L; this figure compares N-N models"):
         _ = run.layers
-    for wrong in (facts | {stack: 0}, {"method": "normformer"}):
-        (tmp_path / "run.json").write_text(json.dumps(wrong))
-        with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
-            RecordedRun.read(tmp_path)
+    (tmp_path / "run.json").write_text('{"method": "normformer"}')
+    with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
+        RecordedRun.read(tmp_path)
 
 
 def line(update, loss, wall):

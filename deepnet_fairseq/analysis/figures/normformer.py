@@ -20,7 +20,7 @@ from ..style import PLAIN, Style, style_of, style_of_setting
 from .sheet import Sheet, number, page, read_off
 
 ROWS = 12  # of a table, at most
-MEASURES = {"gradient_l1": "mean |element| of fc2's gradient", "gradient_norm": "L2 norm of fc2's gradient"}
+MEASURE = "mean |element| of fc2's gradient"
 METHODS = ("post_ln", "pre_ln", "normformer")
 EARLY = 1000  # updates; the paper does not say how many
 PAPER = Style("NormFormer, paper", "#0072B2", "D")
@@ -31,14 +31,9 @@ PANELS = {  # slot of the paper's Figure 4 -> title, and the slots where a model
 }
 
 
-def probed(runs: list[RecordedRun], probe: str) -> list[RecordedRun]:
-    """The runs that recorded something of this probe."""
-    return [run for run in runs if (run.folder / FILE).is_file() and run.probed(probe)]
-
-
-def must_be_probed(runs: list[RecordedRun], probe: str, what: str) -> list[RecordedRun]:
-    """The same; UserError, calling the runs `what`, if there is none with this probe."""
-    if found := probed(runs, probe):
+def probed(runs: list[RecordedRun], probe: str, what: str) -> list[RecordedRun]:
+    """The runs that recorded something of this probe; UserError, calling the runs `what`, if there is none."""
+    if found := [run for run in runs if (run.folder / FILE).is_file() and run.probed(probe)]:
         return found
     raise UserError(f"{runs[0].folder.parent}: no {what} with {probe}; record one with --deepnet-probe {probe}")
 
@@ -71,13 +66,11 @@ def styles(runs: list[RecordedRun]) -> dict[RecordedRun, Style]:
 def normformer3(runs: list[RecordedRun], path: Path) -> str:
     """Figure 3: early in training Pre-LN's first layers get the largest gradients, and Post-LN's the smallest.
 
-    The paper takes the L1 norm of the gradient of the second feed-forward matrix. runs: those probed with the measure
-    that most of them have, L1 or L2, the paper's if as many have it.
+    The paper takes the L1 norm of the gradient of the second feed-forward matrix. runs: probed with gradient_l1.
     """
-    probe = max(MEASURES, key=lambda name: len(probed(runs, name)))
-    found = must_be_probed(runs, probe, "run")
+    found = probed(runs, "gradient_l1", "run")
     sheet = Sheet(2, 1, paper.NORMFORMER_SETTING, size=(4.8, 3.8))
-    tables = _gradients(sheet, found, probe)
+    tables = _gradients(sheet, found)
     for panel in (0, 1):
         sheet.panels[panel].set_yscale("log")
     sheet.panels[1].yaxis.set_major_formatter(ScalarFormatter())
@@ -85,23 +78,24 @@ def normformer3(runs: list[RecordedRun], path: Path) -> str:
     sheet.save(path)
     missing = [style_of(method).label for method in METHODS if all(run.method != method for run in found)]
     source = f"paper: {paper.NORMFORMER_SETTING}; what its text says, no number of its Figure 3 can be read"
-    return page(f"NormFormer, Figure 3: {MEASURES[probe]} by layer", tables, missing, source)
+    return page(f"NormFormer, Figure 3: {MEASURE} by layer", tables, missing, source)
 
 
-def _gradients(sheet: Sheet, runs: list[RecordedRun], probe: str) -> list[list[list[str]]]:
+def _gradients(sheet: Sheet, runs: list[RecordedRun]) -> list[list[list[str]]]:
     """Panel (a): the mean of the first updates, by layer; (b): the first layer's over the last one's, by update.
 
     UserError for a run without an update among the first EARLY.
     """
-    means = [["(a) run", "model", "layer", MEASURES[probe]]]
+    means = [["(a) run", "model", "layer", MEASURE]]
     ratios = [["(b) run", "model", "updates", "first layer / last, mean of them", "at update", "first / last", "paper"]]
     sheet.panels[1].axhline(1, color=PLAIN, linewidth=0.8)
     last = 0
     for run, style in styles(runs).items():
-        norms = {update: along(run, run.probe(update, probe), "ffn.fc2") for update in run.probed(probe)}
+        updates = run.probed("gradient_l1")
+        norms = {update: along(run, run.probe(update, "gradient_l1"), "ffn.fc2") for update in updates}
         seen = [update for update in norms if update <= EARLY]
         if not seen:
-            raise UserError(f"{run.folder / FILE}: has no {probe} in the first {EARLY:,} updates")
+            raise UserError(f"{run.folder / FILE}: has no gradient_l1 in the first {EARLY:,} updates")
         mean, last = np.mean([norms[update] for update in seen], axis=0), max(last, *seen)
         ratio = {update: float(values[0] / values[-1]) for update, values in norms.items()}
         sheet.curve(0, layers(run), mean, style)
@@ -112,7 +106,7 @@ def _gradients(sheet: Sheet, runs: list[RecordedRun], probe: str) -> list[list[l
             style.label, run.depth, f"{seen[0]} to {seen[-1]}", number(mean[0] / mean[-1]), str(end),
             number(ratio[end]), paper.NORMFORMER_FIGURE3.get(run.method, "-"),
         ])  # fmt: skip
-    sheet.label(0, f"(a) mean of the probed updates 0 to {last}", "layer", MEASURES[probe])
+    sheet.label(0, f"(a) mean of the probed updates 0 to {last}", "layer", MEASURE)
     sheet.label(1, "(b) first layer / last layer", "updates made", "ratio")
     return [means, ratios]
 
@@ -123,7 +117,7 @@ def normformer4(runs: list[RecordedRun], path: Path) -> str:
     runs: of NormFormer, probed with learned_scale; each is drawn at its last probed update.
     """
     of_method = [run for run in runs if run.method == "normformer"]
-    found = must_be_probed(of_method or runs, "learned_scale", "run of NormFormer")
+    found = probed(of_method or runs, "learned_scale", "run of NormFormer")
     sheet = Sheet(len(PANELS), 1, paper.NORMFORMER_SETTING, size=(4.0, 3.6))
     tables = [_scales(sheet, rank, slot, found) for rank, slot in enumerate(PANELS)]
     sheet.save(path)

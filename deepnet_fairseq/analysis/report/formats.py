@@ -106,7 +106,7 @@ def as_json(report: Report, document: Document) -> str:
         "format": 1,
         "table": table.name,
         "title": table.title,
-        "paper": {"citation": table.paper.citation, "url": table.paper.url, "place": table.place},
+        "paper": {**table.paper, "place": table.place},
         "metric": _picked(table.metric, "name", "higher_is_better"),
         "columns": [_picked(column, "key", "name") for column in table.columns],
         "baseline": report.baseline or None,

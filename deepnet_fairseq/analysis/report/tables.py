@@ -18,14 +18,6 @@ POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each metho
 
 
 @dataclass(frozen=True)
-class Paper:
-    """citation: authors, year and title; url: where it is to be read."""
-
-    citation: str
-    url: str
-
-
-@dataclass(frozen=True)
 class Metric:
     """What a table's numbers are.
 
@@ -79,19 +71,20 @@ class Row:
 class Table:
     """A table of a paper, or the numbers of a figure.
 
-    name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; place: where
-    in the paper the numbers stand. keys: of run.json, by which its rows differ; runs that differ in others alone, as in
-    the seed, share a row. grid: print it as methods by depths, for tables of one column. baseline: the method whose run
-    at the same depth the others are compared with. figure: of the DeepNet paper, drawn from the same runs. tuned: a key
-    of run.json that was searched over: the row's numbers are of the value whose runs have the best mean in the first
-    column. notes: a paragraph each, below the table.
+    name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; paper: its
+    "citation" (authors, year and title) and "url"; place: where in the paper the numbers stand. keys: of run.json, by
+    which its rows differ; runs that differ in others alone, as in the seed, share a row. grid: print it as methods by
+    depths, for tables of one column. baseline: the method whose run at the same depth the others are compared with.
+    figure: of the DeepNet paper, drawn from the same runs. tuned: a key of run.json that was searched over: the row's
+    numbers are of the value whose runs have the best mean in the first column. notes: a paragraph each, below the
+    table.
     """
 
     name: str
     folders: tuple[str, ...]
     script: str
     title: str
-    paper: Paper
+    paper: Mapping[str, str]
     place: str
     metric: Metric
     columns: tuple[Column, ...]
@@ -112,11 +105,10 @@ class Table:
 def read_tables(text: str) -> dict[str, Table]:
     """Name -> table, of a text like that of tables.toml."""
     content = tomllib.loads(text)
-    papers = {name: Paper(**fields) for name, fields in content["papers"].items()}
-    return {fields["name"]: _table(papers, **fields) for fields in content["table"]}
+    return {fields["name"]: _table(content["papers"], **fields) for fields in content["table"]}
 
 
-def _table(papers: dict[str, Paper], **fields: Any) -> Table:
+def _table(papers: dict[str, dict[str, str]], **fields: Any) -> Table:
     keys, columns = tuple(fields.get("keys", DEPTH)), tuple(Column(*words) for words in fields["columns"])
     rows = [_row(keys, columns, given) for given in _rows(fields, keys)]
     for own in ("head", "rows", "across", "values"):

@@ -195,13 +195,12 @@ class Prepared:
     """All lists have one entry a sentence, in the order of the test set.
 
     hypotheses, references: as text is published, for sacreBLEU; generated: as fairseq-generate printed them.
-    direction: "de-en", None where nothing tells (then nothing depends on it). raw: the references are the corpus's,
-    not the detokenised T- lines, in which a word that the model's dictionary lacks is spoilt.
+    raw: the references are the corpus's, not the detokenised T- lines, in which a word that the model's dictionary
+    lacks is spoilt.
     """
 
     generated: Generated
     corpus: Corpus
-    direction: str | None
     hypotheses: list[str]
     references: list[str]
     raw: bool
@@ -224,7 +223,7 @@ def prepare(output: Output, corpus: Corpus) -> Prepared:
             )
         hypotheses = _detokenise(hypotheses, direction)
         references = references if raw else _detokenise(references, direction)
-    return Prepared(generated, corpus, direction, hypotheses, references, bool(raw))
+    return Prepared(generated, corpus, hypotheses, references, bool(raw))
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
