@@ -109,7 +109,7 @@ def test_deepnorms_published_constants(capsys):
 
 DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
-TASKS = {archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
+TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
 
 
 def numbers(cfg, kind):
@@ -144,6 +144,8 @@ def test_what_stands_beside_depth_and_width():
 @pytest.mark.parametrize(
     ("arch", "flags", "fields"),
     [
+        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--dropout", "0.2"),
+         {"method": "pre_ln", "dropout": 0.2}),
         ("deepnet_lm_tiny_24", (), {}),
         ("deepnet_masked_lm_tiny_24", (), {}),
         ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),
@@ -156,9 +158,10 @@ def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
     lines = "".join(f"  {key}: {value}\n" for key, value in ({"_name": arch} | fields).items())
     (tmp_path / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
     found, given = of_yaml("own", tmp_path), of_flags(["", "--task", task, "--arch", arch, *flags], "x")
-    own = {key for key in given if key.startswith("model.")} - {"model.max_target_positions"}  # the task's length
+    of_task = {"model.max_source_positions", "model.max_target_positions"}
+    own = {key for key in given if key.startswith("model.")} - of_task
     assert {key: found[key] for key in own} == {key: given[key] for key in own}
-    assert given["model.method"] == fields.get("method", archs.PRESETS[arch]["method"])
+    assert given["model.method"] == (archs.PRESETS[arch] | fields)["method"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
