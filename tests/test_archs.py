@@ -12,11 +12,10 @@ from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.compat.command_line import peer_flags
 from deepnet_fairseq.config import DeepTransformerConfig, namespace
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.methods import METHODS
 from deepnet_fairseq.methods.deepnorm import DeepNorm
 
-from .support.single_stacks import KINDS, small, stack_of
+from .support.single_stacks import KINDS, stack_of
 from .test_configs import of_flags, of_yaml
 
 DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
@@ -162,15 +161,3 @@ def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
     own = {key for key in given if key.startswith("model.")} - of_task
     assert {key: found[key] for key in own} == {key: given[key] for key in own}
     assert given["model.method"] == (archs.PRESETS[arch] | fields)["method"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("name", "value", "flag"),
-    [("layers", 0, "layers 0"), ("attention_heads", 3, "attention-heads 3"), ("embed_dim", 2, "embed-dim 2"),
-     ("normalize_before", True, "normalize-before")],
-)  # fmt: skip
-def test_refusals_name_the_flag(kind, name, value, flag):
-    stack = stack_of(kind)
-    with pytest.raises(UserError, match=f"--{stack}-{flag}"):
-        small(kind, **({f"{stack}_attention_heads": 2} | {f"{stack}_{name}": value}))

@@ -17,6 +17,7 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--encoder-layers", "0"): None,
     ("--decoder-layers", "-3"): None,
     ("--encoder-attention-heads", "7"): None,
+    ("--encoder-embed-dim", "2"): None,
     ("--encoder-normalize-before",): None,
     ("--decoder-normalize-before", "--method", "post_ln"): "--decoder-normalize-before",
     ("--init-profile", "fairseq_head"): None,
