@@ -1,20 +1,28 @@
-"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member."""
+"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member.
+
+And the miniatures of published archives, in whose formats they are.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from deepnet_fairseq.data.archive import stream_lines, unpack
+from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
+from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
@@ -84,12 +92,11 @@ def test_what_is_wanted(tmp_path, room):
 
 def test_no_archive(tmp_path, room):
     refused(tmp_path / "gone.tgz", room, "fetch it first")
-    for body in (NOISE, b"<!DOCTYPE html>", b""):
-        for name in ("x.tgz", "x.zip"):
-            (tmp_path / name).write_bytes(body)
-        refused(tmp_path / "x.tgz", room, "cannot be unpacked .*; remove it and fetch it again")
-        with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
-            next(stream_lines(tmp_path / "x.zip", "a"))
+    for name in ("x.tgz", "x.zip"):
+        (tmp_path / name).write_bytes(b"<!DOCTYPE html>")
+    refused(tmp_path / "x.tgz", room, "cannot be unpacked .*; remove it and fetch it again")
+    with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
+        next(stream_lines(tmp_path / "x.zip", "a"))
 
 
 def read(path):
@@ -132,9 +139,9 @@ def test_links_and_devices(kind, tmp_path, room):
 @pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil"))
 def test_names_that_lead_elsewhere(name, tmp_path, room):
     """Nothing is written outside of the folder, and nothing at all if a name is refused."""
-    archive = make(tmp_path / "x.tgz", (info(name), b"text"))
+    path = make(tmp_path / "x.tgz", (info(name), b"text"))
     try:
-        unpack(archive, room / "dest", everything)
+        unpack(path, room / "dest", everything)
     except UserError as error:
         assert "\n" not in str(error) and list(room.iterdir()) == []
     assert all(name.startswith("room/dest/") for name in content(tmp_path).keys() - {"x.tgz"})
@@ -171,3 +178,47 @@ def test_lines_stream(tmp_path):
     assert next(lines) == "a line of text, some"
     with pytest.raises(UserError, match="cannot be unpacked"):
         list(lines)
+
+
+# miniatures: counts that recipes come to, too, are in the tests of the recipes
+
+FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
+WMT = "http://www.statmt.org/wmt13/{}.tgz"
+TAGS = ("url", "keywords", "talkid", "title", "description")
+
+
+def texts(url: str) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive(url))) as tar:
+        return {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
+
+
+def lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n")
+
+
+def test_markup():
+    """What parsers of XML take, with entities; some text of the web has lines within lines."""
+    found = texts(FAIRSEQ)
+    for side in (lines(found[f"de-en/train.tags.de-en.{lang}"]) for lang in ("de", "en")):
+        whole = {tag: sum(line.startswith(f"<{tag}>") and line.endswith(f"</{tag}>") for line in side) for tag in TAGS}
+        assert whole == dict.fromkeys(TAGS, 120)
+    for name, text in (found | texts(WMT.format("test-full"))).items():
+        if name.endswith((".xml", ".sgm")):
+            root = ElementTree.fromstring(text.encode())
+            assert len(list(root.iter("seg"))) == (60 if "de-en/" in name else 200) and "&amp;" in text
+    web = texts(WMT.format("training-parallel-commoncrawl"))["commoncrawl.de-en.de"]
+    assert len(web.splitlines()) > len(lines(web))  # such a reader would come out of step
+
+
+def test_every_file_of_every_recipe_has_a_miniature(tmp_path):
+    """Of the same bytes each time; what is there already is left alone."""
+    options = Options(tmp_path, tmp_path, miniature=True)
+    for recipe in RECIPES.values():
+        for file in recipe.files(options):
+            assert [pattern for pattern in ARCHIVES if re.search(pattern, file.urls[0])], file
+    (file,) = RECIPES["opus100"].files(replace(options, pairs=("an-en",)))
+    path = write([file], tmp_path)[file.name]
+    assert path.read_bytes() == archive(file.urls[0])
+    path.write_bytes(b"mine")
+    write([file], tmp_path)
+    assert path.read_bytes() == b"mine"
