@@ -207,13 +207,11 @@ def _from_columns(text: str) -> Profile:
     if indices.count(1) != 2:
         raise ValueError("its lines do not begin twice at 1, for an encoder and a decoder")
     start = indices.index(1, 1)
-    if indices != [*range(1, start + 1), *range(1, len(rows) - start + 1)]:
-        raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
     N, M = start // 2, (len(rows) - start) // 3
+    if indices != [*range(1, 2 * N + 1), *range(1, 3 * M + 1)]:
+        raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
     names = [f"encoder.{l}.{s}" for l in range(1, N + 1) for s in ("self_attn", "ffn")]
     names += [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
-    if len(names) != len(rows):
-        raise ValueError(f"{start} and {len(rows) - start} lines are no 2N and 3M")
     return Profile(dict(zip(names, omegas, strict=True)), N, M)
 
 

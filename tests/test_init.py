@@ -27,19 +27,18 @@ def pooled_std(model, stack, roles):
     return torch.cat(chosen).std().item()
 
 
-def first_layers(method_name, N, M, keep=2, **fields):
-    """A 2L-2L base model initialised as the first layers of an N-M one: what 500L-500L draws, without its memory."""
-    model = build(encoder_layers=keep, decoder_layers=keep, method=method_name, vocab=50, **fields)
+def first_layers(method, profile):
+    """A 2L-2L base model initialised as the first layers of a 6L-6L one."""
+    model = build(encoder_layers=2, decoder_layers=2, method=method, vocab=50)
     torch.manual_seed(0)
-    method = get_method(method_name)(N, M)
-    initialize(model, method, fields.get("init_profile") or method.init_profiles[0])
+    initialize(model, get_method(method)(6, 6), profile)
     return model
 
 
 def test_deepnorm_is_normal_and_its_variant_uniform():
     """A uniform distribution ends at sqrt(3) = 1.732 standard deviations; a normal one of this size beyond 3.5."""
     for profile, bound in (("xavier_normal", None), ("xavier_uniform", math.sqrt(3))):
-        model = first_layers("deepnorm", 6, 6, init_profile=profile)
+        model = first_layers("deepnorm", profile)
         weight = model.decoder.layers[0].fc1.weight
         largest = (weight.abs().max() / weight.std()).item()
         assert largest > 3.5 if bound is None else largest == pytest.approx(bound, rel=0.01)
@@ -54,7 +53,7 @@ LEGACY = HEAD | {"fc1": 0.027951, "fc2": 0.027951}
 
 @pytest.mark.parametrize(("profile", "stds"), [("fairseq_head", HEAD), ("xavier_legacy", LEGACY)])
 def test_vanilla_profiles(profile, stds):
-    model = first_layers("post_ln", 6, 6, init_profile=profile)
+    model = first_layers("post_ln", profile)
     for role, std in stds.items():
         assert pooled_std(model, "encoder", [role]) == pytest.approx(std, rel=0.01)
         assert pooled_std(model, "decoder", [role]) == pytest.approx(std, rel=0.01)

@@ -73,9 +73,6 @@ def masked(layers=2, **fields):
 CHECKPOINTS = {
     "of a masked model": (masked, causal, "another kind of model", "--arch"),
     "of a causal model": (causal, masked, "another kind of model", "--arch"),
-    "of other depths": (lambda: causal(3), causal, "--decoder-layers 3"),
-    "of other widths": (lambda: masked(encoder_embed_dim=32), masked, "--encoder-embed-dim 32"),
-    "of another method": (lambda: causal(method="rezero"), causal, "--method"),
     "learned positions": (lambda: causal(decoder_learned_pos=True), causal, "give --decoder-learned-pos"),
     "computed positions": (masked, lambda: masked(encoder_learned_pos=True), "drop --encoder-learned-pos"),
     "a LayerNorm more": (lambda: masked(layernorm_embedding=True), masked, "give --layernorm-embedding"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import re
 
-import torch
 from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, register_model
+from fairseq.models.roberta.model import RobertaClassificationHead
 from fairseq.modules import LayerNorm
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import archs
 from ..config import DeepLanguageModelConfig, DeepMaskedLanguageModelConfig
 from ..errors import UserError
-from ..transformer.modules import Dropout, Linear
+from ..transformer.modules import Linear
 from ..transformer.stack import Decoder, Encoder
 from .base import DeepModel, embedding
 
@@ -72,30 +72,6 @@ class MaskedTokenHead(Linear):
         return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
 
 
-class ClassificationHead(nn.Module):
-    """Classes of a sentence from its first token: out_proj(drop(act(dense(drop(x_0)))))."""
-
-    def __init__(self, dim: int, inner_dim: int, classes: int, activation_fn: str, dropout: float):
-        super().__init__()
-        self.dense = Linear(dim, inner_dim)
-        self.activation_fn = get_activation_fn(activation_fn)
-        self.dropout = Dropout(dropout, module_name=type(self).__name__)
-        self.out_proj = Linear(inner_dim, classes)
-        with torch.no_grad():
-            for linear in (self.dense, self.out_proj):
-                nn.init.normal_(linear.weight, 0.0, linear.in_features**-0.5)
-                nn.init.zeros_(linear.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, T, C) -> (B, classes)."""
-        x = self.activation_fn(self.dense(self.dropout(features[:, 0])))
-        return self.out_proj(self.dropout(x))
-
-    def sizes(self) -> tuple[int, int]:
-        """Inner width and classes."""
-        return self.dense.out_features, self.out_proj.out_features
-
-
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
 # RoBERTa's encoder is a shell around the encoder and the head
@@ -127,7 +103,7 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         super().__init__(encoder)
         self.lm_head = lm_head
         self.classification_heads = nn.ModuleDict()
-        self.pooler = {"activation_fn": str(cfg.pooler_activation_fn), "dropout": cfg.pooler_dropout}
+        self.pooler = {"activation_fn": str(cfg.pooler_activation_fn), "pooler_dropout": cfg.pooler_dropout}
         self.load_checkpoint_heads = cfg.load_checkpoint_heads
 
     def forward(
@@ -179,9 +155,16 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
     ) -> None:
-        """Adds the head `name`, or replaces it; inner_dim: C by default. fairseq's sentence_prediction calls it."""
+        """Adds the head `name`, or replaces it; inner_dim: C by default. fairseq's sentence_prediction calls it.
+
+        It is RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
+        """
         dim = self.encoder.embed_tokens.embedding_dim
-        self.classification_heads[name] = ClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
+        head = RobertaClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
+        for linear in (head.dense, head.out_proj):
+            nn.init.normal_(linear.weight, 0.0, linear.in_features**-0.5)
+            nn.init.zeros_(linear.bias)
+        self.classification_heads[name] = head
 
     def renamed(self, state_dict):
         """Entries of fairseq's `roberta` too, with the names of its first releases.
@@ -203,8 +186,10 @@ class DeepMaskedLanguageModel(DeepModel, FairseqEncoderModel):
         sizes = state[f"{stem}dense.weight"].size(0), state[f"{stem}out_proj.weight"].size(0)
         if name not in self.classification_heads and self.load_checkpoint_heads:
             self.register_classification_head(name, sizes[1], sizes[0])
-        if name in self.classification_heads and self.classification_heads[name].sizes() == sizes:
-            return
+        if name in self.classification_heads:
+            own = self.classification_heads[name]
+            if (own.dense.out_features, own.out_proj.out_features) == sizes:
+                return
         logger.warning(f"the checkpoint's classification head {name} ({sizes[1]} classes) is not this task's: left out")
         for key in [key for key in state if key.startswith(stem)]:
             del state[key]
