@@ -282,16 +282,12 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
     close(found, observe(small(2), [inputs])["gradient_norm"], 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("flags", "tolerance"),  # in bf16 the weights' last place, here and there
-    [(("--method", "rezero", "--update-freq", "2", "--store-ema", "--ema-fp32"), 2e-6), (("--bf16",), 4e-4)],
-)
-def test_a_run_may_switch_when_it_resumes(flags, tolerance, data, tmp_path):
+def test_a_run_may_switch_when_it_resumes(data, tmp_path):
     """adam, then deepnet_adam, then adam again, two updates each and a checkpoint between: as adam all the way.
 
     But for the keys' biases, which attention does not see: their gradient is rounding noise.
     """
-    kept = []
+    kept, flags = [], ("--method", "rezero", "--update-freq", "2", "--store-ema", "--ema-fp32")
     for names in (("adam",) * 3, ("adam", "deepnet_adam", "adam")):
         folder = tmp_path / names[1]
         for made, name in zip((2, 4, 6), names, strict=True):
@@ -303,7 +299,7 @@ def test_a_run_may_switch_when_it_resumes(flags, tolerance, data, tmp_path):
             state["model"] | {f"ema.{name}": value for name, value in state["extra_state"].get("ema", {}).items()}
         )
     for name, value in kept[0].items():
-        assert "k_proj.bias" in name or (kept[1][name].float() - value.float()).abs().mean() < tolerance
+        assert "k_proj.bias" in name or (kept[1][name] - value).abs().mean() < 2e-6
 
 
 @pytest.mark.parametrize("flags", [(), ("--bf16",)], ids=["fp32", "bf16"])

@@ -172,8 +172,3 @@ def test_hidden_states_on_request_only(kind):
 def test_registering_twice_is_refused():
     with pytest.raises(ValueError, match="twice"):
         register("every_slot")(type("Other", (Method,), {}))
-
-
-def test_tied_embeddings_are_one_parameter():
-    model = small(TRANSLATION, 1, share_all_embeddings=True)
-    assert model.encoder.embed_tokens.weight is model.decoder.output_projection.weight

@@ -75,12 +75,6 @@ def test_same_keys_and_gradients_in_the_same_order(method, kind):
         assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-5), name
 
 
-def test_deepnorm_adds_its_constants_alone():
-    """So that a trained model folds back into a stock one."""
-    models = (small(MODEL_NAME, method=method).state_dict().keys() for method in ("deepnorm", "post_ln"))
-    assert set.symmetric_difference(*map(set, models)) == {"encoder.alpha", "decoder.alpha"}
-
-
 @pytest.mark.parametrize(("method", "beam"), [("post_ln", 4), ("pre_ln", 1)])
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_same_translations_and_continuations(kind, method, beam):
