@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnet_fairseq.bench import memory, task, turns
-from deepnet_fairseq.bench.contender import Clock, Contender
+from deepnet_fairseq.bench.contender import Contender
 from deepnet_fairseq.bench.memory import measure_memory
 from deepnet_fairseq.bench.report import failures, number, render
 from deepnet_fairseq.bench.settings import STOCK, Candidate, Settings, Shape, candidates
@@ -159,14 +159,6 @@ def test_the_json_renders(bench, tmp_path, capsys):
     assert "| ours | out of memory: no more |" in render(report)
 
 
-def test_variants_are_ours_with_more_flags():
-    """Flags of --ours are in both; --method and --optimizer reach ours only, deepnorm torchscale too."""
-    ours, stock, variant = candidates("ours,stock", "deepnorm", "adam", "--a 1", ("rows=--b '2 3'",))
-    assert ours.flags == ("--arch=deepnet_transformer", "--method=deepnorm", "--optimizer=adam", "--a", "1")
-    assert variant.flags == (*ours.flags, "--b", "2 3") and variant.name == "rows"
-    assert stock.flags == ("--arch=transformer", "--optimizer=adam")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -301,16 +293,3 @@ def test_flops_are_those_torch_counts(settings):
     contender.close()
     masked = 6 * 3 * SHAPE.M * 5 * 5 * 64
     assert counter.get_total_flops() == training_flops(SHAPE, 120, batch) + masked
-
-
-def test_a_clock_forgets_what_it_has_read_and_counts_a_call_within_itself_once():
-    clock = Clock(CPU)
-    inner = clock.watched(time.sleep, "part")
-    clock.watched(lambda: inner(0.05), "part")()
-    assert len(clock.spans["part"]) == 1 and clock.read()["part"] >= 0.05
-    assert clock.read() == {}
-
-
-def test_numbers_have_three_digits():
-    given = ((1234.5, ""), (0.01234, "s"), (2.345, "s"), (1.5 * 2**30, "B"), (2**25, "B"))
-    assert [number(*pair) for pair in given] == ["1,234", "12.3 ms", "2.35 s", "1.50 GiB", "32.0 MiB"]

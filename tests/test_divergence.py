@@ -236,15 +236,6 @@ def test_advice_by_method_and_precision(plain, monkeypatch):
     assert told == {"post_ln", "post_ln_init"}
 
 
-def test_the_short_form_is_short(plain):
-    _, event = plain
-    event = event | {"skipped": {"in_a_row": 3, "in_all": 9}, "parameters": {"count": 4, "first": "a"}}
-    lines = report.short(event)
-    assert len(lines) <= 8 and lines[0] == "diverged at update 1: loss not finite, first at decoder.1.ffn (forward)"
-    assert "3 overflows in a row before this, 9 in all" in " ".join(lines)
-    assert event["batch"]["sentences"] == len(event["batch"]["ids"]) == len(event["batch"]["target_lengths"]) > 0
-
-
 def test_what_is_written_is_read_again(plain, tmp_path):
     """Also what is not finite, as words; a broken file is named."""
     _, event = plain
