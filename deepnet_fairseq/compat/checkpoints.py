@@ -112,7 +112,8 @@ def _resumed(load, trainer: Trainer, filename: str, *args, **kwargs):
 
 def _short(error: Exception) -> str:
     """The first sentence of what was raised; torch adds advice to it."""
-    first = "it lacks " * isinstance(error, KeyError) + str(error).split("\n")[0].split(". ")[0]
+    lacks = "it lacks " if isinstance(error, KeyError) else ""
+    first = lacks + str(error).split("\n")[0].split(". ")[0]
     return first if first and len(first) < 160 else type(error).__name__
 
 

@@ -203,7 +203,8 @@ def _found_lm(load, task, split: str, *args, **kwargs):
     except (AssertionError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{data.data}, {split}: {str(error).splitlines()[0]}") from error
+        said = str(error) or type(error).__name__
+        raise UserError(f"{data.data}, {split}: {said.splitlines()[0]}") from error
 
 
 def _check_labels(task: SentencePredictionTask, split: str) -> None:
