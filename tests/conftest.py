@@ -20,11 +20,11 @@ TRAIN_FLAGS = (
     "--label-smoothing", "0.1", "--max-tokens", "600", "--num-workers", "0", "--log-format", "json",
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
-LONGEST = ("test_equal_processes", "test_commands", "test_sharded", "test_averaging")
+LONGEST = ("test_commands", "test_plan", "test_bench", "test_equal_processes")
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Files of half a minute and more begin: none of them is left to one process at the end."""
+    """Files of 20 seconds and more begin: none of them is left to one process at the end."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
