@@ -64,7 +64,7 @@ def test_example_of_a_new_method_keeps_what_every_method_keeps(extended):
         [sys.executable, *words, *paths], cwd=extended, env=environment, text=True, capture_output=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 8, done.stdout[-500:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 7, done.stdout[-500:]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
