@@ -105,7 +105,7 @@ class TokenSums(Probe):
 
 
 def over_ranks(found: dict[str, Tensor], operation: Any = torch.distributed.ReduceOp.SUM) -> dict[str, Any]:
-    """The tensors of one shape by address as numbers, summed up over all ranks; a call of all of them."""
+    """Tensors of one shape by address, as numbers over all ranks, which all call it: their sums, or by `operation`."""
     if not found:
         return {}
     stacked = torch.stack(list(found.values()))

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from ...errors import UserError
 from ...text_table import render
 from .generated import Prepared, find_outputs, prepare, read_corpus
-from .scores import RESAMPLES, bleu_metric
+from .scores import RESAMPLES, ChrF, bleu_metric
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
 SEED = 12345  # sacreBLEU's
@@ -78,7 +77,7 @@ def significance(baseline: Path, systems: list[Path], data: str | Path | None = 
 
 def _compare(prepared: list[Prepared], systems: list[str]) -> Comparison:
     lowercase, references = prepared[0].corpus.lowercase, [prepared[0].references]
-    metrics = {"BLEU": bleu_metric(lowercase), "chrF2": CHRF(lowercase=lowercase)}
+    metrics = {"BLEU": bleu_metric(lowercase), "chrF2": ChrF(lowercase=lowercase)}
     named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
     signatures, results = PairedTest(named, metrics, references, "bs")()
     for metric in metrics:
