@@ -22,10 +22,10 @@ setup(
     package_data={
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
-            "analysis/*.toml",
-            "analysis/report/*.md",
-            "analysis/report/page.html",
-            "analysis/report/tables.toml",
+            "study/*.toml",
+            "study/tables/*.md",
+            "study/tables/page.html",
+            "study/tables/tables.toml",
             "data/recipes/opus100.tsv",
         ]
     },

@@ -11,11 +11,11 @@ What a user can mend is an errors.UserError, whose text is one line.
 
 __version__ = "0.1.0"
 
-from . import compat
+from . import plugin
 
-compat.apply()
+plugin.apply()
 
-from . import models as _registration  # noqa: E402, F401
-from .criterions import chunked as _criterion  # noqa: E402, F401
-from .optim import deepnet_adam as _deepnet_adam  # noqa: E402, F401
-from .optim import papers as _papers  # noqa: E402, F401
+from .plugin import chunked_cross_entropy as _criterion  # noqa: E402, F401
+from .plugin import models as _registration  # noqa: E402, F401
+from .plugin.optimisers import deepnet_adam as _deepnet_adam  # noqa: E402, F401
+from .plugin.optimisers import papers as _papers  # noqa: E402, F401

@@ -107,9 +107,9 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from deepnet_fairseq.analysis.figures import depth
-from deepnet_fairseq.analysis.recorded_run import RecordedRun
-from deepnet_fairseq.analysis.scoring.generated import read_generated
+from deepnet_fairseq.study.figures import depth
+from deepnet_fairseq.study.runs import RecordedRun
+from deepnet_fairseq.study.scoring.generated import read_generated
 from deepnet_fairseq.text_table import render
 
 plot, reference, *folders = map(Path, sys.argv[1:])

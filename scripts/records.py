@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from deepnet_fairseq.analysis import logs
-from deepnet_fairseq.analysis.figures import EVERY, redraw
-from deepnet_fairseq.analysis.figures.losses import rows_by_depth
-from deepnet_fairseq.analysis.recorded_run import RecordedRun, folder_of, name_of, runs_of
-from deepnet_fairseq.analysis.report.collect import PAIRED, Report, collect
-from deepnet_fairseq.analysis.report.formats import escape, grid_text, reports
-from deepnet_fairseq.analysis.report.layout import BANNER, Grid, Text, published
-from deepnet_fairseq.analysis.report.result import described, environment_of
-from deepnet_fairseq.analysis.report.tables import TABLES
 from deepnet_fairseq.atomic_output import whole
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.json_text import read_object
-from deepnet_fairseq.probes.record import FILE as PROBES
+from deepnet_fairseq.plugin.probe_record import FILE as PROBES
+from deepnet_fairseq.study import logs
+from deepnet_fairseq.study.figures import EVERY, redraw
+from deepnet_fairseq.study.figures.losses import rows_by_depth
+from deepnet_fairseq.study.runs import RecordedRun, folder_of, name_of, runs_of
+from deepnet_fairseq.study.tables.collect import PAIRED, Report, collect
+from deepnet_fairseq.study.tables.definitions import TABLES
+from deepnet_fairseq.study.tables.formats import escape, grid_text, reports
+from deepnet_fairseq.study.tables.layout import BANNER, Grid, Text, published
+from deepnet_fairseq.study.tables.result import described, environment_of
 
 OBJECTS, TEXTS = ("run.json", "environment.json", "score.json"), ("command", "diverged", "trained")
 SETTINGS = re.compile(r"(\| INFO \| fairseq_cli\.train \| (\{|Namespace\()).*")

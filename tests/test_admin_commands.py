@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling import first_training_batch, profile_run
-from deepnet_fairseq.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.admin_profile import first_training_batch, profile_run
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run

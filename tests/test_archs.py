@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.archs import PRESETS
-from deepnet_fairseq.building import build, parameter_count
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.compat.command_line import peer_flags
-from deepnet_fairseq.config import DeepTransformerConfig, namespace
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.methods.deepnorm import DeepNorm
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.archs import PRESETS
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.methods.deepnorm import DeepNorm
+from deepnet_fairseq.plugin.building import build, parameter_count
+from deepnet_fairseq.plugin.command_line import peer_flags
+from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
 
 from .support.single_stacks import KINDS, stack_of
 from .test_configs import of_flags, of_yaml

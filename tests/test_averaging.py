@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from deepnet_fairseq.checkpoints import averaging
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.tools import averaging
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, assert_refused, run

@@ -15,15 +15,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepnet_fairseq.bench import memory, task, turns
-from deepnet_fairseq.bench.contender import Contender
-from deepnet_fairseq.bench.memory import measure_memory
-from deepnet_fairseq.bench.report import failures, number, render
-from deepnet_fairseq.bench.settings import STOCK, Candidate, Settings, Shape, candidates
-from deepnet_fairseq.bench.trials import training_flops
-from deepnet_fairseq.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.bench import memory, task, turns
+from deepnet_fairseq.tools.bench.contender import Contender
+from deepnet_fairseq.tools.bench.memory import measure_memory
+from deepnet_fairseq.tools.bench.results import failures, number, render
+from deepnet_fairseq.tools.bench.settings import STOCK, Candidate, Settings, Shape, candidates
+from deepnet_fairseq.tools.bench.trials import training_flops
+from deepnet_fairseq.tools.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 
 from .support.helpers import ROOT
 
@@ -53,7 +53,7 @@ def bench(short, tmp_path_factory):
         "--depths 2-1 --widths tiny --only build,train,generate,checkpoint --max-tokens 64 --vocabulary 120 --repeats 2"
     )
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setitem(sys.modules, "deepnet_fairseq.bench.torchscale", None)
+        patch.setitem(sys.modules, "deepnet_fairseq.tools.bench.torchscale", None)
         more = ["--sentences=3", "--beams=1,2", f"--lengths={short}", "--device=cpu", f"--out={out}"]
         main(["bench", *words.split(), *more])
     return json.loads(out.read_text()), printed.getvalue().rstrip("\n")

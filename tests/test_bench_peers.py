@@ -6,8 +6,8 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq.bench.contender import Contender
-from deepnet_fairseq.bench.settings import STOCK, Settings, Shape, candidates
+from deepnet_fairseq.tools.bench.contender import Contender
+from deepnet_fairseq.tools.bench.settings import STOCK, Settings, Shape, candidates
 
 pytest.importorskip("torchscale", reason="pip install --no-deps torchscale==0.3.0")
 pytestmark = pytest.mark.peers

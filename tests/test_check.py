@@ -9,7 +9,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.stability import AT_RISK, DIVERGING, STABLE, Observed, ShortTraining, judge
+from deepnet_fairseq.tools.check import AT_RISK, DIVERGING, STABLE, Observed, ShortTraining, judge
 from scripts.calibration_table import tables
 
 from .conftest import TRAIN_FLAGS

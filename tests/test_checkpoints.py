@@ -14,9 +14,9 @@ import torch
 from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 
-from deepnet_fairseq.checkpoints import atomic, integrity, saving
-from deepnet_fairseq.compat.checkpoints import move_to_cpu
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.checkpoints import atomic, integrity, saving
+from deepnet_fairseq.plugin.checkpoints.reading import move_to_cpu
 
 from .support.helpers import small
 

@@ -11,18 +11,18 @@ from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepnet_fairseq.archs import MODEL_NAME
-from deepnet_fairseq.building import blank_task
-from deepnet_fairseq.criterions import chunked
-from deepnet_fairseq.criterions.chunked import (
+from deepnet_fairseq.core.archs import MODEL_NAME
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin import chunked_cross_entropy
+from deepnet_fairseq.plugin.building import blank_task
+from deepnet_fairseq.plugin.chunked_cross_entropy import (
     NAME,
     ChunkedLabelSmoothedCrossEntropy,
     ChunkedLabelSmoothedCrossEntropyConfig,
     label_smoothed_loss,
 )
-from deepnet_fairseq.distributed.fully_sharded import FullySharded
-from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
 
 from .support.diverging import TINY, train
 from .support.helpers import PAD, VOCAB, batch, small
@@ -68,7 +68,7 @@ def test_same_loss_and_gradients(method, monkeypatch):
     theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert_close(ours[1], theirs[1])
-    monkeypatch.setattr(chunked, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
+    monkeypatch.setattr(chunked_cross_entropy, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
     with torch.no_grad():
         assert criteria()[1](model, sample())[0].item() == pytest.approx(theirs[0], rel=1e-6)
 

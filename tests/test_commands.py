@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from deepnet_fairseq.building import from_checkpoint
+from deepnet_fairseq.plugin.building import from_checkpoint
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run, run_cold

@@ -12,9 +12,9 @@ from fairseq.data.token_block_dataset import TokenBlockDataset
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from deepnet_fairseq import compat
-from deepnet_fairseq.building import blank_task
+from deepnet_fairseq import plugin
 from deepnet_fairseq.errors import UserError, user_error_line
+from deepnet_fairseq.plugin.building import blank_task
 
 from .support.helpers import EOS, PAD, VOCAB, sentences, small
 
@@ -53,7 +53,7 @@ def test_the_line_for_a_user():
 
 
 def test_only_known_messages_are_silenced(recwarn):
-    compat.silence()
+    plugin.silence()
     warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
     warnings.warn("something new", stacklevel=1)
     assert [str(w.message) for w in recwarn if w.category is UserWarning] == ["something new"]
@@ -64,18 +64,18 @@ def test_an_empty_line_of_a_language_models_text():
     blocks = TokenBlockDataset(lines, [3, 1, 2], 4, PAD, EOS, break_mode="eos", include_targets=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compat.silence()
+        plugin.silence()
         source, target, _ = blocks[1]
         with pytest.raises(RuntimeWarning, match="overflow"):  # anybody else's
             numpy.uint8(1) - numpy.uint8(2)
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
 
 
-@pytest.mark.parametrize("name", compat.LOGGED)
+@pytest.mark.parametrize("name", plugin.LOGGED)
 def test_matplotlib_on_its_caches(name, caplog):
-    compat.silence()
-    compat.silence()
-    for text in (*compat.LOGGED[name], "findfont: Font family 'Arial' not found."):
+    plugin.silence()
+    plugin.silence()
+    for text in (*plugin.LOGGED[name], "findfont: Font family 'Arial' not found."):
         logging.getLogger(name).warning("%s", text)
     assert [record.getMessage()[:8] for record in caplog.records] == ["findfont"]
 

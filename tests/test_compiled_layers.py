@@ -12,13 +12,13 @@ from fairseq import checkpoint_utils
 from fairseq.modules import FairseqDropout
 from torch._dynamo.utils import counters
 
-from deepnet_fairseq.building import build, from_checkpoint
-from deepnet_fairseq.config import namespace
+from deepnet_fairseq.core import attention
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.modules import Dropout
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.models.compiled import attach, compile_layers
-from deepnet_fairseq.transformer import attention
-from deepnet_fairseq.transformer.modules import Dropout
+from deepnet_fairseq.plugin.building import build, from_checkpoint
+from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.plugin.models.compiled_layers import attach, compile_layers
 
 from .support.diverging import TINY, Training, train
 from .support.helpers import FIRST, PAD, VOCAB, batch, small

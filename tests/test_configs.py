@@ -7,7 +7,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from deepnet_fairseq import archs
+from deepnet_fairseq.core import archs
 
 from .support.experiments import trainings, values
 from .support.helpers import ROOT

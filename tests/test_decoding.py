@@ -7,9 +7,9 @@ import torch
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq.archs import LM, MODEL_NAME
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.transformer.decoding import ROOM
+from deepnet_fairseq.core.archs import LM, MODEL_NAME
+from deepnet_fairseq.core.decoding import ROOM
+from deepnet_fairseq.core.methods import METHODS
 
 from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, small
 from .support.single_stacks import awake

@@ -12,15 +12,15 @@ from fairseq.optim import FP16Optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
-from deepnet_fairseq.building import from_checkpoint
-from deepnet_fairseq.checkpoints.averaging import average
+from deepnet_fairseq.core.probes.base import get_probes
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.export.transformer import fold_checkpoint
-from deepnet_fairseq.optim import flat
-from deepnet_fairseq.optim.deepnet_adam import REFUSED, FlatFP16Optimizer
-from deepnet_fairseq.probes.attach import TrainingProbes
-from deepnet_fairseq.probes.base import get_probes
-from deepnet_fairseq.probes.record import read_record
+from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.plugin.optimisers import flat
+from deepnet_fairseq.plugin.optimisers.deepnet_adam import REFUSED, FlatFP16Optimizer
+from deepnet_fairseq.plugin.probe_record import read_record
+from deepnet_fairseq.plugin.probing import TrainingProbes
+from deepnet_fairseq.tools.averaging import average
+from deepnet_fairseq.tools.export.transformer import fold_checkpoint
 
 from .support.diverging import TINY
 from .support.diverging import train as training

@@ -11,13 +11,13 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY, LR_SCHEDULER_REGISTRY, build_lr_scheduler
 from omegaconf import OmegaConf
 
-from deepnet_fairseq.divergence import FLOOR, GRADIENTS, LOSS, Diverged, report
-from deepnet_fairseq.divergence.advice import advice
-from deepnet_fairseq.divergence.rollback import UNSCALED, scale
-from deepnet_fairseq.divergence.search import addresses
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.slots import NORM_NAMES
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.transformer.slots import NORM_NAMES
+from deepnet_fairseq.plugin.divergence import FLOOR, GRADIENTS, LOSS, Diverged, diagnosis
+from deepnet_fairseq.plugin.divergence.advice import advice
+from deepnet_fairseq.plugin.divergence.rollback import UNSCALED, scale
+from deepnet_fairseq.plugin.divergence.search import addresses
 
 from .support.diverging import TINY, Poison, Training
 from .support.helpers import small
@@ -62,7 +62,7 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(data, tmp_pa
     assert event["kind"] == GRADIENTS and event["parameters"]["count"] == 0
     assert event["loss"] == pytest.approx(loss, abs=6e-4), "the same dropout; fairseq's log has three digits"
     assert event["first"]["where"] == "decoder.1.ffn" and event["first"]["direction"] == "backward"
-    assert "in the backward pass" in report.long(event)
+    assert "in the backward pass" in diagnosis.long(event)
 
 
 def test_finite_gradients_whose_norm_overflows(data, tmp_path, monkeypatch):
@@ -71,7 +71,7 @@ def test_finite_gradients_whose_norm_overflows(data, tmp_path, monkeypatch):
     monkeypatch.setattr(training.trainer.optimizer, "backward", lambda loss: backward(loss * 1e25))
     event = training.event()
     assert event["kind"] == GRADIENTS and event["first"]["direction"] == "norm"
-    assert "first           nowhere: every gradient is finite, their norm is not" in report.long(event)
+    assert "first           nowhere: every gradient is finite, their norm is not" in diagnosis.long(event)
 
 
 def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monkeypatch):
@@ -124,9 +124,9 @@ def test_the_search_leaves_the_model_as_it_was(data, tmp_path):
                 weight[0] = math.nan
             with pytest.raises(Diverged) as caught:
                 training.trainer.train_step(samples)
-            event = report.event(training.trainer, caught.value.stop, 1)
+            event = diagnosis.event(training.trainer, caught.value.stop, 1)
             assert [row["update"] for row in event["probes"]] == [2, 3, 4]
-            assert "gradient_norm: " in report.long(event) and event["probes"][0]["gradient_norm"]
+            assert "gradient_norm: " in diagnosis.long(event) and event["probes"][0]["gradient_norm"]
             with torch.no_grad():
                 weight.copy_(kept)
         training.trainer.train_step(samples)
@@ -239,12 +239,12 @@ def test_advice_by_method_and_precision(plain, monkeypatch):
 def test_what_is_written_is_read_again(plain, tmp_path):
     """Also what is not finite, as words; a broken file is named."""
     _, event = plain
-    report.write(tmp_path, [event, event])
-    (again, _) = report.read(tmp_path)
+    diagnosis.write(tmp_path, [event, event])
+    (again, _) = diagnosis.read(tmp_path)
     assert again["loss"] == "nan" and again["update"] == 1 and again["first"] == event["first"]
-    assert report.long(again) in (tmp_path / report.TEXT).read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [report.JSON, report.TEXT]
+    assert diagnosis.long(again) in (tmp_path / diagnosis.TEXT).read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [diagnosis.JSON, diagnosis.TEXT]
     for content in ("", "[]", '{"format": 1}', '{"format": 2, "events": []}', '{"format": 1, "events": [3]}'):
-        (tmp_path / report.JSON).write_text(content)
-        with pytest.raises(UserError, match=f"{report.JSON}: no report of a divergence, or broken"):
-            report.read(tmp_path)
+        (tmp_path / diagnosis.JSON).write_text(content)
+        with pytest.raises(UserError, match=f"{diagnosis.JSON}: no report of a divergence, or broken"):
+            diagnosis.read(tmp_path)

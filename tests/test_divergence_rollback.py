@@ -9,9 +9,9 @@ import torch
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from deepnet_fairseq.divergence import GRADIENTS, STATUS, Stop, report
-from deepnet_fairseq.divergence.rollback import Rollbacks, Taken
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.divergence import GRADIENTS, STATUS, Stop, diagnosis
+from deepnet_fairseq.plugin.divergence.rollback import Rollbacks, Taken
 
 from .conftest import TRAIN_FLAGS
 from .support.diverging import TINY, WILD, Training, events, train, updates, weights
@@ -42,7 +42,7 @@ def test_a_run_that_is_set_back_is_one_started_from_there(data, set_back, tmp_pa
     ours, plain = (weights(folder / "checkpoint_last.pt") for folder in (set_back, tmp_path))
     assert all(torch.equal(ours[name], plain[name]) for name in plain)
     assert updates(set_back) == 4
-    said = (set_back / report.TEXT).read_text()
+    said = (set_back / diagnosis.TEXT).read_text()
     assert "rollback 1 of 3: back to update 1 of checkpoint_previous.pt, --lr times 0.001, now 0.3" in said
 
 
@@ -80,12 +80,12 @@ def test_rollbacks_run_out(data, tmp_path, capsys):
     assert all(event["rollback"]["update"] < event["update"] - 1 for event in found[:-1])
     assert found[-1]["setting"]["lr"] == [300.0 * 0.9 * 0.9]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert f"error: diverged at update {found[-1]['update']}: " in line and str(tmp_path / report.TEXT) in line
+    assert f"error: diverged at update {found[-1]['update']}: " in line and str(tmp_path / diagnosis.TEXT) in line
 
 
 def test_a_new_run_has_no_past(data, tmp_path):
-    (tmp_path / report.JSON).write_text(json.dumps({"format": 1, "events": [{"update": 9, "rollback": {}}]}))
-    (tmp_path / report.TEXT).write_text("diverged at update 9")
+    (tmp_path / diagnosis.JSON).write_text(json.dumps({"format": 1, "events": [{"update": 9, "rollback": {}}]}))
+    (tmp_path / diagnosis.TEXT).write_text("diverged at update 9")
     train(data, tmp_path, *TINY, "--max-update", "1", "--no-save", "--lr", "1e-3")
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.core.methods import METHODS
 
 from .support.helpers import ROOT, call, run_cold
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.core.methods import METHODS
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks

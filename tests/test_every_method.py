@@ -1,4 +1,4 @@
-"""Every registered method through fairseq's programs; a new file in methods/ joins by itself."""
+"""Every registered method through fairseq's programs; a new file in core/methods/ joins by itself."""
 
 import math
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from deepnet_fairseq.methods import METHODS, get_method
+from deepnet_fairseq.core.methods import METHODS, get_method
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run

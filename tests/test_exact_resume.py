@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 
-from deepnet_fairseq.checkpoints import exact_resume
+from deepnet_fairseq.plugin.checkpoints import exact_resume
 
 from .conftest import TRAIN_FLAGS
 from .support.lives import TINY, assert_ends_as_one_left_alone

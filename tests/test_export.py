@@ -13,8 +13,8 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq.building import from_checkpoint
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.plugin.building import from_checkpoint
 
 from .conftest import TRAIN_FLAGS, make_data
 from .support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from deepnet_fairseq.probes.record import read_record
+from deepnet_fairseq.plugin.probe_record import read_record
 
 from .support.experiments import dry_run, script, start, trainings, until, values
 from .test_scripts import needs_venv

@@ -11,15 +11,15 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from deepnet_fairseq.analysis import paper
-from deepnet_fairseq.analysis.figures import FIGURES, by_depth, chosen, losses, redraw
-from deepnet_fairseq.analysis.figures.by_depth import power_law, scaling_law
-from deepnet_fairseq.analysis.figures.sheet import Sheet
-from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
-from deepnet_fairseq.analysis.style import STYLES, style_of
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.study import paper
+from deepnet_fairseq.study.figures import FIGURES, by_depth, chosen, losses, redraw
+from deepnet_fairseq.study.figures.by_depth import power_law, scaling_law
+from deepnet_fairseq.study.figures.sheet import Sheet
+from deepnet_fairseq.study.runs import RecordedRun, runs_of
+from deepnet_fairseq.study.style import STYLES, style_of
 
 from .support.recorded import every_figure, falling, record, update
 

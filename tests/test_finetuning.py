@@ -13,8 +13,8 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.roberta import RobertaModel
 
-from deepnet_fairseq.building import blank_task, build
-from deepnet_fairseq.export.transformer import NO_TRAINING
+from deepnet_fairseq.plugin.building import blank_task, build
+from deepnet_fairseq.tools.export.transformer import NO_TRAINING
 
 from .support import lives, ranks, sentiment
 from .support.helpers import TOLERANCE, VOCAB

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.archs import LM, ROBERTA
-from deepnet_fairseq.archs import MASKED_LM as MASKED
-from deepnet_fairseq.archs import MODEL_NAME as PAIR
-from deepnet_fairseq.config import namespace
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.archs import LM, ROBERTA
+from deepnet_fairseq.core.archs import MASKED_LM as MASKED
+from deepnet_fairseq.core.archs import MODEL_NAME as PAIR
+from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.export.fold import fold, obstacle
-from deepnet_fairseq.export.transformer import STOCK, fold_model, stock_model
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.profiling import residuals
+from deepnet_fairseq.plugin.admin_profile import residuals
+from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.tools.export.fold import fold, obstacle
+from deepnet_fairseq.tools.export.transformer import STOCK, fold_model, stock_model
 
 from .support import single_stacks
 from .support.every_slot import EverySlot

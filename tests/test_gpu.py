@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import build
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.models.compiled import compile_layers
-from deepnet_fairseq.probes.record import read_record
-from deepnet_fairseq.profiling import take_profile
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.plugin.admin_profile import take_profile
+from deepnet_fairseq.plugin.building import build
+from deepnet_fairseq.plugin.models.compiled_layers import compile_layers
+from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import PAD, VOCAB, batch, run_cold, small

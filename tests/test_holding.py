@@ -12,8 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from deepnet_fairseq.checkpoints import holding
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.checkpoints import holding
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks

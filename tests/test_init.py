@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import build
-from deepnet_fairseq.initialisation import branch_weights, init_report, initialize
-from deepnet_fairseq.methods import METHODS, get_method
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.initialisation import branch_weights, init_report, initialize
+from deepnet_fairseq.core.methods import METHODS, get_method
+from deepnet_fairseq.plugin.building import build
 
 from .support import single_stacks
 from .support.helpers import PAD, small

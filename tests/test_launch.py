@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnet_fairseq.compat import launch
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.distributed import launch
 
 from .conftest import TRAIN_FLAGS
 from .faults.life import lives as alive

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.probes import PROBES
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.probes import PROBES
 
 from .support import helpers
 from .support.single_stacks import KINDS, awake, stack_of

@@ -15,10 +15,11 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq import archs, cli
-from deepnet_fairseq.building import blank_task, from_checkpoint
-from deepnet_fairseq.config import namespace
-from deepnet_fairseq.models import DeepLanguageModel
+from deepnet_fairseq import cli
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.plugin.building import blank_task, from_checkpoint
+from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.plugin.models import DeepLanguageModel
 
 from .support.helpers import EOS, FIRST, PAD, USER_DIR, VOCAB, run, teach
 from .support.ranks import train

@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary, data_utils
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import from_checkpoint
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.plugin.building import from_checkpoint
 
 from .support.helpers import USER_DIR, run
 from .support.plain_text import VOCAB, documents, prepare

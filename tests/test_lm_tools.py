@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepnet_fairseq import archs
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.core import archs
 
 from .support.diverging import Training
 from .support.lm_trainings import FLAGS, KINDS, make_text

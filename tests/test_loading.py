@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from deepnet_fairseq.archs import LM, MASKED_LM
-from deepnet_fairseq.building import build
+from deepnet_fairseq.core.archs import LM, MASKED_LM
+from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.plugin.building import build
 
 from .support import single_stacks
 from .support.helpers import SMALL, VOCAB, batch, logits, small

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq.archs import LM, MASKED_LM, MODEL_NAME, STACKS
-from deepnet_fairseq.building import build
-from deepnet_fairseq.initialisation import weight_std
-from deepnet_fairseq.methods import get_method
-from deepnet_fairseq.optim.papers import TFixupSchedule, TFixupScheduleConfig
-from deepnet_fairseq.transformer.slots import Site, Weight
+from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME, STACKS
+from deepnet_fairseq.core.initialisation import weight_std
+from deepnet_fairseq.core.methods import get_method
+from deepnet_fairseq.core.slots import Site, Weight
+from deepnet_fairseq.plugin.building import build
+from deepnet_fairseq.plugin.optimisers.papers import TFixupSchedule, TFixupScheduleConfig
 
 from .support.single_stacks import inputs, loss_of, scores, small
 

@@ -9,8 +9,8 @@ import copy
 import pytest
 import torch
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.methods import METHODS, Method, register
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS, Method, register
 
 from .support.every_slot import EverySlot
 from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits

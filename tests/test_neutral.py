@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import build
-from deepnet_fairseq.config import namespace
-from deepnet_fairseq.profiling import residuals
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.plugin.admin_profile import residuals
+from deepnet_fairseq.plugin.building import build
+from deepnet_fairseq.plugin.config import namespace
 
 from .support import single_stacks
 from .support.helpers import batch, logits, small

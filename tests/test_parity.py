@@ -4,8 +4,8 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq.archs import LM, MASKED_LM, MODEL_NAME, ROBERTA
-from deepnet_fairseq.building import blank_task
+from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME, ROBERTA
+from deepnet_fairseq.plugin.building import blank_task
 
 from .support.helpers import PAD, TOLERANCE, VOCAB
 from .support.single_stacks import EVERY, batch, disturb, inputs, loss_of, scores, small, stock

@@ -10,16 +10,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import blank_task
-from deepnet_fairseq.criterions.chunked import NAME, PLAIN
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.models import MODELS
-from deepnet_fairseq.plan import trial
-from deepnet_fairseq.plan.needs import best_group, count, flops, memory
-from deepnet_fairseq.plan.setting import parse
-from deepnet_fairseq.plan.trace import trace
-from deepnet_fairseq.plan.trial import Trial
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.plugin.building import blank_task
+from deepnet_fairseq.plugin.chunked_cross_entropy import NAME, PLAIN
+from deepnet_fairseq.plugin.models import MODELS
+from deepnet_fairseq.tools.plan import measured
+from deepnet_fairseq.tools.plan.measured import Trial
+from deepnet_fairseq.tools.plan.needs import best_group, count, flops, memory
+from deepnet_fairseq.tools.plan.setting import parse
+from deepnet_fairseq.tools.plan.trace import trace
 
 MT, LM, MASKED = archs.MODEL_NAME, archs.LM, archs.MASKED_LM
 DEEP = " --max-tokens 1600" + "".join(f" --{stack}-layers 9" for stack in ("encoder", "decoder"))
@@ -174,7 +174,7 @@ def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
     setting = planned(MT, f"--method {method} --encoder-layers 10 --decoder-layers 10")
     extrapolated = trace(setting)
     for name in ("ALIKE", "MIXED"):
-        monkeypatch.setattr(f"deepnet_fairseq.plan.trace.{name}", 10)
+        monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
     whole = trace(replace(setting, mask_prob=0.2))  # not the same trace again
     assert len(whole) == len(extrapolated) == 2 + 20 + 2 + 1
     for mine, traced in zip(extrapolated, whole, strict=True):
@@ -237,5 +237,5 @@ def test_measured_rate_is_that_of_the_steps(monkeypatch):
     seconds = iter((9.0, 9.0, 9.0, 1.0, 9.0, 2.0, 2.0, 3.0))  # three to warm up
     monkeypatch.setattr(Trial, "seconds", lambda _: next(seconds))
     setting = planned(LM, "--decoder-layers 9")
-    assert archs.depths(trial.shallow(setting).cfg) == (0, 4)
-    assert trial.measured_rate(setting) == pytest.approx(flops(trial.shallow(setting)).step / 2.0)
+    assert archs.depths(measured.shallow(setting).cfg) == (0, 4)
+    assert measured.measured_rate(setting) == pytest.approx(flops(measured.shallow(setting)).step / 2.0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.plan import trial
-from deepnet_fairseq.plan.fit import recommend
-from deepnet_fairseq.plan.needs import memory
-from deepnet_fairseq.plan.setting import GIB, parse
+from deepnet_fairseq.tools.plan import measured
+from deepnet_fairseq.tools.plan.memory_flags import recommend
+from deepnet_fairseq.tools.plan.needs import memory
+from deepnet_fairseq.tools.plan.setting import GIB, parse
 
 from .support.helpers import ROOT, assert_refused
 
@@ -132,27 +132,27 @@ def test_mistakes_end_in_one_line(flags, said):
 
 def test_a_training_that_fails_is_named(monkeypatch):
     """The process that is measured runs out of what it needs: its last line is the reason."""
-    monkeypatch.setattr(trial.sys, "executable", "/bin/false")
+    monkeypatch.setattr(measured.sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="--check: the training of --arch deepnet_transformer_tiny failed"):
-        trial.measure(["--arch", "deepnet_transformer_tiny"], {})
+        measured.measure(["--arch", "deepnet_transformer_tiny"], {})
 
 
 def test_documented_plans_are_those_of_today():
     """docs/planning.md: the column of planned peaks, and that each is within 10% of the measured one beside it."""
     page = (ROOT / "docs" / "planning.md").read_text()
     rows = re.findall(r"^\| `(--arch .*?)` \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|", page, re.MULTILINE)
-    assert len(rows) == len(trial.cases())
-    for flags, planned, measured, ratio in rows:
-        planned, measured = (int(number.replace(",", "")) for number in (planned, measured))
+    assert len(rows) == len(measured.cases())
+    for flags, planned, peak, ratio in rows:
+        planned, peak = (int(number.replace(",", "")) for number in (planned, peak))
         now = memory(parse([*flags.split(), "--share-all-embeddings", "--cpu"])).peak / 2**20
         assert now == pytest.approx(planned, rel=0.01)
-        assert float(ratio) == pytest.approx(planned / measured, abs=0.005)
+        assert float(ratio) == pytest.approx(planned / peak, abs=0.005)
         assert 0.9 < float(ratio) < 1.1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", trial.cases(), ids=" ".join)
+@pytest.mark.parametrize("flags", measured.cases(), ids=" ".join)
 def test_planned_peaks_are_the_measured_ones(flags):
     """Resident memory on a CPU, torch's allocator on a GPU: within 10%, four sizes, with and without recomputation."""
-    planned, measured = trial.check(flags)
-    assert planned == pytest.approx(measured, rel=0.1)
+    planned, peak = measured.check(flags)
+    assert planned == pytest.approx(peak, rel=0.1)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.probes import PROBES
-from deepnet_fairseq.probes.base import Held
-from deepnet_fairseq.probes.model_update import outputs
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.probes import PROBES
+from deepnet_fairseq.core.probes.base import Held
+from deepnet_fairseq.core.probes.model_update import outputs
 
 from .support import observing, single_stacks
 from .support.helpers import PAD

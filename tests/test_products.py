@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deepnet_fairseq.transformer import attention
-from deepnet_fairseq.transformer.attention import attend, split
-from deepnet_fairseq.transformer.modules import Dropout, noise, project
+from deepnet_fairseq.core import attention
+from deepnet_fairseq.core.attention import attend, split
+from deepnet_fairseq.core.modules import Dropout, noise, project
 
 from .support.helpers import batch, small
 

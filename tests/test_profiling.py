@@ -7,9 +7,9 @@ import numpy
 import pytest
 import torch
 
-from deepnet_fairseq.building import build
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.profiling import apply_omegas, profile_omegas, read_profile, residuals, take_profile
+from deepnet_fairseq.plugin.admin_profile import apply_omegas, profile_omegas, read_profile, residuals, take_profile
+from deepnet_fairseq.plugin.building import build
 
 from .support import single_stacks
 from .support.helpers import small

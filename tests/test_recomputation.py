@@ -8,11 +8,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepnet_fairseq.config import namespace
+from deepnet_fairseq.core import recomputation
+from deepnet_fairseq.core.methods.dlcl import WeightedSum
+from deepnet_fairseq.core.recomputation import Recomputation
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.methods.dlcl import WeightedSum
-from deepnet_fairseq.transformer import recomputation
-from deepnet_fairseq.transformer.recomputation import Recomputation
+from deepnet_fairseq.plugin.config import namespace
 
 from .support.helpers import batch, small
 from .support.observing import loss_of, net_input

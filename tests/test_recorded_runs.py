@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from deepnet_fairseq.analysis.figures import FIGURES
-from deepnet_fairseq.analysis.logs import read_log, read_validation, training_hours
-from deepnet_fairseq.analysis.recorded_run import RecordedRun, runs_of
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.figures import FIGURES
+from deepnet_fairseq.study.logs import read_log, read_validation, training_hours
+from deepnet_fairseq.study.runs import RecordedRun, runs_of
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
 from .support.reported import log

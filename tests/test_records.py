@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deepnet_fairseq.analysis.recorded_run import RecordedRun
 from deepnet_fairseq.cli import main as deepnet
+from deepnet_fairseq.study.runs import RecordedRun
 from scripts.records import main, relative, short_log
 
 from .support.helpers import ROOT

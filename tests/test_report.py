@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from deepnet_fairseq.analysis.report import formats
-from deepnet_fairseq.analysis.report.tables import TABLES, read_tables
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.study.tables import formats
+from deepnet_fairseq.study.tables.definitions import TABLES, read_tables
 
 from .support.helpers import ROOT
 from .support.reported import ENVIRONMENT, as_json, grid, log, printed, results_by_place, run, score

@@ -12,11 +12,11 @@ from fairseq.scoring.bleu import BleuConfig, Scorer
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
-from deepnet_fairseq.analysis.scoring import score
-from deepnet_fairseq.analysis.scoring.generated import Output, prepare, read_corpus
-from deepnet_fairseq.analysis.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, measure
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.scoring import score
+from deepnet_fairseq.study.scoring.generated import Output, prepare, read_corpus
+from deepnet_fairseq.study.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, measure
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_corpus, write_generated

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from deepnet_fairseq.analysis.logs import read_log
+from deepnet_fairseq.study.logs import read_log
 
 from .support.experiments import start, until
 from .support.helpers import ROOT

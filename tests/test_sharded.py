@@ -8,10 +8,11 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from deepnet_fairseq.checkpoints.averaging import average
-from deepnet_fairseq.distributed import shards, training
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.trainer import parse
+from deepnet_fairseq.plugin.distributed import sharded_trainer as training
+from deepnet_fairseq.plugin.distributed import shards
+from deepnet_fairseq.plugin.trainer import parse
+from deepnet_fairseq.tools.averaging import average
 
 from .conftest import TRAIN_FLAGS
 from .faults import states

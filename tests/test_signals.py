@@ -11,7 +11,7 @@ import time
 import pytest
 from torch.utils.data._utils import signal_handling
 
-from deepnet_fairseq.checkpoints import integrity, training
+from deepnet_fairseq.plugin.checkpoints import integrity, train_loop
 
 from .conftest import TRAIN_FLAGS
 from .support.lives import TINY, live, rows
@@ -23,10 +23,12 @@ LAST = "checkpoint_last.pt"
 def said(log) -> list[str]:
     """Lines of our own, without date and level."""
     lines = log.read_text().splitlines()
-    return [line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.checkpoints" in line or "error:" in line]
+    return [
+        line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.plugin.checkpoints" in line or "error:" in line
+    ]
 
 
-@pytest.mark.parametrize("kind", training.ANSWERED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", train_loop.ANSWERED, ids=lambda kind: kind.name)
 def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     """After the very update, and the next start goes on from there; none of it is repeated."""
     log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
@@ -86,8 +88,8 @@ def test_second_signal_ends_at_once():
     """But not its echo: a scheduler tells torchrun and its processes, and torchrun tells them again."""
     for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
         if not (child := os.fork()):
-            training.ECHO = 0.1
-            training.watch()
+            train_loop.ECHO = 0.1
+            train_loop.watch()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(pause)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -96,11 +98,11 @@ def test_second_signal_ends_at_once():
 
 
 def test_handlers_are_those_before():
-    training.watch()
+    train_loop.watch()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert training.received() == signal.SIGUSR1 and training._before
-    training.unwatch()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training._before
+    assert train_loop.received() == signal.SIGUSR1 and train_loop._before
+    train_loop.unwatch()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not train_loop._before
 
 
 def _load_data(ready) -> None:
@@ -117,7 +119,7 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker = fork.Process(target=_load_data, args=(ready,))
     worker.start()
     assert ready.wait(10)
-    for kind in training.ANSWERED:
+    for kind in train_loop.ANSWERED:
         if not os.fork():
             os.kill(worker.pid, kind)
             os._exit(0)

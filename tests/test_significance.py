@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from deepnet_fairseq.analysis.scoring import compare_to_baseline, significance
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.scoring import compare_to_baseline, significance
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_generated

@@ -10,9 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.methods import METHODS
-from deepnet_fairseq.methods.deepnorm import DeepNorm
-from deepnet_fairseq.theory import (
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.methods.deepnorm import DeepNorm
+from deepnet_fairseq.core.slots import Site
+from deepnet_fairseq.tools.theory import (
     Branch,
     branches,
     largest_gain,
@@ -22,7 +23,6 @@ from deepnet_fairseq.theory import (
     stack_bound,
     zipf_batch,
 )
-from deepnet_fairseq.transformer.slots import Site
 
 from .support.helpers import small
 

@@ -21,8 +21,8 @@ def bench(args) -> None:
     import torch
 
     from ..atomic_output import check_file
-    from ..bench.report import failures, render, run
-    from ..bench.settings import Settings, candidates, shapes
+    from ..tools.bench.results import failures, render, run
+    from ..tools.bench.settings import Settings, candidates, shapes
 
     if args.render:
         print(rendered(args.render))
@@ -47,7 +47,7 @@ def bench(args) -> None:
 
 def rendered(path: str) -> str:
     """The tables of a recorded benchmark in Markdown; UserError, naming the file, if it is none."""
-    from ..bench.report import render
+    from ..tools.bench.results import render
 
     mend = "is not what `deepnet bench --out` writes"
     report = read_object(Path(path), mend)

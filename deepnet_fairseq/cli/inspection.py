@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from .. import archs
+from ..core import archs
 from ..errors import UserError
 from ..text_table import render
 from . import numbers
@@ -17,7 +17,7 @@ HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "
 
 def list_archs(args) -> None:
     """architecture names, depths, widths and parameter counts"""
-    from ..building import parameter_count
+    from ..plugin.building import parameter_count
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
@@ -32,7 +32,7 @@ def list_archs(args) -> None:
 
 def coefficients(args) -> None:
     """alpha and beta of each stack"""
-    from ..methods import get_method
+    from ..core.methods import get_method
 
     depths = {"encoder": args.encoder_layers, "decoder": args.decoder_layers}
     if min(depths.values()) < 0 or not any(depths.values()):
@@ -51,10 +51,10 @@ def report_init(args) -> None:
     """expected and measured std of every kind of weight in a built model"""
     import torch
 
-    from ..building import build
-    from ..config import namespace
-    from ..initialisation import as_table, init_report
-    from ..methods import get_method
+    from ..core.initialisation import as_table, init_report
+    from ..core.methods import get_method
+    from ..plugin.building import build
+    from ..plugin.config import namespace
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
@@ -73,7 +73,7 @@ def report_init(args) -> None:
 
 def environment(args) -> None:
     """commit, versions and hardware, as a recorded run keeps them"""
-    from ..environment import environment
+    from ..tools.environment import environment
 
     print(json.dumps(environment(args.gpus), indent=1))
 
@@ -85,9 +85,9 @@ def row_of(name: str) -> tuple[list[str], str | None]:
     """
     import torch
 
-    from ..building import build
-    from ..export.fold import obstacle
-    from ..methods import get_method
+    from ..core.methods import get_method
+    from ..plugin.building import build
+    from ..tools.export.fold import obstacle
 
     method = get_method(name)
     with torch.device("meta"):
@@ -101,7 +101,7 @@ def row_of(name: str) -> tuple[list[str], str | None]:
 
 def markdown(rows: list[tuple[list[str], str | None]]) -> str:
     """The table, why methods do not fold, their options."""
-    from ..methods import get_method
+    from ..core.methods import get_method
 
     cells = [[f"`{first}`", *rest] for (first, *rest), _ in rows]
     reasons = [f"- `{cells[0]}`: {why}" for cells, why in rows if why]
@@ -121,7 +121,7 @@ def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
 
 def list_methods(args) -> None:
     """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
-    from ..methods import METHODS, get_method
+    from ..core.methods import METHODS, get_method
 
     if args.flags:
         for name in args.flags.split(","):
@@ -144,7 +144,7 @@ def check(args) -> None:
     Takes every flag of fairseq-train: DATA and those of the run to come. Leaves no file behind. The exit status is 3
     where the verdict is "diverging".
     """
-    from ..stability import DIVERGING, LATEST, as_dict, judge, text, train_briefly
+    from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
 
     if args.updates < 2 * LATEST:
         raise UserError(f"--updates {args.updates}: give at least {2 * LATEST}")
@@ -171,8 +171,8 @@ def theory(args) -> None:
 
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
-    from ..theory import as_table, measure
-    from ..theory import check as check_names
+    from ..tools.theory import as_table, measure
+    from ..tools.theory import check as check_names
 
     if not SMALLEST_LR <= args.lr <= 1:
         raise UserError(f"--lr {args.lr}: must be at least {SMALLEST_LR} and at most 1")

@@ -14,7 +14,7 @@ def profile(args) -> None:
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
     """
-    from ..profiling import profile_run
+    from ..plugin.admin_profile import profile_run
 
     check_file("--out", Path(args.out))
     found = profile_run(args.rest)
@@ -26,8 +26,8 @@ def profile(args) -> None:
 
 def export(args) -> None:
     """a trained model as a plain Transformer, for stock fairseq or CTranslate2"""
-    from ..export.ctranslate2 import write_ctranslate2
-    from ..export.transformer import fold_checkpoint, write_transformer
+    from ..tools.export.ctranslate2 import write_ctranslate2
+    from ..tools.export.transformer import fold_checkpoint, write_transformer
 
     if args.to == "ctranslate2" and args.fp16:
         raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
@@ -53,7 +53,7 @@ def export(args) -> None:
 
 def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
-    from ..checkpoints import averaging
+    from ..tools import averaging
 
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]
@@ -76,7 +76,7 @@ def generate(args) -> None:
 
     Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
     """
-    from ..generation import translate
+    from ..tools.generation import translate
 
     translate(args.directions.split(","), Path(args.out), args.rest)
 

@@ -22,9 +22,9 @@ def plan(args) -> None:
 
     How it is computed, and how far it is from what was measured: docs/planning.md.
     """
-    from ..plan.report import as_dict, as_text
-    from ..plan.setting import parse
-    from ..plan.trial import cases, check_table
+    from ..tools.plan.measured import cases, check_table
+    from ..tools.plan.setting import parse
+    from ..tools.plan.summary import as_dict, as_text
 
     if args.check:
         if args.json:
@@ -38,8 +38,8 @@ def plan(args) -> None:
 
 def _speed(args, setting):
     """At the rate that is given or measured; None without one."""
-    from ..plan.needs import TERA, speed, updates_of
-    from ..plan.trial import measured_rate
+    from ..tools.plan.measured import measured_rate
+    from ..tools.plan.needs import TERA, speed, updates_of
 
     if args.epochs is not None and args.corpus_tokens is None:
         raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")

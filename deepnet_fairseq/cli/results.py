@@ -16,8 +16,8 @@ def score(args) -> None:
     they are. "bleu" is the number to put beside the paper's; "sacrebleu" and "chrf" come with the 95% interval of 1000
     bootstrap samples.
     """
-    from ..analysis.scoring import score
     from ..atomic_output import check_file, whole
+    from ..study.scoring import score
 
     out = args.out and Path(args.out)
     if out:
@@ -35,7 +35,7 @@ def significance(args) -> None:
     p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
     many directions, each that all of them have is tested by itself.
     """
-    from ..analysis.scoring.paired import significance, table
+    from ..study.scoring.paired import significance, table
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
@@ -47,7 +47,7 @@ def report(args) -> None:
 
     Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
     """
-    from ..analysis.report.formats import FORMATS, reports
+    from ..study.tables.formats import FORMATS, reports
 
     forms = args.format.split(",")
     for form in forms:
@@ -69,7 +69,7 @@ def figures(args) -> None:
     Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. `depth` draws
     the losses of the quickstart's runs, RUNS/quickstart.
     """
-    from ..analysis.figures import chosen, redraw
+    from ..study.figures import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from deepnet_fairseq.divergence import Diverged, report
-from deepnet_fairseq.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.divergence import Diverged, diagnosis
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from ..conftest import TRAIN_FLAGS
 
@@ -41,7 +41,7 @@ class Training:
         """Of the step that comes now, which diverges."""
         with pytest.raises(Diverged) as caught:
             self.step()
-        return report.event(self.trainer, caught.value.stop, 1)
+        return diagnosis.event(self.trainer, caught.value.stop, 1)
 
 
 def train(data: Path, folder: Path, *flags: str) -> None:
@@ -52,7 +52,7 @@ def train(data: Path, folder: Path, *flags: str) -> None:
 
 def events(folder: Path) -> list[dict]:
     """Strict JSON, without NaN."""
-    return json.loads((folder / report.JSON).read_text(), parse_constant=pytest.fail)["events"]
+    return json.loads((folder / diagnosis.JSON).read_text(), parse_constant=pytest.fail)["events"]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

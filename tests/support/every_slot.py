@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from deepnet_fairseq.methods import Method
+from deepnet_fairseq.core.methods import Method
 
 
 class Bias(nn.Module):

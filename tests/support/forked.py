@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from deepnet_fairseq import compat
-from deepnet_fairseq.compat import command_line
+from deepnet_fairseq import plugin
+from deepnet_fairseq.plugin import command_line
 
 BIN = Path(sys.executable).parent
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python has it
@@ -68,10 +68,10 @@ def _forget_the_tests(folder, files: list[Path], environment: dict[str, str]) ->
     warnings.resetwarnings()
     for category in QUIET:
         warnings.simplefilter("ignore", category)
-    compat.silence()
+    plugin.silence()
     logging.root.handlers.clear()  # as fairseq's programs do when they are imported
     level = os.environ.get("LOGLEVEL", "INFO").upper()
-    logging.basicConfig(format=compat.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
+    logging.basicConfig(format=plugin.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
     logging.root.setLevel(level)
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
     torch.set_grad_enabled(True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnet_fairseq.building import build
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.plugin.building import build
 
 from .forked import fork
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 
-from deepnet_fairseq.analysis.figures import early, losses
-from deepnet_fairseq.analysis.recorded_run import folder_of
-from deepnet_fairseq.methods import METHODS
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.study.figures import early, losses
+from deepnet_fairseq.study.runs import folder_of
 
 from .reported import run
 

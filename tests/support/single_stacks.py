@@ -12,8 +12,8 @@ from fairseq.models.transformer import base_architecture as base_transformer
 from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 from torch import nn
 
-from deepnet_fairseq import archs
-from deepnet_fairseq.building import blank_task, build
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.plugin.building import blank_task, build
 
 from . import helpers
 from .helpers import FIRST, PAD, VOCAB

@@ -1,0 +1,189 @@
+"""Where weights begin: a visit of every parameter, and the report on what was drawn.
+
+Base initialisations by name say how each role's weight and bias are drawn before a method's gain:
+
+fairseq_head   fairseq since March 2020 and every release after 0.9: q, k, v, out Xavier-uniform (q, k, v with gain
+               1/sqrt2 when keys and values have the query's width), fc1, fc2 and all biases but out's
+               U(-1/sqrt(fan_in), 1/sqrt(fan_in))
+xavier_legacy  the older fairseq that Admin, T-Fixup, DLCL and DS-Init were defined on: fc1, fc2 Xavier-uniform too,
+               all biases 0
+xavier_normal, xavier_uniform  gain 1 for every role, all biases 0: DeepNorm's base and its admitted variant
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
+from torch import Tensor, nn
+
+from .layer import Layer
+from .methods import Method
+from .slots import Weight
+
+NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed
+ATTENTION_INPUTS = ("q", "k", "v")
+
+
+def xavier_std(linear: nn.Linear) -> float:
+    """sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010, equation 12)."""
+    return math.sqrt(2 / (linear.in_features + linear.out_features))
+
+
+def torch_std(linear: nn.Linear) -> float:
+    """Std of U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for a Linear."""
+    return 1 / math.sqrt(3 * linear.in_features)
+
+
+def draw_normal(tensor: Tensor, std: float) -> None:
+    """N(0, std^2) into `tensor`, from torch's generator."""
+    nn.init.normal_(tensor, 0.0, std)
+
+
+def draw_uniform(tensor: Tensor, std: float) -> None:
+    """U(-b, b) of the given standard deviation: b = sqrt(3) std."""
+    nn.init.uniform_(tensor, -math.sqrt(3) * std, math.sqrt(3) * std)
+
+
+@dataclass(frozen=True)
+class InitProfile:
+    """A base initialisation.
+
+    draw: fills a tensor with zero mean and a given std; weight_std, bias_std: std of a matrix and of its bias, before
+    the method's gain, which the bias does not get.
+    """
+
+    draw: Callable[[Tensor, float], None]
+    weight_std: Callable[[Weight], float]
+    bias_std: Callable[[Weight], float]
+
+
+def _legacy(weight: Weight) -> float:
+    narrowed = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
+    return (math.sqrt(0.5) if narrowed else 1.0) * xavier_std(weight.linear)
+
+
+def _head(weight: Weight) -> float:
+    return torch_std(weight.linear) if weight.role in ("fc1", "fc2") else _legacy(weight)
+
+
+PROFILES = {
+    "fairseq_head": InitProfile(draw_uniform, _head, lambda w: 0.0 if w.role == "out" else torch_std(w.linear)),
+    "xavier_legacy": InitProfile(draw_uniform, _legacy, lambda w: 0.0),
+    "xavier_normal": InitProfile(draw_normal, lambda w: xavier_std(w.linear), lambda w: 0.0),
+    "xavier_uniform": InitProfile(draw_uniform, lambda w: xavier_std(w.linear), lambda w: 0.0),
+}
+
+
+def branch_weights(model: nn.Module) -> Iterator[Weight]:
+    """Every weight matrix inside a residual branch, in forward order of each stack."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            yield from module.weights()
+
+
+def weight_std(method: Method, profile: str, weight: Weight) -> float:
+    """The std that the profile of that name (a key of PROFILES) and the method's gain give to one weight matrix."""
+    return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, method: Method, profile: str) -> None:
+    """Draws all values of a freshly built model, from torch's global generator.
+
+    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; matrices of
+    a head N(0, 1/C) too; norms 1 and 0; branches by profile and method; modules in a method's slots keep the values
+    they were constructed with. ValueError, naming them, for parameters that none of this is about.
+    """
+    visited: set[nn.Parameter] = set()
+    base = PROFILES[profile]
+    for weight in branch_weights(model):
+        base.draw(weight.linear.weight, weight_std(method, profile, weight))
+        if weight.linear.bias is not None:
+            base.draw(weight.linear.bias, base.bias_std(weight))
+        visited |= set(weight.linear.parameters())
+    stacks = model.stacks()
+    for stack in stacks.values():
+        visited |= {parameter for _, slot in stack.slots() for parameter in slot.parameters()}
+    for module in model.modules():
+        if isinstance(module, NORMS) and module.weight not in visited:
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+            visited |= {module.weight, module.bias}
+        elif isinstance(module, LearnedPositionalEmbedding):
+            _embedding(module, 1.0, visited)
+    for name, stack in stacks.items():
+        _embedding(stack.embed_tokens, method.embedding_gain(name), visited)
+    _projection(model.vocabulary_projection(), method.output_gain(), visited)
+    for linear in model.head_linears():
+        _projection(linear, 1.0, visited)
+    unknown = [name for name, parameter in model.named_parameters() if parameter not in visited]
+    if unknown:
+        raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
+
+
+def _embedding(module: nn.Embedding, gain: float, visited: set) -> None:
+    if module.weight not in visited:  # shared matrices are drawn once
+        nn.init.normal_(module.weight, 0.0, gain * module.embedding_dim**-0.5)
+        nn.init.zeros_(module.weight[module.padding_idx])
+        visited.add(module.weight)
+
+
+def _projection(linear: nn.Linear, gain: float, visited: set) -> None:
+    if linear.weight not in visited:
+        nn.init.normal_(linear.weight, 0.0, gain * linear.in_features**-0.5)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    visited |= set(linear.parameters(recurse=False))
+
+
+@dataclass
+class Row:
+    """All matrices of one role in one kind of branch, over the layers of a stack; stds in units of the weight."""
+
+    stack: str
+    sublayer: str
+    role: str
+    expected: list[float] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+    largest_bias: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Measured over expected, pooled over layers; 1 up to sampling noise."""
+        squares = [(m / e) ** 2 for m, e in zip(self.measured, self.expected, strict=True) if e > 0]
+        return math.sqrt(sum(squares) / len(squares)) if squares else float(any(self.measured) or 1)
+
+
+@torch.no_grad()
+def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
+    """One Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
+    rows: dict[tuple, Row] = {}
+    for weight in branch_weights(model):
+        site, linear = weight.site, weight.linear
+        key = (site.stack, site.sublayer, weight.role)
+        row = rows.setdefault(key, Row(*key))
+        row.expected.append(weight_std(method, profile, weight))
+        row.measured.append(linear.weight.float().std().item())
+        if linear.bias is not None:
+            row.largest_bias = max(row.largest_bias, linear.bias.abs().max().item())
+    return list(rows.values())
+
+
+def as_table(rows: list[Row]) -> list[list[str]]:
+    """Header and cells; a range where the layers of a stack differ."""
+    header = ["stack", "branch", "role", "layers", "expected std", "measured std", "ratio", "largest |bias|"]
+    cells = [
+        [r.stack, r.sublayer, r.role, str(len(r.expected)), _range(r.expected), _range(r.measured)]
+        + [f"{r.ratio:.4f}", f"{r.largest_bias:.3g}"]
+        for r in rows
+    ]
+    return [header, *cells]
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.6f}" if math.isclose(low, high, rel_tol=1e-6) else f"{low:.6f} .. {high:.6f}"

@@ -1,0 +1,191 @@
+"""The one equation, in the layers of encoders and decoders.
+
+    y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
+
+The method fills the slots when the layer is built (core/methods/base.py); nothing here knows which method it is.
+B sentences, T target and S source tokens, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.modules import LayerNorm
+from fairseq.utils import get_activation_fn
+from torch import Tensor, nn
+
+from .attention import Attention
+from .methods import Method
+from .modules import Dropout, Linear
+from .slots import NORM_NAMES, Residual, Site, Weight
+
+POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """The shape of one stack: widths in features, dropouts as probabilities.
+
+    memory_dim: width of what cross-attention reads, None in a stack without; max_positions: longest sentence in tokens.
+    """
+
+    stack: str
+    num_layers: int
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    memory_dim: int | None
+    activation_fn: str
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    max_positions: int
+
+    @classmethod
+    def from_config(cls, cfg: Any, stack: str) -> StackShape:
+        """The shape of `stack` ("encoder" or "decoder") in a filled config of any of the models."""
+        names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+        layers, dim, ffn_dim, heads = (getattr(cfg, f"{stack}_{name}") for name in names)
+        memory_dim = getattr(cfg, "encoder_embed_dim", None) if stack == "decoder" else None
+        dropouts = cfg.dropout, cfg.attention_dropout, cfg.activation_dropout
+        max_positions = next(getattr(cfg, name) for name in POSITIONS[stack] if hasattr(cfg, name))
+        activation = str(cfg.activation_fn)
+        return cls(stack, layers, dim, ffn_dim, heads, memory_dim, activation, *dropouts, max_positions)
+
+
+class Slots(nn.ModuleDict):
+    """One slot of a layer: sublayer -> module, without those the method leaves empty."""
+
+    def __init__(self, modules: dict[str, nn.Module | None]):
+        super().__init__({name: module for name, module in modules.items() if module is not None})
+
+    def forward(self, sublayer: str, x: Tensor) -> Tensor:
+        """x (B, T, C) through the module of that branch; x itself if there is none."""
+        return self[sublayer](x) if sublayer in self else x
+
+
+class Layer(nn.Module):
+    """Slots and feed-forward branch, shared by the layers of all stacks. index: l of the papers, from 1.
+
+    Parameters outside the slots have the names of fairseq's Transformer layers. sites: sublayer -> Site.
+    """
+
+    def __init__(self, shape: StackShape, method: Method, index: int):
+        super().__init__()
+        self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in method.sublayers(shape.stack)}
+        self.norm_place = method.norm
+        for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
+            if sublayer == "ffn":
+                self.fc1 = Linear(shape.dim, shape.ffn_dim, bias=method.bias)
+                self.fc2 = Linear(shape.ffn_dim, shape.dim, bias=method.bias)
+            else:
+                setattr(self, sublayer, self._attention(sublayer, shape, method))
+            if method.norm != "none":
+                setattr(self, NORM_NAMES[sublayer], LayerNorm(shape.dim))
+        self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
+        self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
+        self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
+        self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
+        self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
+        self.activation_fn = get_activation_fn(shape.activation_fn)
+        name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
+        self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
+        self.dropout = Dropout(shape.dropout, module_name=name)
+
+    def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
+        """The weight matrices of a branch by role, the last one at the end."""
+        return {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight matrix of the layer, in forward order of its branches."""
+        for sublayer, site in self.sites.items():
+            source_dim = site.dim if sublayer == "ffn" else getattr(self, sublayer).k_proj.in_features
+            yield from (Weight(site, role, linear, source_dim) for role, linear in self.matrices(sublayer).items())
+
+    def slots(self, sublayer: str) -> dict[str, nn.Module]:
+        """The modules that the method has put into the slots of a branch, by the names of core/methods/base.py."""
+        is_ffn = sublayer == "ffn"
+        filled = {
+            "before": self.before._modules.get(sublayer),
+            "hidden": self.hidden if is_ffn else None,
+            "inner": self.inner if is_ffn else getattr(self, sublayer).inner,
+            "outer": self.outer._modules.get(sublayer),
+            "residual": self.residual[sublayer],
+        }
+        return {name: module for name, module in filled.items() if module is not None}
+
+    def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
+        source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
+        inner = method.inner(self.sites[sublayer], shape.dim)
+        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
+
+    def enter(self, sublayer: str, x: Tensor) -> Tensor:
+        """Shortcut x (B, T, C) -> input of the branch, same."""
+        if self.norm_place == "pre":
+            x = getattr(self, NORM_NAMES[sublayer])(x)
+        return self.before(sublayer, x)
+
+    def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
+        """Shortcut x and output f of the branch, (B, T, C) each -> output of the sublayer, same."""
+        f = self.dropout(self.outer(sublayer, f))
+        x = self.residual[sublayer](x, f)
+        return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place == "post" else x
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, C) -> same."""
+        h = self.fc1(self.enter("ffn", x))
+        if self.hidden is not None:
+            h = self.hidden(h)
+        h = self.activation_dropout(self.activation_fn(h))
+        if self.inner is not None:
+            h = self.inner(h)
+        return self.leave("ffn", x, self.fc2(h))
+
+
+class EncoderLayer(Layer):
+    """A layer of an encoder: self-attention and feed-forward."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, S, C) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
+        f = self.self_attn(self.self_attn.project_own(self.enter("self_attn", x)), mask)
+        return self.feed_forward(self.leave("self_attn", x, f))
+
+
+class CausalLayer(Layer):
+    """A layer of a decoder alone: causal self-attention and feed-forward."""
+
+    def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
+        """x (B, T, C) -> same; self_mask as in DecoderLayer."""
+        return self.feed_forward(self.look_back(x, self_mask))
+
+    def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
+        """The whole sublayer of self-attention: x (B, T, C) -> same."""
+        packed = self.self_attn.project_own(self.enter("self_attn", x))
+        return self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
+
+
+class DecoderLayer(CausalLayer):
+    """A layer of a decoder with an encoder: causal self-attention, attention to the encoder's output, feed-forward."""
+
+    def forward(  # type: ignore[override]  # a layer of another stack: what it reads is the stack's affair
+        self,
+        x: Tensor,
+        self_mask: Tensor | None,
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        alignment: list | None = None,
+    ) -> Tensor:
+        """x (B, T, C), memory (B, S, C') -> (B, T, C).
+
+        self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the left; memory_mask
+        (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
+        """
+        x = self.look_back(x, self_mask)
+        packed = self.encoder_attn.project_other(self.enter("encoder_attn", x), memory)
+        if alignment is not None:
+            alignment.append(self.encoder_attn.alignment(packed, memory_mask))
+        x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
+        del packed  # what autograd keeps is a copy
+        return self.feed_forward(x)

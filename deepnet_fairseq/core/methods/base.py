@@ -1,0 +1,187 @@
+"""The slots of the one equation, and the registry of methods.
+
+    y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
+
+A method fills slots per Site. A slot left None is the identity (residual: x + f). `norm` places the LayerNorm:
+"post" in the slot `after`, "pre" in the slot `before` (and one more at the end of each stack), "none" nowhere.
+
+Shapes: B sentences, T tokens, C width of the residual stream. docs/adding_a_method.md has a whole example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from ...errors import UserError
+from ..archs import depths
+from ..slots import BRANCHES, Site
+
+METHODS: dict[str, type[Method]] = {}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of one method; the flag is --METHOD-KEY. Its type is that of `default`, text for None.
+
+    help: of the flag; choices: the words it may be, () for any value of the type.
+    """
+
+    default: bool | int | float | str | None
+    help: str
+    choices: tuple[str, ...] = ()
+
+
+class Method:
+    """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
+
+    N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
+    `options`, which become attributes. KeyError for an option that the class does not have; UserError, naming the
+    flag, for a value that is none of its choices, or that `check` refuses.
+
+    A subclass sets equation and paper, as tables print them, and under @register gets its name.
+    """
+
+    name: ClassVar[str]
+    equation: ClassVar[str]
+    paper: ClassVar[str]
+    norm: str = "post"
+    bias: ClassVar[bool] = True  # do the branches' matrices have biases?
+    init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
+    options: ClassVar[dict[str, Option]] = {}
+    train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, option: str) -> Any:
+            """The value of an option."""
+
+    def __init__(self, N: int, M: int, **options: Any):
+        self.num_encoder_layers, self.num_decoder_layers = N, M
+        for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
+            choices = self.options[key].choices
+            if choices and value not in choices:
+                raise UserError(f"{self.flag(key)} {value}: choose one of {', '.join(choices)}")
+            setattr(self, key, value)
+        self.check()
+
+    @classmethod
+    def from_config(cls, cfg: Any) -> Method:
+        """The method at the depth and with the options of a filled model config; UserError as __init__."""
+        values: dict[str, Any] = {}
+        for key, option in cls.options.items():
+            value = getattr(cfg, f"{cls.name}_{key}", option.default)
+            values[key] = str(value) if option.choices else value  # hydra hands over members of an enumeration
+        return cls(*depths(cfg), **values)
+
+    @classmethod
+    def flag(cls, key: str) -> str:
+        """The command line's name of an option."""
+        return f"--{cls.name}-{key}".replace("_", "-")
+
+    def check(self) -> None:
+        """UserError, naming the flag, for option values that make no sense."""
+
+    def check_start(self) -> None:
+        """UserError for what keeps a training that does not resume from starting."""
+
+    def depth(self, stack: str) -> int:
+        """Layers of `stack`."""
+        return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
+
+    def sublayers(self, stack: str) -> tuple[str, ...]:
+        """The branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
+        attends = stack == "decoder" and self.num_encoder_layers
+        return BRANCHES if attends else tuple(name for name in BRANCHES if name != "encoder_attn")
+
+    def branches(self, stack: str) -> int:
+        """Residual branches of `stack` in all."""
+        return len(self.sublayers(stack)) * self.depth(stack)
+
+    # the slots of a branch
+
+    def before(self, site: Site) -> nn.Module | None:
+        """Module on the branch's input; with norm "pre" it follows the LayerNorm. (B, T, C) -> same."""
+        return None
+
+    def hidden(self, site: Site, dim: int) -> nn.Module | None:
+        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same."""
+        return None
+
+    def inner(self, site: Site, dim: int) -> nn.Module | None:
+        """Module in front of the branch's last matrix, out_proj or fc2. (B, T, dim) -> same."""
+        return None
+
+    def outer(self, site: Site) -> nn.Module | None:
+        """Module on the branch's output, before the residual dropout. (B, T, C) -> same."""
+        return None
+
+    def residual(self, site: Site) -> nn.Module | None:
+        """Module called as residual(x, f) that merges shortcut and branch; (B, T, C) each -> same. None is x + f.
+
+        A subclass of transformer.slots.Residual tells by its `scales` how it folds into a plain Transformer.
+        """
+        return None
+
+    # the slots of a stack
+
+    def mixer(self, stack: str, dim: int) -> nn.Module | None:
+        """Module called as mixer(y, history) before the first layer and after each one.
+
+        y (B, T, C): what the embedding or a layer gave; history: a list local to this forward pass, which the mixer may
+        extend. It returns what the next layer, or the end of the stack, reads.
+        """
+        return None
+
+    def ending(self, stack: str, dim: int) -> nn.Module | None:
+        """Module on the stack's output, behind the last LayerNorm if there is one. (B, T, C) -> same."""
+        return None
+
+    # initialisation
+
+    def gain(self, site: Site, role: str) -> float:
+        """Factor on the std that the init profile gives to the weight of this branch in `role`, see slots.Weight."""
+        return 1.0
+
+    def embedding_gain(self, stack: str) -> float:
+        """Factor on the token embedding of `stack`; one matrix for both stacks takes the encoder's."""
+        return 1.0
+
+    def output_gain(self) -> float:
+        """Factor on an output projection that is not tied to an embedding."""
+        return 1.0
+
+    def coefficients(self, stack: str) -> dict[str, float]:
+        """The numbers that this depth gives to `stack`, for `deepnet coefficients`; empty if there are none."""
+        return {}
+
+    # the built model
+
+    def constants(self, stack: str) -> dict[str, float]:
+        """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
+        return {}
+
+    def attach(self, model: nn.Module, task: Any) -> None:
+        """The last word on a built and initialised model: hooks on the model, or on the task that trains it."""
+
+
+def register(name: str) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: offers a Method as `--method NAME`; ValueError if another class has the name."""
+
+    def add(cls: type[Method]) -> type[Method]:
+        if METHODS.setdefault(name, cls) is not cls:
+            raise ValueError(f"method {name!r} is registered twice")
+        cls.name = name
+        return cls
+
+    return add
+
+
+def get_method(name: str) -> type[Method]:
+    """The class registered under `name`; UserError if there is none."""
+    if name not in METHODS:
+        raise UserError(f"--method {' '.join(name.split())}: unknown; choose one of {', '.join(sorted(METHODS))}")
+    return METHODS[name]

@@ -1,0 +1,43 @@
+"""DeepNorm: y = LN(alpha * x + dropout(f(x))), Xavier-normal init with gain beta on v, out, fc1, fc2 and 1 on q, k.
+
+Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Figure 2. For N encoder and M decoder layers
+    encoder  alpha = 0.81 (N^4 M)^(1/16)   beta = 0.87 (N^4 M)^(-1/16)
+    decoder  alpha = (3M)^(1/4)            beta = (12M)^(-1/4)
+    alone    alpha = (2N)^(1/4)            beta = (8N)^(-1/4)   encoder-only, and decoder-only with M
+All biases start at 0; embeddings, positions and the output projection keep fairseq's init.
+torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
+default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
+"""
+
+from ..slots import ConstantShortcut
+from .base import Method, register
+
+BETA_ROLES = ("v", "out", "fc1", "fc2")
+
+
+@register("deepnorm")
+class DeepNorm(Method):
+    """Both stacks' alpha as a constant in the model, saved with it; beta in the initialisation alone."""
+
+    equation = "LN(alpha x + f(x))"
+    paper = "Wang et al. 2022"
+    norm = "post"
+    init_profiles = ("xavier_normal", "xavier_uniform")
+
+    def coefficients(self, stack):
+        """alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
+        N, M = self.num_encoder_layers, self.num_decoder_layers
+        if stack == "encoder" and M:
+            depth = (N**4 * M) ** (1 / 16)
+            return {"alpha": 0.81 * depth, "beta": 0.87 / depth}
+        branches = self.branches(stack)
+        return {"alpha": branches**0.25, "beta": (4 * branches) ** -0.25}
+
+    def residual(self, site):
+        return ConstantShortcut(self.coefficients(site.stack)["alpha"])
+
+    def gain(self, site, role):
+        return self.coefficients(site.stack)["beta"] if role in BETA_ROLES else 1.0
+
+    def constants(self, stack):
+        return {"alpha": self.coefficients(stack)["alpha"]}

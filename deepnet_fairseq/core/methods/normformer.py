@@ -1,0 +1,67 @@
+"""NormFormer: Pre-LN with a LayerNorm behind self-attention, one behind the activation, and a factor on each head.
+
+Shleifer, Weston, Ott 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization":
+    self-attention  y = x + D(LN(W_out concat(c_i head_i)))
+    ffn             y = r o x + D(fc2(LN(drop(act(fc1(LN(x)))))))      vector r: --normformer-scale-residual only
+Everything new starts at 1, where LayerNorms are, or neutral. Cross-attention is plain Pre-LN.
+fairseq's code multiplies chunks of the output behind W_out by c_i, another function than the paper's (its author: for
+speed); `--normformer-head-scale fairseq` is that one. It has the options in the decoder layer only and registers them
+for language models only; the paper has no encoder-decoder. Here they act in both stacks.
+"""
+
+import torch
+from fairseq.modules import LayerNorm
+from torch import nn
+
+from ..slots import LearnedShortcut
+from .base import Method, Option, register
+
+
+class HeadScale(nn.Module):
+    """x (B, T, C) -> same: chunk i of the features, C / h wide, times c_i; c (h,), 1 at first."""
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.c = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, x):
+        return (x.unflatten(-1, (len(self.c), -1)) * self.c.unsqueeze(-1)).flatten(-2)
+
+
+@register("normformer")
+class NormFormer(Method):
+    """Pre-LN with LayerNorms and factors on heads in further slots, each of which an option leaves out."""
+
+    equation = "x + LN(f(LN(x))), heads scaled, LN behind the activation"
+    paper = "Shleifer et al. 2021"
+    norm = "pre"
+    options = {
+        "head_scale": Option(
+            "paper", "factors on heads before W_out, on its output, or none", ("paper", "fairseq", "none")
+        ),
+        "head_scale_scope": Option("self_attn", "the attentions that have them", ("self_attn", "all")),
+        "no_attention_norm": Option(False, "no LayerNorm behind self-attention"),
+        "no_ffn_norm": Option(False, "no LayerNorm behind the activation"),
+        "scale_residual": Option(False, "factors r on the shortcut of the feed-forward branch"),
+    }
+
+    def scales_heads(self, site, placement: str) -> bool:
+        """Has the branch a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)?"""
+        in_scope = site.sublayer == "self_attn" or (self.head_scale_scope == "all" and site.sublayer == "encoder_attn")
+        return in_scope and self.head_scale == placement
+
+    def inner(self, site, dim):
+        if site.sublayer == "ffn":
+            return None if self.no_ffn_norm else LayerNorm(dim)
+        return HeadScale(site.num_heads) if self.scales_heads(site, "paper") else None
+
+    def outer(self, site):
+        modules = []
+        if self.scales_heads(site, "fairseq"):
+            modules.append(HeadScale(site.num_heads))
+        if site.sublayer == "self_attn" and not self.no_attention_norm:
+            modules.append(LayerNorm(site.dim))
+        return nn.Sequential(*modules) if modules else None
+
+    def residual(self, site):
+        return LearnedShortcut(site.dim) if self.scale_residual and site.sublayer == "ffn" else None

@@ -1,0 +1,67 @@
+"""ReZero: y = x + a_l dropout(f(x)), a_l = 0 at first, without any LayerNorm.
+
+Bachlechner et al. 2020, "ReZero is All You Need: Fast Convergence at Large Depth". One number a_l for all branches of
+layer l, as in the authors' code; `--rezero-per-sublayer` gives each branch its own. At the first step only the a_l and
+the embeddings have a gradient.
+Nothing bounds the residual stream, which makes the method unstable in fp16 even when shallow (DeepNet ran it in fp32):
+a_l and the sum stay in float32; `--rezero-fp32` also keeps the stream in float32 between the branches.
+"""
+
+import torch
+from torch import nn
+
+from ..slots import FullPrecision, Residual
+from .base import Method, Option, register
+
+
+class Gate(FullPrecision, Residual):
+    """x + a f of (B, T, C) each, a number a, in float32; the sum returns to the type of x, or stays so if `widen`."""
+
+    def __init__(self, a: nn.Parameter, widen: bool):
+        super().__init__()
+        self.a, self.widen = a, widen
+
+    def forward(self, x, f):
+        y = torch.addcmul(x.to(self.a.dtype), f.to(self.a.dtype), self.a)
+        return y if self.widen else y.to(x.dtype)
+
+    def scales(self):
+        return 1.0, self.a
+
+
+class Narrow(nn.Module):
+    """Back from the float32 stream to the type of the model's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("like", torch.empty(0), persistent=False)
+
+    def forward(self, x):
+        return x.to(self.like.dtype)
+
+
+@register("rezero")
+class ReZero(Method):
+    """A Gate in place of every merge; those of a layer share one parameter a_l, unless per_sublayer."""
+
+    equation = "x + a_l f(x), a_l = 0 at first"
+    paper = "Bachlechner et al. 2020"
+    norm = "none"
+    options = {
+        "per_sublayer": Option(False, "a number for each branch instead of each layer"),
+        "fp32": Option(False, "residual stream in float32 under --fp16 and --bf16"),
+    }
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.gates: dict[tuple, nn.Parameter] = {}
+
+    def residual(self, site):
+        owner = (site.stack, site.layer, site.sublayer if self.per_sublayer else None)
+        return Gate(self.gates.setdefault(owner, nn.Parameter(torch.tensor(0.0))), self.fp32)
+
+    def before(self, site):
+        return Narrow() if self.fp32 else None
+
+    def ending(self, stack, dim):
+        return Narrow() if self.fp32 else None

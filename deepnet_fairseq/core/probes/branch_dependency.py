@@ -1,0 +1,44 @@
+"""How much of each residual sum comes from its branch: Admin's explanation of unstable training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ...plugin.admin_profile import residuals
+from ...plugin.probe_record import Values
+from .base import TokenSums, over_ranks, register_probe
+
+
+@register_probe("branch_dependency")
+class BranchDependency(TokenSums):
+    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout; a number from 0 on.
+
+    x and f as they are summed: with the factors that the method gives to shortcut and branch. Addresses: of branches,
+    "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
+    """
+
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
+        for site, residual in residuals(self.model):
+            yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
+
+    @torch.no_grad()  # a trained factor would keep the graph alive
+    def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, merged: Tensor) -> None:
+        f = inputs[1].detach()[mask]
+        branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it
+        sums = [part.double().pow(power).sum() for part in (branch, merged.detach()[mask]) for power in (1, 2)]
+        self.add(address, f.numel(), *sums)
+
+    def values(self) -> Values:
+        found = {}
+        for address, (count, *sums) in over_ranks(self.sums).items():
+            branch, merged = _variance(count, *sums[:2]), _variance(count, *sums[2:])
+            found[address] = branch / merged if merged > 0 else float("nan")
+        return found
+
+
+def _variance(count: float, total: float, squares: float) -> float:
+    return squares / count - (total / count) ** 2 if count else float("nan")

@@ -1,0 +1,55 @@
+"""How near a run comes to the ends of half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...plugin.admin_profile import residuals
+from ...plugin.probe_record import Values
+from .base import Probe, over_ranks, register_probe
+
+LARGEST = 65504.0  # of fp16
+
+
+@register_probe("half_precision")
+class HalfPrecision(Probe):
+    """Largest absolute values, to set beside fp16's largest number 65504.
+
+    "encoder", "decoder" and further parts of the model: of what any module in them gives, the sums of shortcut and
+    branch and the scores of the vocabulary included; "gradient": of any element of the gradient of the mean loss per
+    token. fairseq's gradients in half precision are those of the summed loss times the loss scale.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self.largest: dict[str, torch.Tensor] = {}
+
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
+        for name, part in self.model.named_children():
+            for module in part.modules():
+                if not list(module.children()):
+                    yield module.register_forward_hook(partial(self._visit, name))
+        for site, residual in residuals(self.model):
+            if list(residual.children()):
+                yield residual.register_forward_hook(partial(self._visit, site.stack))
+
+    @torch.no_grad()
+    def _visit(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
+        if torch.is_tensor(output) and output.is_floating_point():
+            self._keep(address, output.detach().abs().amax().float())
+
+    def _keep(self, address: str, value: Tensor) -> None:
+        self.largest[address] = torch.maximum(self.largest.get(address, value), value)
+
+    def gradients(self, scale: float | Tensor) -> None:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch._foreach_norm(grads, float("inf"), dtype=torch.float32)
+        self._keep("gradient", torch.stack(norms).amax() * scale)
+
+    def values(self) -> Values:
+        return over_ranks(self.largest, torch.distributed.ReduceOp.MAX)

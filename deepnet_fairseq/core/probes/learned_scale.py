@@ -1,0 +1,54 @@
+"""What the factors that a method learns have become."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ...plugin.probe_record import Values
+from .base import Probe, kind, mean_by, register_probe
+
+STATISTICS = {"median": 0.5, "min": 0.0, "max": 1.0}  # as quantiles
+ADDED = {"bias", "shift"}  # parameters that are no factors
+
+
+@register_probe("learned_scale")
+class LearnedScale(Probe):
+    """Median, minimum and maximum of every vector or number that a method's slots multiply by.
+
+    LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median" the gain
+    of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its method calls
+    c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by its name. A
+    matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come. A method that
+    learns no factors gives none. In the log: medians, their mean over layers, as "decoder.ffn.inner".
+    """
+
+    def values(self) -> Values:
+        levels = torch.tensor([*STATISTICS.values()], device=next(self.model.parameters()).device)
+        found = {address: scale.quantile(levels) for address, scale in scales(self.model)}
+        numbers = torch.cat([*found.values()]).tolist() if found else []
+        return dict(zip((f"{address}.{name}" for address in found for name in STATISTICS), numbers, strict=True))
+
+    @staticmethod
+    def summary(values: Values) -> Values:
+        medians = {where: value for where, value in values.items() if where.endswith(".median")}
+        return mean_by(lambda address: kind(address.removesuffix(".median")), medians)
+
+
+def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Address and values, float32 and flat, of all learned factors in the slots."""
+    for place, slot in (found for stack in model.stacks().values() for found in stack.slots()):
+        factors = {name: p for name, p in slot.named_parameters() if name.rpartition(".")[2] not in ADDED}
+        last = Counter(name.rpartition(".")[2] for name in factors)
+        for name, parameter in factors.items():
+            words = name.split(".")
+            words = words[-1:] if last[words[-1]] == 1 else words
+            address = ".".join([place, *(words[:-1] if words[-1] == "weight" else words)])
+            values = parameter.detach().float()
+            if values.dim() < 2:
+                yield address, values.flatten()
+            else:
+                yield from ((f"{address}.{index}", row[row != 0]) for index, row in enumerate(values) if row.any())

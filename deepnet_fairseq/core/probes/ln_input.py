@@ -1,0 +1,41 @@
+"""The norm of what each LayerNorm reads: behind it a gradient shrinks by sqrt(d) / ||x|| (Xiong et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ...plugin.probe_record import Values
+from ..initialisation import NORMS
+from ..slots import SUBLAYERS
+from .base import TokenSums, over_ranks, register_probe
+
+
+@register_probe("ln_input")
+class LNInput(TokenSums):
+    """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
+
+    sqrt(C) for features of unit variance. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others by their
+    module's name. In the log: the mean over layers, as "decoder.ffn".
+    """
+
+    def hooks(self, masks: dict[str, Tensor]) -> Iterator:
+        for name, stack in self.model.stacks().items():
+            for path, norm in stack.named_modules():
+                if isinstance(norm, NORMS):
+                    words = path.split(".")
+                    if words[0] == "layers":
+                        words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
+                    visit = partial(self._visit, ".".join([name, *words]), masks[name])
+                    yield norm.register_forward_pre_hook(visit)
+
+    @torch.no_grad()
+    def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
+        norms = inputs[0].detach()[mask].float().norm(dim=-1)
+        self.add(address, norms.numel(), norms.sum())
+
+    def values(self) -> Values:
+        return {address: total / count for address, (count, total) in over_ranks(self.sums).items() if count}

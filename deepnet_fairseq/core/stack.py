@@ -1,0 +1,289 @@
+"""Encoder and decoder: fairseq's contracts outside, own layers and cache inside.
+
+What they share: embeddings, the run through the layers, the last LayerNorm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqEncoder, FairseqIncrementalDecoder
+from fairseq.modules import LayerNorm, PositionalEmbedding
+from torch import Tensor, nn
+
+from .attention import to_add
+from .decoding import DecoderCache, EncoderOutput, LayerStep
+from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
+from .methods import Method
+from .modules import Dropout, Linear, submodules
+from .recomputation import Recomputation
+
+
+class Stack(nn.Module):
+    """Mixin for fairseq's encoder and decoder shells: `build` after their __init__. B sentences, T tokens, C width."""
+
+    def build(
+        self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
+    ) -> None:
+        """Makes the modules under fairseq's names and the method's constants as buffers."""
+        assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
+        self.name = shape.stack
+        self.padding_idx: int = embed_tokens.padding_idx
+        self.max_tokens = shape.max_positions
+        self.recomputation = Recomputation.from_config(cfg)
+        self.embed_tokens = embed_tokens
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
+        self.embed_positions = None
+        if not cfg.no_token_positional_embeddings:
+            learned = getattr(cfg, f"{shape.stack}_learned_pos")
+            self.embed_positions = PositionalEmbedding(self.max_tokens, shape.dim, self.padding_idx, learned)
+        self.layernorm_embedding = LayerNorm(shape.dim) if cfg.layernorm_embedding else None
+        self.dropout = Dropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
+        self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
+        self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
+        self.mixer = method.mixer(shape.stack, shape.dim)
+        self.ending = method.ending(shape.stack, shape.dim)
+        for name, value in method.constants(shape.stack).items():
+            self.register_buffer(name, torch.tensor(value))
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tokens (B, T), positions (B, T, C) -> input of the first layer and bare token embedding, each (B, T, C)."""
+        embedding = self.embed_scale * self.embed_tokens(tokens)
+        x = embedding if positions is None else embedding + positions
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout(x), embedding
+
+    def positions(self, tokens: Tensor, incremental_state: dict | None = None) -> Tensor | None:
+        """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one in incremental decoding."""
+        if self.embed_positions is None:
+            return None
+        return self.embed_positions(tokens, incremental_state=incremental_state)
+
+    def transform(self, x: Tensor, *inputs: Any, layers: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+        """x (B, T, C) through mixer and all layers: what training runs.
+
+        inputs: those of every layer; layers: what is called in place of the stack's own.
+        """
+        history: list[Tensor] = []
+        x = self.mix(x, history)
+        layers = layers or list(self.layers)
+        every = len(layers) if self.recomputation is None else self.recomputation.every
+        for first in range(0, len(layers), every):
+            x = self.run(layers[first : first + every], inputs, x, history)
+        return x
+
+    def states(self, x: Tensor, *inputs: Any, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
+        """As `transform`, but layer by layer, and gives x (B, T, C) before the first and behind each one.
+
+        more: further inputs of one layer, by its index from 0.
+        """
+        history: list[Tensor] = []
+        yield x
+        x = self.mix(x, history)
+        for index, layer in enumerate(self.layers):
+            x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
+            yield x
+
+    def run(self, layers: Iterable[Callable[..., Tensor]], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
+        """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""
+
+        def part(x: Tensor, history: list[Tensor]) -> Tensor:
+            for layer in layers:
+                x = self.mix(layer(x, *inputs), history)
+            return x
+
+        return part(x, history) if self.recomputation is None else self.recomputation(part, x, history)
+
+    def mix(self, y: Tensor, history: list[Tensor]) -> Tensor:
+        """What the next layer reads when the embedding or a layer has given y; `history` lives for one forward pass."""
+        return y if self.mixer is None else self.mixer(y, history)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The end of the stack, x (B, T, C) -> same: its LayerNorm under Pre-LN, then the method's `ending`."""
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return x if self.ending is None else self.ending(x)
+
+    def slots(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that came from the method, with their addresses: "decoder.3.ffn.inner", "decoder.mixer"."""
+        for layer in self.layers:
+            for sublayer, site in layer.sites.items():
+                yield from ((f"{site}.{name}", module) for name, module in layer.slots(sublayer).items())
+        ends = {"mixer": self.mixer, "ending": self.ending}
+        yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Tells the modules below that change with time how many updates are done."""
+        for module in submodules(self):
+            if module is not self and hasattr(type(module), "set_num_updates"):
+                module.set_num_updates(num_updates)
+
+    def max_positions(self) -> int:
+        """Longest sentence in tokens."""
+        if self.embed_positions is None:
+            return self.max_tokens
+        return min(self.max_tokens, self.embed_positions.max_positions)
+
+
+class Encoder(Stack, FairseqEncoder):
+    """N EncoderLayers over source tokens; cfg: a filled model config. B sentences, S tokens, C width."""
+
+    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding):
+        FairseqEncoder.__init__(self, dictionary)
+        self.build(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, return_all_hiddens: bool = False) -> dict:
+        """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
+
+        encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
+        encoder_states [(S, B, C) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)].
+        """
+        padding = src_tokens.eq(self.padding_idx)
+        x, embedding = self.embed(src_tokens, self.positions(src_tokens))
+        mask = None
+        if padding.any():  # the one synchronisation with the device in this pass
+            mask = to_add(~padding[:, None, None], x.dtype)  # (B, 1, 1, S)
+            x = x.masked_fill(padding.unsqueeze(-1), 0)
+        states = list(self.states(x, mask)) if return_all_hiddens else []
+        x = states[-1] if states else self.transform(x, mask)
+        x = self.finish(x)
+        return {
+            "encoder_out": [x.transpose(0, 1)],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+            "encoder_states": [state.transpose(0, 1) for state in states],
+            "src_tokens": [],
+            "src_lengths": [(~padding).sum(1, keepdim=True, dtype=torch.int32)],
+        }
+
+    def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
+        """Row i of the decoder's batch reads what row new_order[i] read.
+
+        The output stays one a sentence, whatever beam search asks for: `rows` says which sentence each row reads, and
+        the decoder's cache holds what follows from it.
+        """
+        rows = encoder_out.get("rows")
+        return encoder_out | {"rows": new_order if rows is None else rows.index_select(0, new_order)}
+
+
+class Decoder(Stack, FairseqIncrementalDecoder):
+    """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention.
+
+    cfg: a filled model config; tied: is the projection the matrix of embed_tokens? B sentences (rows of hypotheses in
+    beam search), T target and S source tokens, C width, V symbols.
+    """
+
+    CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
+
+    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding, tied: bool):
+        FairseqIncrementalDecoder.__init__(self, dictionary)
+        shape = StackShape.from_config(cfg, "decoder")
+        self.attends = "encoder_attn" in method.sublayers("decoder")
+        self.build(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
+        self.need_attn = self.attends
+        self.output_projection = Linear(shape.dim, len(dictionary), bias=False)
+        if tied:
+            self.output_projection.weight = embed_tokens.weight
+
+    def forward(
+        self, prev_output_tokens: Tensor, *inputs: Any, features_only: bool = False, **options: Any
+    ) -> tuple[Tensor, dict]:
+        """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)), and more, see extract_features.
+
+        inputs, options: those of extract_features.
+        """
+        x, extra = self.extract_features(prev_output_tokens, *inputs, **options)
+        return (x if features_only else self.output_layer(x)), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict | None = None,
+        incremental_state: dict | None = None,
+        return_all_hiddens: bool = False,
+        alignment_layer: int | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
+
+        The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
+        averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
+        and inner_states, [(T, B, C) before and after every layer] if return_all_hiddens.
+        """
+        watched = alignment_layer if self.attends else None
+        alignment: list[Tensor] = []
+        if watched is None and self.need_attn and not self.training:
+            watched = len(self.layers) - 1
+        more = {} if watched is None else {watched: (alignment,)}
+        positions = self.positions(prev_output_tokens, incremental_state)
+        if incremental_state is not None:
+            x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
+            states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more)
+            alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
+        else:
+            x, _embedding = self.embed(prev_output_tokens, positions)
+            inputs: tuple[Tensor | None, ...] = (self._left_padding_mask(prev_output_tokens),)
+            if self.attends:
+                memory = EncoderOutput.of(encoder_out)
+                inputs += (memory.states, memory.mask)
+            asked = more or return_all_hiddens
+            states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
+        kept = list(states) if return_all_hiddens else deque(states, maxlen=1)
+        inner_states = [state.transpose(0, 1) for state in kept] if return_all_hiddens else []
+        return self.finish(kept[-1]), {"attn": alignment[:1] or [None], "inner_states": inner_states}
+
+    @torch.no_grad()
+    def step(
+        self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple]
+    ) -> list[Tensor]:
+        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C).
+
+        Without gradients, for the cache is written in place.
+        """
+        if self.CACHE not in incremental_state:
+            memory = EncoderOutput.of(encoder_out, rows=False) if self.attends else None
+            cache = DecoderCache(list(self.layers), memory, x)
+            steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
+            incremental_state[self.CACHE] = cache, steps
+        cache, steps = incremental_state[self.CACHE]
+        mask = cache.advance()
+        states = [x]
+        history: list[Tensor] = []
+        x = self.mix(x.squeeze(1), history)
+        for index, step in enumerate(steps):
+            x = self.mix(step(x, mask, *more.get(index, ())), history)
+            states.append(x.unsqueeze(1))
+        return states
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """(B, T, C) -> scores over the vocabulary (B, T, V)."""
+        return self.output_projection(features)
+
+    def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Beam search's call after each step; new_order (B',)."""
+        if self.CACHE in incremental_state:
+            cache, _steps = incremental_state[self.CACHE]
+            cache.reorder(new_order)
+
+    def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
+        """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
+        self.need_attn = need_attn and self.attends
+
+    def _left_padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.
+
+        Padding on the right needs no mask: it lies in the future of every token. A padding query sees itself only, for
+        a softmax over nothing is not a number.
+        """
+        padding = tokens.eq(self.padding_idx)
+        if not padding[:, 0].any():
+            return None
+        length = tokens.size(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=tokens.device)
+        return (causal & ~padding[:, None, None]) | itself

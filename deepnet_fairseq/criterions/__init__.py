@@ -1,1 +1,0 @@
-"""Training losses that fairseq lacks: its cross-entropies in less memory."""

@@ -1,0 +1,334 @@
+"""Admin's profile: hooks on every residual merge, the omegas of one forward pass, their file, when a model takes it.
+
+core/methods/admin.py has the equation and where it comes from. Hooks are attached from outside and removed at the end.
+Files are JSON of our own, and the two columns of the authors' `profile.ratio.init`. A profile is taken before a
+training, when the first batch is known and there is no optimiser yet, for omega must be set; or alone, for
+`deepnet profile`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from fairseq import utils
+from fairseq.data import data_utils
+from torch import Tensor, nn
+
+from ..atomic_output import whole
+from ..core.slots import LearnedShortcut, Residual, Site
+from ..errors import UserError
+from ..json_text import WRONG_VALUES, parse
+
+logger = logging.getLogger(__name__)
+FORMAT = "deepnet_fairseq admin profile 1"
+
+
+def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
+    """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            for sublayer, site in layer.sites.items():
+                yield site, layer.residual[sublayer]
+
+
+@contextmanager
+def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None]):
+    """Inside the context visit(site, residual, x, f) is called just before each merge of shortcut x and branch f."""
+
+    with ExitStack() as hooks:
+        for site, residual in residuals(model):
+            hook = residual.register_forward_pre_hook(lambda module, inputs, site=site: visit(site, module, *inputs))
+            hooks.enter_context(hook)
+        yield
+
+
+def variance(tensor: Tensor) -> float:
+    """Population variance over all elements, padding included, in float32."""
+    return tensor.detach().float().var(unbiased=False).item()
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool):
+    """Training or evaluation mode inside the context; then each module's own, as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@torch.no_grad()
+def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
+    """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
+
+    In forward order, the encoder's first. The model has them then: each is set as the pass in training mode reaches it,
+    from what the branches before it gave. All else is as before, the state of torch's generators too.
+    """
+    omegas: dict[Site, float] = {}
+    following = dict.fromkeys(model.stacks(), 1.0)
+
+    def visit(site: Site, residual: LearnedShortcut, x: Tensor, f: Tensor) -> None:
+        omegas[site] = following[site.stack]
+        residual.omega.fill_(omegas[site])
+        following[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
+
+    device = next(model.parameters()).device
+    random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with random_numbers, in_mode(model, training=True), watching(model, visit):
+        torch.manual_seed(seed)
+        model(**net_input)
+    return omegas
+
+
+@torch.no_grad()
+def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
+    """Fills the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
+    for (_, residual), omega in zip(residuals(model), omegas, strict=True):
+        residual.omega.fill_(omega)
+
+
+@dataclass
+class Profile:
+    """What was profiled (Liu et al. 2020), and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
+
+    encoder_layers N, decoder_layers M, 0 for a stack that the model does not have; widths in features, None if unknown;
+    seed of weights and dropout; dropout: the three probabilities; data: hash and size of the batch.
+    """
+
+    omega: dict[str, float]
+    encoder_layers: int = 0
+    decoder_layers: int = 0
+    encoder_width: int | None = None
+    encoder_ffn_width: int | None = None
+    decoder_width: int | None = None
+    decoder_ffn_width: int | None = None
+    seed: int | None = None
+    dropout: dict[str, float] = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
+    method: str = "admin"
+
+    def check(self, model: nn.Module, path: str) -> None:
+        """UserError if the profile, read from `path`, was taken of a model of other depth or width.
+
+        Other dropout is a warning in the log.
+        """
+        built = shape(model)
+        for name, number in built.items():
+            held = getattr(self, name)
+            if held is not None and held != number:
+                raise UserError(
+                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {held}, this model has {number}; "
+                    "profile the model you train (`deepnet profile --help`)"
+                )
+        if list(self.omega) != [str(site) for site, _ in residuals(model)]:
+            raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
+        for name, value in dropouts(model).items():
+            if self.dropout.get(name, value) != value:
+                taken = f"--{name.replace('_', '-')} {self.dropout[name]}"
+                logger.warning(f"--admin-profile {path}: taken with {taken}, this model has {value}")
+
+    def write(self, path: Path) -> None:
+        """JSON; the file appears whole or not at all."""
+        with whole(path) as part:
+            part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    def write_official(self, path: Path) -> None:
+        """One line "index omega" a branch, counted from 1 in each stack, encoder first.
+
+        UserError for a stack alone: the authors' file says which stack a line is of by its place, so it needs both.
+        """
+        if not (self.encoder_layers and self.decoder_layers):
+            raise UserError("--official: the authors' columns are of two stacks, this model has one; drop the flag")
+        columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
+        with whole(path) as part:
+            part.write_text("".join(f"{index} {omega!r}\n" for index, omega in columns), encoding="utf-8")
+
+    def of(self, stack: str) -> list[float]:
+        """The omegas of one stack, in forward order."""
+        return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
+
+
+def shape(model: nn.Module) -> dict[str, Any]:
+    """Depth and widths of the stacks that the model has, by the names of Profile's fields."""
+    stacks = model.stacks()
+    depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
+    widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
+    return depths | widths | {f"{name}_ffn_width": stack.layers[0].fc1.out_features for name, stack in stacks.items()}
+
+
+def dropouts(model: nn.Module) -> dict[str, float]:
+    """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
+    layer = next(iter(model.stacks().values())).layers[0]
+    inside = {"attention_dropout": layer.self_attn.dropout.p, "activation_dropout": layer.activation_dropout.p}
+    return {"dropout": layer.dropout.p} | inside
+
+
+def read_profile(path: str) -> Profile:
+    """A profile from a file of either format; UserError, naming it, if there is none or it is none."""
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
+    except OSError as error:
+        raise UserError(f"--admin-profile {path}: {error.strerror}; `deepnet profile` writes one") from error
+    except WRONG_VALUES as error:
+        raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
+
+
+def _from_json(text: str) -> Profile:
+    values = parse(text)
+    if values.pop("format", None) != FORMAT:
+        raise ValueError(f"no file of format {FORMAT!r}")
+    profile = Profile(**values)
+    profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
+    for name in ("dropout", "data"):
+        if not isinstance(getattr(profile, name), dict):
+            raise ValueError(f"{name} {getattr(profile, name)!r}")
+    return profile
+
+
+def _from_columns(text: str) -> Profile:
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    indices, omegas = [int(index) for index, _ in rows], [positive(omega) for _, omega in rows]
+    if indices.count(1) != 2:
+        raise ValueError("its lines do not begin twice at 1, for an encoder and a decoder")
+    start = indices.index(1, 1)
+    N, M = start // 2, (len(rows) - start) // 3
+    if indices != [*range(1, 2 * N + 1), *range(1, 3 * M + 1)]:
+        raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
+    names = [f"encoder.{l}.{s}" for l in range(1, N + 1) for s in ("self_attn", "ffn")]
+    names += [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
+    return Profile(dict(zip(names, omegas, strict=True)), N, M)
+
+
+def positive(value) -> float:
+    """`value` as an omega, a finite number above 0; ValueError for anything else."""
+    value = float(value)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"omega {value}")
+    return value
+
+
+HELD_SENTENCES = 32  # of a batch that stays the same
+
+
+def profile_before_training(model: nn.Module, task, source: str | None) -> None:
+    """Fills the omegas of a fresh `model` when `task` is first asked for batches, from `source`: a file, or "auto".
+
+    fairseq asks for batches before it builds the optimiser, and after it has loaded what it resumes or translates with:
+    a model that was loaded has its omegas and is left alone. UserError then, if there is no source or it does not fit.
+    """
+    if not hasattr(task, "get_batch_iterator"):
+        return  # a model outside training
+    original, loaded = task.get_batch_iterator, []
+    model.register_load_state_dict_post_hook(lambda *_: loaded.append(True))
+
+    def get_batch_iterator(*args, **kwargs):
+        task.get_batch_iterator = original
+        iterator = original(*args, **kwargs)
+        if not loaded:
+            profile = check_source(source)
+            if profile is None:
+                profile = take_profile(model, first_training_batch(iterator), iterator.seed)
+            else:
+                profile.check(model, str(source))
+            model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
+            apply_omegas(model, list(profile.omega.values()))
+            ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
+            ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
+            logger.info(f"admin profile {source}: omega of {ranges}")
+        return iterator
+
+    task.get_batch_iterator = get_batch_iterator
+
+
+def check_source(source: str | None) -> Profile | None:
+    """The profile in file `source`, None for "auto"; UserError, with the way to one, without a source or a profile."""
+    if source is None:
+        raise UserError(
+            "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
+            "profile.json` with the flags of this run and add --admin-profile profile.json"
+        )
+    return None if source == "auto" else read_profile(source)
+
+
+def first_training_batch(iterator) -> dict:
+    """net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
+
+    Under --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
+    """
+    return _net_input(iterator, _first_epoch(iterator)[0])
+
+
+def held_training_batch(iterator, device: torch.device) -> dict:
+    """net_input on `device` of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
+    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
+    return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
+
+
+def _first_epoch(iterator) -> list:
+    batches = list(iterator.frozen_batches)
+    with data_utils.numpy_seed(iterator.seed + 1):
+        numpy.random.shuffle(batches)
+    return batches
+
+
+def _net_input(iterator, batch) -> dict:
+    return iterator.collate_fn([iterator.dataset[i] for i in batch])["net_input"]
+
+
+def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
+    """The profile of `model` on one batch, measured in float32; rank 0's on every rank."""
+    device = next(model.parameters()).device
+    net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
+    values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
+    source, digest = net_input["src_tokens"], hashlib.sha256()
+    for tokens in (net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input):
+        digest.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast(values, 0)
+    return Profile(
+        **shape(model),
+        omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
+        seed=seed,
+        dropout=dropouts(model),
+        data={"sha256": digest.hexdigest(), "sentences": len(source), "source_length": source.size(1)},
+    )
+
+
+FORCED = ("--method", "admin", "--admin-profile", "auto")
+
+
+def profile_run(flags: list[str]) -> Profile:
+    """The profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from, on one process.
+
+    flags: DATA and flags of fairseq-train. UserError for those that no Admin model can be trained with.
+    """
+    from . import trainer  # fairseq's, which this command alone needs
+
+    methods = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--method"]
+    methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]
+    if set(methods) - {"admin"}:
+        raise UserError(f"--method {methods[0]}: has no profile, only admin has")
+    args = trainer.parse([*flags, *FORCED])
+    logging.basicConfig(stream=sys.stderr)
+    built = trainer.build_trainer(args)
+    built.get_train_iterator(epoch=1)
+    return built.get_model().omega_profile

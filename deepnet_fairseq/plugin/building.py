@@ -1,0 +1,133 @@
+"""Models without data: for reports, exports, tests and anyone at a Python prompt."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import merge_with_parent
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from ..core import archs
+from ..errors import UserError
+from .config import config_of, namespace
+from .models import MODELS
+from .models.translation import DeepModel
+
+SPECIALS = len(Dictionary())  # bos, pad, eos, unk
+EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
+
+
+def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
+    """Stands for a task over made-up symbols; one shared dictionary unless two sizes are given.
+
+    Sizes in symbols, fairseq's four (bos, pad, eos, unk) included.
+    """
+    source = _dictionary(source_vocab)
+    target = source if target_vocab in (None, source_vocab) else _dictionary(target_vocab or source_vocab)
+    return argparse.Namespace(source_dictionary=source, target_dictionary=target)
+
+
+def _dictionary(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    for number in range(size - SPECIALS):
+        dictionary.add_symbol(f"symbol{number}")
+    return dictionary
+
+
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+    """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols.
+
+    fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
+    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
+    naming the flag, for fields that no model can be built from.
+    """
+    return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
+
+
+def own_config(state: dict, path: str) -> Any:
+    """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's or broken.
+
+    state: what fairseq's load_checkpoint_to_cpu gives; path: for the message.
+    """
+    try:
+        saved = state["cfg"]["model"]
+    except (KeyError, TypeError, ConfigKeyError) as error:
+        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train") from error
+    name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
+    if name not in archs.PRESETS:
+        raise UserError(f"{path}: holds a {name}, not one of this package's models")
+    kind = config_of(saved)
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    followers = {name for name, field in known.items() if str(field.default).startswith("${")}  # of a task not at hand
+    fields = {name: getattr(saved, name) for name in [*known, "arch"] if hasattr(saved, name)}
+    given = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
+    try:
+        cfg = merge_with_parent(kind(), given)
+    except OmegaConfBaseException as error:
+        reason = str(error.msg).split("\n")[0]
+        raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error
+    archs.fill(cfg)
+    return cfg
+
+
+def from_checkpoint(path: str) -> tuple[DeepModel, DictConfig]:
+    """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
+
+    Needs neither data nor dictionaries. UserError, naming the file, if it is no checkpoint or another model's.
+    """
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    model_cfg = own_config(state, path)
+    cfg, weights = state["cfg"], state["model"]
+    if not OmegaConf.is_dict(cfg.get("task")):
+        raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
+    if hasattr(model_cfg, "load_checkpoint_heads"):
+        model_cfg.load_checkpoint_heads = True  # there is no task to ask for those it was fine-tuned with
+    try:
+        task = blank_task(*_vocabularies(weights))
+        task.cfg = cfg.task  # it says how long a sample is, where the model's config follows it
+        model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, task)
+        model.load_state_dict(weights)
+    except KeyError as error:
+        raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    OmegaConf.set_struct(cfg, False)
+    cfg.model = model_cfg
+    return model.eval(), cfg
+
+
+def _vocabularies(weights: dict) -> tuple[int, int]:
+    """Symbols that the first stack reads, and those that the model predicts; KeyError if there is no telling."""
+    read, predicted = (next((n for n in names if n in weights), names[0]) for names in (EMBEDDINGS, PROJECTIONS))
+    return weights[read].size(0), weights[predicted].size(0)
+
+
+@lru_cache
+def _size(arch: str, vocab: int, fields: frozenset) -> int:
+    with torch.device("meta"):  # shapes only
+        return sum(parameter.numel() for parameter in build(arch, vocab, **dict(fields)).parameters())
+
+
+def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
+    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
+
+    KeyError for an architecture that is not in archs.PRESETS.
+    """
+    preset, model = archs.PRESETS[arch], archs.MODELS[arch]
+    depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
+    fields = preset | dict.fromkeys(depths, 1)
+    if model != archs.MASKED_LM:
+        fields |= {"share_decoder_input_output_embed" if model == archs.LM else "share_all_embeddings": True}
+    one = total = _size(model, vocab, frozenset(fields.items()))
+    for depth in depths:
+        two = _size(model, vocab, frozenset((fields | {depth: 2}).items()))
+        total += (preset[depth] - 1) * (two - one)
+    return total

@@ -1,0 +1,127 @@
+"""Is a checkpoint as it was written, and which one does a training resume from? The last, or the newest that is whole.
+
+torch stores a checksum for every tensor and does not look at it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import torch
+
+from ...errors import UserError
+from . import atomic
+
+log = logging.getLogger(__name__)
+DEFAULT = "checkpoint_last.pt"  # of --restore-file
+NUMBERED = r"checkpoint(?:(\d+)|_(\d+)_(\d+)){}\.pt"  # the end of an epoch; an update in it
+BEST = r"checkpoint(?:_best|\.best_.+){}\.pt"
+BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch < 1.6: a pickle, without checksums
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
+FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
+
+
+def check(path: str | Path) -> None:
+    """UserError if an archive of torch's is damaged; what is none is for torch to read or refuse."""
+    with open(path, "rb") as file:
+        archive = file.read(2) == b"PK"
+    if archive and (found := damage(path)):
+        raise UserError(f"{path}: truncated or damaged ({found}); take another checkpoint of the same folder")
+
+
+def damage(path: str | Path) -> str | None:
+    """What is wrong with the checkpoint at `path` in a few words, or None. Reads all of it, once until it changes."""
+    path = Path(path)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return error.strerror
+    from ..distributed import shards  # which verifies its own files by this function
+
+    return _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)) or shards.damage(path)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(path: Path, version: tuple) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(BEFORE_ZIP))
+            if not start:
+                return "it is empty"
+            if start == BEFORE_ZIP:
+                return None
+            with zipfile.ZipFile(file) as archive:
+                return _of_archive(path, archive)
+    except UNREADABLE as error:
+        return str(error).split("\n")[0] or type(error).__name__
+
+
+def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
+    """The table of contents is the one torch reads, and every member what its checksum and header say."""
+    members = archive.infolist()
+    names = {info.filename.partition("/")[2] for info in members}
+    if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
+        return "its table of contents is broken"
+    for info in members:
+        if info.compress_type or info.compress_size != info.file_size or info.external_attr & FOLDER:
+            return f"{info.filename.partition('/')[2]} is not stored as torch does"
+    broken = archive.testzip()
+    return broken and f"the checksum of {broken.partition('/')[2]} is another"
+
+
+def other_than_last(folder: Path, suffix: str) -> Path | None:
+    """The checkpoint to resume from if it is not checkpoint_last; None: take that, or there is none at all.
+
+    suffix: of this process's files, mostly "". Says in a line what was passed over; UserError if none is whole.
+    """
+    last = folder / f"{atomic.LAST}{suffix}.pt"
+    reason = damage(last) if last.is_file() else "missing"
+    if reason is None:
+        return None
+    others = earlier(folder, suffix)
+    if reason == "missing" and not others:
+        return None
+    said = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
+    atomic.spoilt(last)
+    for path in others:
+        if found := damage(path):
+            log.warning(f"{path}: truncated or damaged too ({found})")
+        else:
+            log.warning(f"{said}; resuming from {path}")
+            return path
+    raise UserError(
+        f"{said}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name one "
+        "by --restore-file, or start over with another --save-dir"
+    )
+
+
+def earlier(folder: Path, suffix: str) -> list[Path]:
+    """The checkpoints of the folder but the last one, the newest first, the best by validation at the end."""
+    files = list(folder.iterdir()) if folder.is_dir() else []
+    previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]
+    numbered, best = (re.compile(pattern.format(re.escape(suffix))) for pattern in (NUMBERED, BEST))
+    # the end of an epoch comes after every update in it
+    by_number = {
+        path: (int(match[1]), 1, 0) if match[1] else (int(match[2]), 0, int(match[3]))
+        for path in files
+        if (match := numbered.fullmatch(path.name))
+    }
+    in_order = sorted(by_number, key=by_number.get, reverse=True)
+    newest = sorted(previous + in_order[:1], key=updates, reverse=True)
+    scored = sorted((path for path in files if best.fullmatch(path.name)), key=updates, reverse=True)
+    return newest + in_order[1:] + scored
+
+
+def updates(path: Path) -> int:
+    """The updates a checkpoint has had; -1 if it does not say. Reads little of it."""
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return state["optimizer_history"][-1]["num_updates"]
+    except Exception:  # of whatever a damaged file makes torch raise
+        return -1

@@ -1,0 +1,204 @@
+"""Around fairseq-train's loop: a signal stops it with a checkpoint, a failed last save is no success.
+
+SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fairseq import checkpoint_utils, utils
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+from torch.utils.data._utils import signal_handling
+
+from ...errors import UserError
+from ..distributed import agreement
+from ..divergence import Diverged
+from ..patches import wrap
+from . import atomic, exact_resume, holding, integrity, saving
+
+log = logging.getLogger(__name__)
+ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
+ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, and passed on by torchrun
+_first: dict[int, float] = {}  # signal -> when it came
+_answered: set[int] = set()  # by the end of the process, which is near
+_before: dict[int, object] = {}  # signal -> handler, while a training is watched over
+
+
+class Stopped(Exception):
+    """A signal came: raised out of a validation, and caught where fairseq-train would save."""
+
+
+def install() -> None:
+    """Patches fairseq-train's loop, what it loads, and how processes that load data end; may be called again."""
+    wrap(signal_handling, "_set_worker_signal_handlers", _spare_worker)
+    wrap(utils, "import_user_module", _import)
+    wrap(checkpoint_utils, "load_checkpoint", _load)
+    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _verified)
+    wrap(Trainer, "valid_step", _valid_step)
+    _around_program()
+
+
+def _around_program() -> None:
+    """fairseq-train's own functions, looked up when they are called; other programs do not have them."""
+    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
+        if hasattr(module, "validate_and_save"):
+            wrap(module, "add_defaults", saving.begin)
+            wrap(module, "train", _train)
+            wrap(module, "validate_and_save", _validate_and_save)
+
+
+def _import(original, *args, **kwargs) -> None:
+    """The first thing that fairseq-train's main does: by now the program is there."""
+    original(*args, **kwargs)
+    _around_program()
+
+
+def _verified(original, path, *args, **kwargs):
+    if Path(path).is_file():
+        integrity.check(path)
+    return original(path, *args, **kwargs)
+
+
+def _load(original, cfg, trainer, **kwargs):
+    """Of what --restore-file names, or of the newest checkpoint that is whole."""
+    saving.wait()
+    trainer.over = None
+    if cfg.restore_file == integrity.DEFAULT:
+        folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
+        if path := agreement.from_first(lambda: str(integrity.other_than_last(folder, suffix) or "")):
+            cfg = copy.deepcopy(cfg)
+            cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
+            cfg.finetune_from_model = cfg.continue_once = None
+    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / integrity.DEFAULT).exists()
+    extra_state, epoch_itr = original(cfg, trainer, **kwargs)
+    if extra_state is not None:
+        if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
+            watch()  # it may validate
+            answer = exact_resume.catch_up(trainer, extra_state)
+            trainer.over = answer if answer[1] else None
+        if exact_resume.between_epochs(extra_state) and metrics.get_meters("train"):
+            metrics.reset_meters("train")
+    return extra_state, epoch_itr
+
+
+def _train(original, cfg, trainer, task, epoch_itr):
+    """One epoch."""
+    over = getattr(trainer, "over", None)
+    ended = True
+    try:
+        if over is None:
+            watch()
+            over = original(cfg, trainer, task, epoch_itr)
+        last = epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
+        ended = over[1] or last or trainer.get_lr() <= cfg.optimization.stop_min_lr
+        if ended:
+            saving.check(trainer)
+        return over
+    except Diverged:
+        ended = False  # it may be set back
+        raise
+    finally:
+        if ended:
+            unwatch()
+            holding.release()
+
+
+def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+    """After each update."""
+    try:
+        _stop_if_told(trainer)
+        return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+    except Stopped:
+        pass  # and no more: what is raised below has nothing to do with it
+    _save_and_exit(trainer, epoch_itr, end_of_epoch)
+
+
+def _valid_step(original, trainer, *args, **kwargs):
+    _stop_if_told(trainer)
+    return original(trainer, *args, **kwargs)
+
+
+def _stop_if_told(trainer) -> None:
+    if _before and agreement.largest(received(), trainer.device):
+        raise Stopped
+
+
+def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
+    kind, cfg = agreement.largest(received(), trainer.device), copy.deepcopy(trainer.cfg.checkpoint)
+    name, updates = signal.Signals(kind).name, trainer.get_num_updates()
+    cfg.no_epoch_checkpoints, cfg.no_last_checkpoints, cfg.save_interval_updates = True, False, 0
+    for rule in saving.RULES:
+        setattr(cfg, rule, -1)
+    exact_resume.unfinished = end_of_epoch
+    try:
+        checkpoint_utils.save_checkpoint(cfg, trainer, epoch_itr, None)
+        saving.check(trainer)
+    except UserError as error:
+        raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
+    finally:
+        exact_resume.unfinished = None
+    agreement.meet()  # torchrun ends them all as soon as one does
+    path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
+    saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
+    log.info(f"stopped by {name} after update {updates}: {saved}")
+    _answered.add(kind)
+    raise SystemExit(128 + kind)
+
+
+def received() -> int:
+    """The number of the signal that came first, or 0."""
+    return next(iter(_first), 0)
+
+
+def watch() -> None:
+    """From now on signals are noticed; a second one of a kind does what it does by default. In the main thread only."""
+    if not _before and threading.current_thread() is threading.main_thread():
+        _first.clear()
+        _before.update({kind: signal.signal(kind, _notice) for kind in ANSWERED})
+
+
+def unwatch() -> None:
+    """The handlers that were there before; none for a signal that is answered by the end of the process.
+
+    For when one rank has ended, torchrun sends the others the same signal again.
+    """
+    while _before:
+        kind, handler = _before.popitem()
+        signal.signal(kind, signal.SIG_IGN if kind in _answered else handler)
+
+
+def _notice(kind: int, frame) -> None:
+    now = time.monotonic()
+    if now - _first.setdefault(kind, now) > ECHO:
+        signal.signal(kind, signal.SIG_DFL)
+        os.kill(os.getpid(), kind)
+
+
+def _spare_worker(original) -> None:
+    """A process that loads data ends when its parent says so: a signal to all processes of a job is not for it.
+
+    It would die, and the training of its death, before that has saved.
+    """
+    original()
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, args=(multiprocessing.parent_process().pid,), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid in (parent, os.getpid()):
+            os._exit(0)

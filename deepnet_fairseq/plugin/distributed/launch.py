@@ -1,0 +1,228 @@
+"""The processes of a training: started by torchrun or here, on GPUs or CPUs, and one line when one of them is lost.
+
+fairseq leaves torchrun's processes to train N times by themselves unless the world size is named too, starts none on a
+CPU and waits half an hour for a machine that is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+from fairseq import models
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import distributed_fairseq_model
+from torch import multiprocessing
+from torch.distributed import distributed_c10d
+
+from ...errors import UserError, user_error_line
+from ..checkpoints import holding
+from ..patches import wrap
+
+LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+LOST = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]ime[d ]*out|heartbeat|not all ranks|store", re.I
+)
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, which save
+
+
+def start_and_watch() -> None:
+    """Wraps distributed_utils.call_main, and what makes a model one of several processes'.
+
+    The latter are DistributedDataParallel and DistributedFairseqModel, by the names fairseq looks up. UserError where a
+    process is lost or cannot be reached. Idempotent.
+    """
+    wrap(distributed_utils, "call_main", _call_main)
+    wrap(distributed_fairseq_model, "DistributedDataParallel", _on_any_device)
+    wrap(models, "DistributedFairseqModel", _without_heartbeat)
+
+
+def _call_main(original, cfg, main, **kwargs):
+    place = cfg.distributed_training
+    on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+    if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
+        _join(place, on_cpu)
+    if on_cpu:
+        place.distributed_backend = "gloo"
+    _wait_at_most(place.heartbeat_timeout)
+    if place.distributed_init_method is None and _slurm():
+        distributed_utils.infer_init_method(place)  # from its variables
+    if place.distributed_world_size > 1 and not place.distributed_no_spawn:
+        return _spawn(cfg, main, kwargs, on_cpu)
+    with _said_in_a_line(cfg):
+        return original(cfg, main, **kwargs)
+
+
+def _join(place, on_cpu: bool) -> None:
+    """One of torchrun's processes."""
+    place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
+    if place.distributed_world_size > 1:
+        place.distributed_init_method, place.distributed_no_spawn = "env://", True
+    if not on_cpu:
+        place.device_id = int(os.environ.get("LOCAL_RANK", place.distributed_rank)) % torch.cuda.device_count()
+
+
+def _slurm() -> bool:
+    """Tasks of srun, which fairseq tells apart by SLURM's variables."""
+    return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
+
+
+def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
+    """A training's processes on this machine: all, or those from --distributed-rank on where a meeting place is named.
+
+    Ends as they do, with what the first of them has to say.
+    """
+    place = cfg.distributed_training
+    first, number = place.distributed_rank or 0, place.distributed_world_size
+    if place.distributed_init_method is not None:
+        here = place.distributed_num_procs if on_cpu else torch.cuda.device_count()
+        number = min(number - first, here)
+    elif not on_cpu and number > torch.cuda.device_count():
+        raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
+    else:
+        port = _free_port() if place.distributed_port <= 0 else place.distributed_port
+        place.distributed_init_method = f"tcp://localhost:{port}"
+    place.distributed_rank = None  # each process its own
+    mistakes = multiprocessing.get_context("spawn").SimpleQueue()
+    context = multiprocessing.spawn(
+        _process, (main, cfg, kwargs | {"start_rank": first}, os.getpid(), mistakes), number, join=False
+    )
+    before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
+    try:
+        while not context.join():
+            pass
+    except multiprocessing.ProcessExitedException as error:
+        if not mistakes.empty():
+            raise UserError(mistakes.get()) from None
+        if error.signal_name:
+            ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
+            raise UserError(f"{ended}; {_again(cfg)}") from None
+        sys.exit(error.exit_code if error.exit_code > 0 else 1)
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def end_with_launcher() -> None:
+    """In one of torchrun's or srun's processes, from the package's import on."""
+    if LAUNCHED in os.environ or _slurm():
+        end_with(os.getppid())
+
+
+def end_with(parent: int) -> None:
+    """From now on this process is killed within a second of the end of `parent`, or now if that is gone.
+
+    torchrun's processes are sessions of their own, which a SIGKILL to its process group does not reach. Not by
+    PR_SET_PDEATHSIG, which asks for the parent's thread.
+    """
+    threading.Thread(target=_watch, args=(parent,), name="launcher", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
+    """One of those; importing this file has put everything else in place."""
+    end_with(parent)
+    _wait_at_most(cfg.distributed_training.heartbeat_timeout)
+    multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
+    try:
+        with _said_in_a_line(cfg):
+            distributed_utils.distributed_main(number, main, cfg, kwargs)
+    except Exception as error:
+        line = user_error_line(error)
+        if line is None:
+            raise
+        mistakes.put(line)
+        sys.exit(1)
+
+
+def _pass_on(processes, kind: int, frame) -> None:
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid, kind)
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("localhost", 0))
+        return door.getsockname()[1]
+
+
+def _wait_at_most(seconds: int) -> None:
+    """For the other processes, by --heartbeat-timeout; without it as long as torch does."""
+    if seconds > 0:
+        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
+        distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
+
+
+@contextlib.contextmanager
+def _said_in_a_line(cfg):
+    """Complaints about the network, from the first meeting on."""
+    try:
+        yield
+    except RuntimeError as error:
+        place = cfg.distributed_training
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        lost = isinstance(error, torch.distributed.DistError) or LOST.search(first)
+        if not lost or place.distributed_world_size == 1 or isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
+            f"reached ({first[:150]}); {_again(cfg)}"
+        ) from error
+    finally:
+        holding.release()
+        _leave()
+
+
+def _leave() -> None:
+    """A group that is there when the process ends may abort it: its threads outlive what they work on.
+
+    After an error NCCL may wait for ranks that are gone; there the process just ends.
+    """
+    groups = torch.distributed
+    if groups.is_initialized() and (sys.exc_info()[1] is None or groups.get_backend() == "gloo"):
+        groups.destroy_process_group()
+        vars(distributed_utils.get_global_group).pop("_global_group", None)  # fairseq's own note of it
+
+
+def _again(cfg) -> str:
+    return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
+
+
+def _on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
+    """DistributedDataParallel, which takes no device ids for a model on a CPU, and waits for every gradient."""
+    if getattr(module, "has_idle_parameters", False):
+        kwargs["find_unused_parameters"] = True
+    if next(module.parameters()).device.type == "cpu":
+        device_ids = output_device = None
+    if "broadcast_buffers" in kwargs and "forward_sync_buffers" in inspect.signature(original).parameters:
+        kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")  # its name since torch 2.13
+    return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+
+def _without_heartbeat(original, args, *rest, **kwargs):
+    """Without fairseq's wrapper, which kills the whole process group, whoever is in it, without a word.
+
+    A collective that waits too long raises instead.
+    """
+    seconds, args.heartbeat_timeout = args.heartbeat_timeout, -1
+    try:
+        return original(args, *rest, **kwargs)
+    finally:
+        args.heartbeat_timeout = seconds

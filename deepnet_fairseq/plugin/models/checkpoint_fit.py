@@ -1,0 +1,125 @@
+"""Does this checkpoint fit this model? If not: which flag is it."""
+
+from __future__ import annotations
+
+import re
+
+from torch import Tensor, nn
+
+from ...errors import UserError
+
+StateDict = dict[str, Tensor]
+
+# fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
+FOREIGN_KEY = re.compile(
+    r"(encoder|decoder)\.version$|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$"
+    r"|(encoder|decoder)\.embed_positions\._float_tensor$"
+)
+OLD_PROJECTIONS = re.compile(r"(.*_attn\.)in_proj_(weight|bias)$")  # queries, keys and values in one, until 2019
+BEFORE_FIRST = 2  # rows of a table of learned positions up to the padding symbol's
+# what an entry that is there or not says of the flags of its run
+FLAGS = {
+    r"(encoder|decoder)\.embed_positions\.weight$": r"--\1-learned-pos",
+    r"(encoder|decoder)\.layernorm_embedding\.": "--layernorm-embedding",
+}
+TIES = {  # the second of two names of one matrix, and how a model has two
+    "lm_head.weight": "give --untie-weights-roberta",
+    "decoder.output_projection.weight": "drop --share-decoder-input-output-embed and --share-all-embeddings",
+    "decoder.embed_tokens.weight": "drop --share-all-embeddings",
+}
+
+
+def with_split_projections(state: StateDict) -> StateDict:
+    """`state` with three entries in place of each that fairseq wrote for queries, keys and values together."""
+    split: StateDict = {}
+    for key, value in state.items():
+        if match := OLD_PROJECTIONS.fullmatch(key):
+            parts = zip("qkv", value.chunk(3), strict=True)
+            split |= {f"{match[1]}{name}_proj.{match[2]}": part for name, part in parts}
+        else:
+            split[key] = value
+    return split
+
+
+def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
+    """`state` less the entries that fairseq's `transformer` writes and nothing reads."""
+    return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
+
+
+def check_fit(state: StateDict, own: StateDict) -> None:
+    """UserError for the first of depth, method, shapes and constants in which a checkpoint differs from a model.
+
+    state, own: their state dicts. The message names the flag where that is known, and no file: fairseq's loader does.
+    """
+    for stack in ("encoder", "decoder"):
+        held, built = depth(state, stack), depth(own, stack)
+        if bool(held) != bool(built):
+            raise UserError(f"holds {held} {stack} layers, this model {built}: another kind of model; give its --arch")
+        if held != built:
+            raise UserError(f"holds {held} {stack} layers, this model has {built}; give --{stack}-layers {held}")
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise UserError(
+            "was trained with another --method or other embedding flags: "
+            f"{_some('it lacks', missing)}{' and ' if missing and extra else ''}{_some('it also has', extra)}; "
+            f"{_flags(missing, extra) or 'train with the flags of its own run'}"
+        )
+    for key, value in own.items():
+        if state[key].shape != value.shape:
+            raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
+    _check_constants(state, own)
+
+
+def check_ties(state: StateDict, model: nn.Module) -> None:
+    """UserError for two matrices that are one in the model: whichever is copied last would be in both places."""
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(parameter, name)
+        if name in TIES and other != name and not state[name].equal(state[other]):
+            raise UserError(f"{other} and {name} differ, this model has one matrix for both; {TIES[name]}")
+
+
+def depth(state: StateDict, stack: str) -> int:
+    """Number of layers of `stack` in a state dict."""
+    layers = (re.match(rf"{stack}\.layers\.(\d+)\.", key) for key in state)
+    return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
+
+
+def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
+    stack, name = key.split(".", 1)
+    if name == "embed_tokens.weight":
+        if held[0] != built[0]:
+            data = f"these data have {built[0]} symbols; give the data of its own run"
+            return f"holds {held[0]} {stack} embeddings, {data}"
+        return f"is {held[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {held[1]}"
+    if name == "embed_positions.weight":
+        held, built = held[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
+        of_pair = "--max-source-positions" if depth(own, "decoder") else "--max-positions"
+        flag = "--max-target-positions" if stack == "decoder" else of_pair
+        return f"has {held} learned positions, this model {built}; give {flag} {held}"
+    if name.endswith("fc1.weight"):
+        return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
+    return f"{key} has shape {held}, this model's {built}; give the flags and data of its own run"
+
+
+def _flags(missing: list[str], extra: list[str]) -> str:
+    """The flags that would make the difference, as far as names tell."""
+    advice = []
+    for verb, keys in (("give", extra), ("drop", missing)):
+        found = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))
+        if flags := " ".join(dict.fromkeys(found)):
+            advice.append(f"{verb} {flags}")
+    return " and ".join(advice)
+
+
+def _check_constants(state: StateDict, own: StateDict) -> None:
+    for key, value in own.items():
+        if key.count(".") > 1 or value.dim() > 0:  # not one of Method.constants
+            continue
+        held, built = float(state[key]), float(value)
+        if abs(held - built) > 0.01 * abs(built):  # half precision rounds them
+            raise UserError(f"{key} is {held:.4g}, this model's {built:.4g}: trained at other depths or options")
+
+
+def _some(verb: str, keys: list[str]) -> str:
+    return f"{verb} {keys[0]}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "") if keys else ""

@@ -1,0 +1,73 @@
+"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, torch's, and T-Fixup's learning rate.
+
+`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
+height from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import II
+
+from ...errors import UserError
+from .deepnet_adam import settings
+
+
+@dataclass
+class RAdamConfig(FairseqDataclass):
+    """The flags of `--optimizer radam`, by the names of adam's."""
+
+    adam_betas: str = field(default="(0.9, 0.999)", metadata={"help": "betas for RAdam"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for RAdam"})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
+    lr: list[float] = II("optimization.lr")
+
+
+@register_optimizer("radam", dataclass=RAdamConfig)
+class RAdam(FairseqOptimizer):
+    """torch.optim.RAdam under fairseq's names of Adam's flags."""
+
+    def __init__(self, cfg, params):
+        super().__init__(cfg)
+        self._optimizer = torch.optim.RAdam(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict:
+        """What is given now and replaces what a checkpoint holds."""
+        return settings(self.cfg) | {"decoupled_weight_decay": True}
+
+
+@dataclass
+class TFixupScheduleConfig(FairseqDataclass):
+    """The flags of `--lr-scheduler t_fixup`."""
+
+    decay_period: int = field(default=4000, metadata={"help": "P, updates until the rate has fallen to lr / sqrt(2)"})
+    lr: list[float] = II("optimization.lr")
+
+
+@register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
+class TFixupSchedule(FairseqLRScheduler):
+    """No warm-up, inverse square root decay; t counts updates from 0.
+
+    UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
+    """
+
+    def __init__(self, cfg, optimizer):
+        super().__init__(cfg, optimizer)
+        if len(cfg.lr) != 1:
+            raise UserError(f"--lr {','.join(map(str, cfg.lr))}: --lr-scheduler t_fixup takes one rate")
+        if cfg.decay_period < 1:
+            raise UserError(f"--decay-period {cfg.decay_period}: must be at least 1")
+        self.step_update(0)
+
+    def step(self, epoch, val_loss=None):
+        super().step(epoch, val_loss)
+        return self.optimizer.get_lr()
+
+    def step_update(self, num_updates):
+        period = self.cfg.decay_period
+        self.optimizer.set_lr(self.cfg.lr[0] * (period / (period + num_updates)) ** 0.5)
+        return self.optimizer.get_lr()

@@ -1,0 +1,192 @@
+"""Updates under observation, and how fairseq's training comes to be watched.
+
+The task's and the optimiser's methods are wrapped, on the instances alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..core.probes.base import Held, Probe, get_probes
+from ..core.probes.model_update import REFERENCE, reference, token_masks
+from .admin_profile import held_training_batch
+from .probe_record import FILE, Values, Writer
+
+
+class Session:
+    """The probed updates of one run.
+
+    model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
+    without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
+    only: the passes that activation checkpointing repeats, and those of validation, find none.
+    """
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]]):
+        self.model, self.kinds = model, probes
+        self.held: Held | None = None  # set before the first update, where a probe needs it
+        self.watching: list[Probe] = []  # of the update under observation, if there is one
+        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
+        self._outer: list[RemovableHandle] = []
+        self._inner: list[RemovableHandle] = []
+
+    def begin(self) -> None:
+        """The weights are theta_i and the forward passes of update i + 1 come next."""
+        self.end()
+        self.watching = [probe(self.model) for probe in self.kinds]
+        for probe in self.watching:
+            probe.begin(self.held)
+        self._outer = [
+            self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.model.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def gradients(self, scale: float | Tensor) -> None:
+        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
+        for probe in self.watching:
+            probe.gradients(scale)
+
+    def values(self) -> dict[str, Values]:
+        """Probe -> address -> value; on every rank at the same time."""
+        return {probe.name: probe.values() for probe in self.watching}
+
+    def summary(self, values: dict[str, Values]) -> Values:
+        """ "probe/address" -> value, what goes into fairseq's log."""
+        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
+        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
+
+    def end(self) -> None:
+        """Takes all hooks off; the model is as it was."""
+        for handle in self._outer + self._inner:
+            handle.remove()
+        self._outer, self._inner, self.watching = [], [], []
+
+    def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
+        masks = token_masks(model, *inputs, **kwargs)
+        if self.dummy:
+            masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
+        with torch.no_grad():
+            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
+
+    def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
+        for handle in self._inner:
+            handle.remove()
+        self._inner = []
+
+
+class TrainingProbes:
+    """The probes of a fairseq-train run, every `interval` updates: into fairseq's log and the file in `folder`.
+
+    header: what the file says of the run beside the probes' names and the interval.
+    """
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
+        self.session = Session(model, probes)
+        self.interval, self.folder = interval, folder
+        self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
+        self.writer: Writer | None = None  # of the first rank
+        self.iterator: Any = None
+        self.update = 0
+        self._wrapped = None  # the optimiser in use
+        self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
+
+    def attach(self, task: Any) -> None:
+        """Wraps the task that is about to train the model; one that only translates with it is left alone."""
+        if not hasattr(task, "get_batch_iterator"):
+            return
+        get_batch_iterator, train_step = task.get_batch_iterator, task.train_step
+
+        def first_iterator(*args: Any, **kwargs: Any) -> Any:
+            task.get_batch_iterator = get_batch_iterator
+            self.iterator = get_batch_iterator(*args, **kwargs)
+            return self.iterator
+
+        @functools.wraps(train_step)
+        def probed_step(
+            sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            self.before_step(optimizer, update_num, dummy=kwargs.get("ignore_grad", False))
+            return train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+        task.get_batch_iterator, task.train_step = first_iterator, probed_step
+
+    def before_step(self, optimizer: Any, update: int, dummy: bool = False) -> None:
+        """Before each forward pass of training: the first of a probed update begins a session.
+
+        dummy: the batch counts for nothing, it keeps a rank busy that has no more of its own.
+        """
+        if self._wrapped is None:
+            self._open(update)
+        if optimizer is not self._wrapped:
+            self._wrap(optimizer)
+        if update % self.interval == 0 and not self.session.watching and update != self._written:
+            self.update = update
+            self.session.model.set_num_updates(update)  # as the training step is about to
+            self.session.begin()
+        self.session.dummy = dummy
+
+    def _wrap(self, optimizer: Any) -> None:
+        """All gradients are accumulated and reduced when fairseq clips them, and not clipped yet."""
+        clip = optimizer.clip_grad_norm
+
+        @functools.wraps(clip)
+        def probed_clip(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if self.session.watching:
+                    self.session.gradients(_scale(optimizer))
+                norm = clip(*args, **kwargs)  # fp16 raises at an overflow: the update is not made
+                skipped = isinstance(optimizer, AMPOptimizer) and not torch.isfinite(norm)  # AMP does so without a word
+                if self.session.watching and not skipped:
+                    self._write()
+                return norm
+            finally:
+                self.session.end()
+
+        optimizer.clip_grad_norm, self._wrapped = probed_clip, optimizer
+
+    def _write(self) -> None:
+        values = self.session.values()
+        self._written = self.update
+        if self.writer is not None:
+            self.writer.row(self.update, values)
+        for key, value in self.session.summary(values).items():
+            if math.isfinite(value):
+                metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
+
+    def _open(self, update: int) -> None:
+        """Starts or continues the run's file and settles on its held batch and F(x, theta_0)."""
+        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if first:
+            self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
+        if any(probe.needs_held for probe in self.session.kinds):
+            model = self.session.model
+            net_input = held_training_batch(self.iterator, next(model.parameters()).device)
+            kept = reference(model, net_input, self.folder / REFERENCE, update, write=first)
+            self.session.held = Held(net_input, kept)
+
+
+def attach_probes(model: nn.Module, task: Any, cfg: Any) -> None:
+    """Watches the training of `model` by `task` as a filled model config asks; without --deepnet-probe, nothing."""
+    probes = get_probes(cfg.deepnet_probe)
+    if probes:
+        names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
+        header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
+        TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
+
+
+def _scale(optimizer: Any) -> float | Tensor:
+    """What turns the gradients at hand into those of the mean loss.
+
+    Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
+    """
+    if isinstance(optimizer, AMPOptimizer):
+        return 1 / optimizer.scaler.get_scale()
+    return getattr(optimizer, "_multiply_factor", 1.0)

@@ -1,0 +1,106 @@
+"""The mean of several checkpoints of one run, a model that often translates better than any of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from ..atomic_output import save
+from ..errors import UserError
+from ..plugin.building import own_config
+
+EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+BEST = re.compile(r"checkpoint\.best_.+\.pt")
+# within one run, between attempts
+MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile", "compile_layers",
+              "deepnet_probe", "probe_interval", "probe_dir"}  # fmt: skip
+OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
+
+
+def last(folder: Path, k: int) -> list[Path]:
+    """The last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
+
+    UserError, naming the folder, if there are not as many of either.
+    """
+    for pattern in (EPOCH, UPDATE):
+        numbered = [(int(m.group(1)), p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
+        if len(numbered) >= k:
+            return [path for _, path in sorted(numbered)[-k:]]
+    raise UserError(f"{folder}: has no {k} checkpoints of epochs or of updates; save more, or give a smaller --last")
+
+
+def best(folder: Path, k: int) -> list[Path]:
+    """The k checkpoints with the best validation score, best first, by the run's own --best-checkpoint-metric.
+
+    Reads every checkpoint of the folder. UserError if fewer than k have a finite score, or one is another model's.
+    """
+    scored: dict[int, tuple[float, Path]] = {}  # updates -> ...; the best ones are saved under two names
+    maximize = False
+    for path in sorted(folder.iterdir()):
+        if any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, BEST)):
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            own_config(state, str(path))
+            maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
+            score = state["extra_state"].get("val_loss")
+            if score is not None and math.isfinite(score):
+                scored[state["optimizer_history"][-1]["num_updates"]] = (score, path)
+    if len(scored) < k:
+        raise UserError(
+            f"{folder}: has no {k} checkpoints with a validation score; save more, or give a smaller --best"
+        )
+    ranked = sorted(scored.values(), key=lambda pair: pair[0], reverse=maximize)
+    return [path for _, path in ranked[:k]]
+
+
+def average(paths: list[Path], out: Path) -> None:
+    """Writes the mean of the parameters with the first checkpoint's config, without optimiser state.
+
+    Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
+    Accumulated in float64, one checkpoint in memory at a time beside the sum. UserError for checkpoints of different
+    runs, for one that does not exist, and for parameters that are no numbers; then nothing is written.
+    """
+    first, total = None, {}
+    for path in paths:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        if first is None:
+            first, first_config = state, own_config(state, str(path))
+        else:
+            _check_same_run(first, first_config, state, own_config(state, str(path)), paths[0], path)
+        for key, value in state["model"].items():
+            if value.is_floating_point():
+                total[key] = total.get(key, 0) + value.double()
+    mean = {
+        key: (total[key] / len(paths)).to(value.dtype) if key in total else value
+        for key, value in first["model"].items()
+    }
+    _keep_ties(first["model"], mean)
+    extra = {key: value for key, value in first["extra_state"].items() if key not in OF_TRAINING}
+    cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
+    save(first | {"model": mean, "cfg": cfg, "extra_state": extra, "last_optimizer_state": None}, out)
+
+
+def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    """Tensors that were one and the same in the checkpoint are written once again."""
+    seen: dict[tuple, str] = {}
+    for key, value in before.items():
+        owner = seen.setdefault((value.data_ptr(), value.shape, value.stride()), key) if value.numel() else key
+        after[key] = after[owner]
+
+
+def _check_same_run(first: dict, first_config, other: dict, config, first_path: Path, path: Path) -> None:
+    ours, theirs = first["model"], other["model"]
+    for name in first_config:
+        if config[name] != first_config[name] and name not in MAY_DIFFER:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{path}: trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
+    seed, another = (state["cfg"].common.seed for state in (first, other))
+    if seed != another:
+        raise UserError(f"{path}: trained with --seed {another}, {first_path} with {seed}; average one run's")
+    if ours.keys() != theirs.keys() or any(ours[key].shape != theirs[key].shape for key in ours):
+        raise UserError(f"{path}: its parameters are not those of {first_path}; average checkpoints of one run")

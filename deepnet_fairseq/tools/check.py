@@ -1,0 +1,385 @@
+"""`deepnet check`: the first updates of a fairseq-train run, watched in this process, and a verdict on the long one.
+
+All probes are on and nothing is left behind. The thresholds are calibrated in docs/probes.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy as np
+from fairseq.data import iterators
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+from ..core import archs
+from ..core.probes.half_precision import LARGEST
+from ..errors import UserError
+from ..plugin import config
+from ..plugin.probe_record import FILE, Values, read_record
+from ..plugin.trainer import build_trainer, parse
+from ..text_table import render
+
+ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
+# evenness of a stack's gradient norms, smallest over largest layer's
+UNEVEN = 0.1  # in the first updates: a risk, unless it evens out
+HEALED = 1.5  # times its start: it does, as under ReZero, whose branches open one by one
+STARVED = 1e-3  # in the last updates, if it started uneven
+# the same for one layer: what it passes on to the one below, on average
+FADING = 0.9  # in the first updates, for the start to be uneven because of the depth
+LOST = 0.1  # in the last updates: no stack learns so, whatever its start
+TIGHT = 4.0  # doublings of the activations left in fp16
+LATEST = 5  # updates whose median counts as the end
+ROWS, DEPTHS = 8, 6  # at most, of the page's tables
+
+STABLE, AT_RISK, DIVERGING = "stable", "at risk", "diverging"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One update of a check.
+
+    update: how many were made before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
+    failed; tokens: its target tokens; probes[probe][address]: values as the probes define them.
+    """
+
+    update: int
+    lr: float
+    loss: float
+    tokens: float
+    probes: dict[str, Values]
+
+    def profile(self, stack: str) -> list[float]:
+        """Gradient norm of each layer of `stack`, L2, the first layer first; empty if the update has none."""
+        norms = self.probes.get("gradient_norm", {})
+        return [norms[where] for layer in range(1, len(norms) + 1) if (where := f"{stack}.{layer}") in norms]
+
+    def evenness(self, stack: str) -> float:
+        """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing.
+
+        NaN for no layers and for norms that are not finite.
+        """
+        norms = self.profile(stack)
+        if not norms or not all(map(math.isfinite, norms)):
+            return math.nan
+        return min(norms) / max(norms) if max(norms) > 0 else 0.0
+
+    def ln_input(self, kind: str) -> float:
+        """Mean norm of what the LayerNorms of one kind of branch read, over all stacks; NaN if the update has none.
+
+        kind: "ffn" or "self_attn".
+        """
+        values = [v for a, v in self.probes.get("ln_input", {}).items() if a.split(".")[2:] == [kind]]
+        return fmean(values) if values else math.nan
+
+
+class Headroom(NamedTuple):
+    """How much room fp16 has left.
+
+    activation: largest absolute value in the forward passes; doublings: how often the activations can double before
+    fp16 overflows; loss_scale: the largest power of two that keeps the gradients of the weights finite.
+    """
+
+    activation: float
+    doublings: float
+    loss_scale: float
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """What a check saw.
+
+    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
+    gave up, if so; seconds: without set-up.
+    """
+
+    method: str
+    layers: tuple[int, int]
+    parameters: int
+    peak: float
+    observed: list[Observed]
+    failure: str | None
+    seconds: float
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """Layers of those that the model has."""
+        layers = zip(("encoder", "decoder"), self.layers, strict=True)
+        return {stack: count for stack, count in layers if count}
+
+    @property
+    def headroom(self) -> Headroom | None:
+        """The least of all updates; None where no update has finite numbers."""
+        rows = [(o.probes["half_precision"], o.tokens) for o in self.observed if "half_precision" in o.probes]
+        rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
+        if not rows:
+            return None
+        activation = max(value for row, _ in rows for name, value in row.items() if name != "gradient")
+        gradient = max(row["gradient"] * tokens for row, tokens in rows)  # of the summed loss
+        scale = 2.0 ** math.floor(math.log2(LARGEST / gradient))
+        return Headroom(activation, math.log2(LARGEST / activation), scale)
+
+
+def train_briefly(
+    flags: list[str], updates: int, warmup: int | None, seconds: float, progress: Callable[[int, float], None]
+) -> ShortTraining:
+    """Trains as `fairseq-train FLAGS` would, on one process, for `updates` or until `seconds` are over.
+
+    warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each, loss in bits per
+    token. Nothing is left on the disk. UserError for flags that this package refuses, for another package's
+    architecture, and where no update could be made; a flag that fairseq-train refuses ends the program, as there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
+        trainer = build_trainer(args)
+        failure, seen = None, []
+        start = time.monotonic()
+        try:
+            for samples in itertools.islice(_batches(trainer), ATTEMPTS * updates):
+                if step := _step(trainer, samples):
+                    seen.append(step)
+                    progress(step.update, step.loss)
+                if len(seen) == updates or time.monotonic() - start > seconds:
+                    break
+        except FloatingPointError as error:
+            failure = str(error).splitlines()[0]
+            seen.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
+        elapsed = time.monotonic() - start
+        path = Path(folder) / FILE
+        rows = read_record(path).rows if path.exists() else {}
+    if not seen:
+        raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
+    cfg = config.namespace(**vars(args))
+    return ShortTraining(
+        cfg.method,
+        archs.depths(cfg),
+        sum(p.numel() for p in trainer.get_model().parameters()),
+        max(args.lr),
+        [replace(step, probes=rows.get(step.update, {})) for step in seen],
+        failure,
+        elapsed,
+    )
+
+
+def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
+    """The run's args with all probes on and its warm-up compressed; UserError for a run that a check cannot watch."""
+    if args.arch not in archs.PRESETS:
+        known = " and ".join(archs.STACKS)
+        raise UserError(f"--arch {args.arch}: the check is for {known}, whose --method post_ln and pre_ln are the same")
+    for name, default in (("restore_file", "checkpoint_last.pt"), ("finetune_from_model", None)):
+        if getattr(args, name) != default:
+            raise UserError(f"--{name.replace('_', '-')}: the check looks at a training from its first update; drop it")
+    args.deepnet_probe, args.probe_interval = "all", 1
+    if warmup is not None:
+        if not getattr(args, "warmup_updates", 0):
+            raise UserError("--compress-warmup: this schedule has no warm-up; drop the flag")
+        args.warmup_updates = min(warmup, args.warmup_updates)
+    return args
+
+
+def _batches(trainer: Trainer) -> Iterator[list]:
+    """Batches as the trainer takes them, epoch after epoch."""
+    update_freq = trainer.cfg.optimization.update_freq
+    for epoch in itertools.count(1):
+        iterator = trainer.get_train_iterator(epoch)
+        if epoch == 1:
+            trainer.lr_step_begin_epoch(epoch)
+            trainer.lr_step_update()
+        shuffle = epoch > trainer.cfg.dataset.curriculum
+        frequency = update_freq[min(epoch, len(update_freq)) - 1]
+        trainer.begin_epoch(epoch)
+        yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
+
+
+def _step(trainer: Trainer, samples: list) -> Observed | None:
+    """One update, without what the probes will have written; None if it overflowed and only the loss scale changed."""
+    update, lr = trainer.get_num_updates(), trainer.get_lr()
+    fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
+    level = fairseq.level
+    fairseq.setLevel(logging.CRITICAL)
+    try:
+        with metrics.aggregate("train_inner"):
+            log = trainer.train_step(samples)
+    finally:
+        fairseq.setLevel(level)
+    tokens = sum(sample["ntokens"] for sample in samples if sample)
+    return None if log is None else Observed(update, lr, float(log["loss"]), tokens, {})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason for a verdict. kind: AT_RISK or DIVERGING; update: since when; evidence: one line with the numbers."""
+
+    kind: str
+    update: int
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """kind: the worst of the findings, STABLE without any; notes: what the check could not see. str() is one line."""
+
+    kind: str
+    findings: list[Finding]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        if self.kind == STABLE:
+            return STABLE
+        first = next(finding for finding in self.findings if finding.kind == self.kind)
+        where = f" at update {first.update}" if self.kind == DIVERGING else ""
+        return f"{self.kind}{where}: {first.evidence}"
+
+
+def judge(training: ShortTraining) -> Verdict:
+    """The verdict on a short training: by its losses, the evenness of its gradients, the room it leaves in fp16."""
+    observed, findings = training.observed, []
+    last = observed[-1].update
+    broken = [o.update for o in observed if not math.isfinite(o.loss)]
+    if training.failure or broken:
+        evidence = f"loss or gradients are not finite ({training.failure or 'loss'})"
+        findings.append(Finding(DIVERGING, broken[0] if broken else last, evidence))
+    findings += filter(None, (_starved(observed, stack) for stack in training.stacks))
+    losses = [o.loss for o in observed if math.isfinite(o.loss)]
+    start, end = (median(part) if part else math.nan for part in (losses[:LATEST], losses[-LATEST:]))
+    if len(losses) >= 2 * LATEST and end > start:
+        findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
+    room = training.headroom
+    if room and room.doublings < TIGHT:
+        evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504: train with --bf16"
+        findings.append(Finding(AT_RISK, last, evidence))
+    elif room and room.loss_scale < 1:
+        findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
+    kinds = {finding.kind for finding in findings}
+    kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else STABLE
+    return Verdict(kind, findings, _notes(training))
+
+
+def _starved(observed: list[Observed], stack: str) -> Finding | None:
+    """The lower layers get nothing: from the start under Post-LN (Figure 3a), and once it has diverged (Figure 4d)."""
+    even = [(o.update, o.evenness(stack)) for o in observed[1:]]  # some methods start with zeros
+    even = [(update, value) for update, value in even if math.isfinite(value)]
+    if len(even) < 2 * LATEST - 1:
+        return None
+    start, end = (median(value for _, value in part) for part in (even[:LATEST], even[-LATEST:]))
+    norms = observed[-1].profile(stack) or observed[0].profile(stack)
+    a_layer = 1 / max(len(norms) - 1, 1)
+    fades = start < UNEVEN and start**a_layer < FADING and end < HEALED * start
+    lost = end**a_layer < LOST
+    if not fades and not lost:
+        return None
+    starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # not yet
+    since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
+    where = f"{stack} layer {norms.index(min(norms)) + 1}"
+    evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
+    return Finding(DIVERGING if lost or end < STARVED else AT_RISK, since, evidence)
+
+
+def _notes(training: ShortTraining) -> list[str]:
+    reached, peak = max(o.lr for o in training.observed), training.peak
+    notes = []
+    if reached < 0.5 * peak:
+        notes.append(
+            f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
+            "--compress-warmup 20 goes there"
+        )
+    if math.isfinite(training.observed[-1].loss) and (count := len(training.observed)) < 2 * LATEST:
+        notes.append(f"{count} updates in the time given are too few for a verdict; give more --seconds")
+    return notes
+
+
+def _evenly(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of range(count), first and last among them."""
+    return sorted({round(index) for index in np.linspace(0, count - 1, min(count, wanted))})
+
+
+def _progress(training: ShortTraining) -> str:
+    """A row for some of the updates: what the four quantities of the paper do as the learning rate rises."""
+    stacks = list(training.stacks)
+    rows = [
+        ["update", "lr", "loss", "model update", "LN input ffn", "self-attn", *(f"grad {stack}" for stack in stacks)]
+    ]
+    for index in _evenly(len(training.observed), ROWS):
+        seen = training.observed[index]
+        moved = seen.probes.get("model_update", {}).get(stacks[-1], math.nan)
+        sizes = [f"{seen.ln_input(kind):.1f}" for kind in ("ffn", "self_attn")]
+        even = [f"{seen.evenness(stack):.0e}" for stack in stacks]
+        rows.append([str(seen.update), f"{seen.lr:.1e}", f"{seen.loss:.2f}", f"{moved:.2f}", *sizes, *even])
+    return render(rows)
+
+
+def _profile(training: ShortTraining) -> str:
+    """Gradient norm of some layers, before the first update and at the last."""
+    rows = [["layer", "gradient at first", "at last"]]
+    for stack in training.stacks:
+        before, after = (training.observed[index].profile(stack) for index in (0, -1))
+        for layer in _evenly(len(before), DEPTHS):
+            rows.append([f"{stack} {layer + 1}", f"{before[layer]:.1e}", f"{after[layer]:.1e}" if after else "-"])
+    return render(rows)
+
+
+def text(training: ShortTraining) -> str:
+    """The whole report; ends with the verdict."""
+    verdict = judge(training)
+    room = training.headroom
+    half = "not measured: no update had finite numbers"
+    if room:
+        half = (
+            f"activations up to {room.activation:.0f} ({room.doublings:.1f} doublings below 65504); gradients of the "
+            f"weights stay finite up to a loss scale of {room.loss_scale:g}"
+        )
+    depth = "-".join(f"{count}L" for count in training.stacks.values())
+    lines = [
+        f"{depth} {training.method}, {training.parameters:,} parameters, "
+        f"{len(training.observed)} updates in {training.seconds:.0f} s",
+        "",
+        _progress(training),
+        "",
+        "loss: bits per token; model update: ||F(x, theta_i) - F(x, theta_0)|| per token; grad: smallest over largest",
+        "gradient norm of the stack's layers",
+        "",
+        _profile(training),
+        "",
+        f"fp16: {half}",
+        "",
+        f"verdict: {verdict}",
+        *(f"  also {other.kind}: {other.evidence}" for other in verdict.findings if other.evidence not in str(verdict)),
+        *(f"  note: {note}" for note in verdict.notes),
+    ]
+    return "\n".join(lines)
+
+
+def as_dict(training: ShortTraining) -> dict:
+    """For --json: verdict, findings, and every update's numbers."""
+    verdict = judge(training)
+    return {
+        "verdict": verdict.kind,
+        "findings": [vars(finding) for finding in verdict.findings],
+        "notes": verdict.notes,
+        "method": training.method,
+        "layers": training.layers,
+        "parameters": training.parameters,
+        "updates": [
+            {
+                "update": o.update,
+                "lr": o.lr,
+                "loss": _number(o.loss),
+                "probes": {name: {a: _number(v) for a, v in found.items()} for name, found in o.probes.items()},
+            }
+            for o in training.observed
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no others

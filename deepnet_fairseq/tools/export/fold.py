@@ -1,0 +1,122 @@
+"""Whether a model folds into a plain Post-LN or Pre-LN Transformer, and how: its method's factors go into weights.
+
+LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values. c goes into the last matrix of f. For w:
+    upstream    the LayerNorm before gives x' = w o x (its gain and bias times w), and the matrices of f that read x'
+                have their columns divided by w. Exact, for any vector w without zeros.
+    downstream  f' = f / w, for LN(w x + f) = LN(x + f / w), w a number. Exact but for the LayerNorm's epsilon, which
+                now counts w^2-fold: a relative 5e-6 at each LayerNorm of a deep model.
+The first branch of a stack has no LayerNorm before it: downstream, or for a vector w the embedding gives w o x.
+"""
+
+from __future__ import annotations
+
+import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
+from torch import Tensor, nn
+
+from ...core.slots import NORM_NAMES
+
+READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
+SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
+PLACES = {
+    "before": "on the input of a branch",
+    "hidden": "between fc1 and the activation",
+    "inner": "in front of the last matrix of a branch",
+    "outer": "on the output of a branch",
+    "ending": "at the end of a stack",
+}
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
+    for stack in model.stacks().values():
+        if stack.layers[0].norm_place == "none":
+            return "it has no LayerNorm in its layers"
+        if stack.mixer is not None:
+            return "its layers read a combination of all outputs before them"
+        for address, module in stack.slots():
+            slot = address.rpartition(".")[2]
+            if slot != "residual":
+                return f"{_kind(module)} stands {PLACES[slot]}"
+            if not hasattr(module, "scales"):
+                return f"{_kind(module)} merges shortcut and branch"
+            shortcut, _ = module.scales()
+            if stack.layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
+                return "its shortcut is scaled, and no LayerNorm follows to absorb that"
+        if stack.layers[0].fc1.bias is None:
+            return "its matrices have no biases"
+    return None
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, nn.Sequential):
+        return _kind(module[0])
+    name = type(module).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+
+
+@torch.no_grad()
+def fold(model: nn.Module, way: str = "upstream") -> dict:
+    """Folds a DeepModel that `obstacle` has nothing against, in place, in float64; its slots can be left out then.
+
+    Returns the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
+    no longer be shared. ValueError for a vector that way "downstream" cannot fold.
+    """
+    model.double()
+    changes: dict = {}
+    for name, stack in model.stacks().items():
+        norm_before = stack.layernorm_embedding
+        for layer in stack.layers:
+            for sublayer in layer.sites:
+                scales = layer.residual[sublayer].scales()
+                shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
+                _scale_output(layer, sublayer, branch)
+                if (shortcut == 1).all():
+                    pass
+                elif norm_before is not None and way == "upstream":
+                    norm_before.weight.mul_(shortcut)
+                    norm_before.bias.mul_(shortcut)
+                    _divide_readers(layer, sublayer, shortcut)
+                elif not shortcut.dim():
+                    _scale_output(layer, sublayer, 1 / shortcut)
+                elif way == "upstream":
+                    changes |= _scale_embedding(model, name, shortcut)
+                    _divide_readers(layer, sublayer, shortcut)
+                else:
+                    raise ValueError("a factor for each feature folds upstream only")
+                norm_before = getattr(layer, NORM_NAMES[sublayer])
+    return changes
+
+
+def _scale_output(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
+    *_, last = layer.matrices(sublayer).values()
+    last.weight.mul_(factor.view(-1, 1))  # a vector multiplies rows
+    last.bias.mul_(factor)
+
+
+def _divide_readers(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
+    for role in READERS[sublayer]:
+        layer.matrices(sublayer)[role].weight.div_(factor)  # a vector divides columns
+
+
+def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
+    """Tokens and positions of one stack times a vector: an embedding of its own, a learned table of positions."""
+    stack = getattr(model, name)
+    stack.embed_tokens = _embedding(stack.embed_tokens.weight * factor, stack.padding_idx)  # the others keep theirs
+    if stack.embed_positions is not None:
+        stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
+    positions = {f"{name}_learned_pos": True} if stack.embed_positions is not None else {}
+    return positions | dict.fromkeys(SHARING, False) | {"untie_weights_roberta": True}
+
+
+def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
+    return nn.Embedding(weight.size(0), weight.size(1), padding_idx, _weight=weight)
+
+
+def _position_table(stack: nn.Module) -> Tensor:
+    """Rows as fairseq's learned positions count them: padding_idx + 1 is the first position."""
+    positions = stack.embed_positions
+    if not isinstance(positions, SinusoidalPositionalEmbedding):
+        return positions.weight
+    rows = stack.max_tokens + stack.padding_idx + 1
+    return positions.get_embedding(rows, positions.embedding_dim, stack.padding_idx).double()

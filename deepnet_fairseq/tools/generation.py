@@ -1,0 +1,83 @@
+"""fairseq-generate for many directions of one model, which is loaded once.
+
+OPUS-100 has 188 directions, Flores-101 as many as there are pairs: fairseq-generate would load the model for each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from fairseq import checkpoint_utils, options
+from fairseq_cli import generate
+from tqdm import tqdm
+
+from ..atomic_output import whole
+from ..errors import UserError
+
+
+def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
+    """FOLDER/SRC-TGT.txt is what fairseq-generate prints for each of `directions`, FOLDER/SRC-TGT.log what it logs.
+
+    flags: those of fairseq-generate but for the languages. A direction that is there already is left alone; an
+    interrupted one is not there. UserError, naming --directions, for words that are no direction.
+    """
+    for direction in directions:
+        if len(direction.split("-")) != 2 or not all(direction.split("-")):
+            raise UserError(f"--directions {direction}: no direction; give SRC-TGT, as de-en")
+    left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob("*.part"):
+        unfinished.unlink()
+    with _loaded_once():
+        for direction in tqdm(left, unit=" directions", disable=None):
+            _translate(direction, folder / f"{direction}.txt", flags)
+
+
+def _translate(direction: str, result: Path, flags: list[str]) -> None:
+    source, target = direction.split("-")
+    parser = options.get_generation_parser()
+    args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
+    log = result.with_suffix(".log")
+    with _logged(log), whole(result) as part, open(part, "w", encoding="utf-8") as file, redirect_stdout(file):
+        generate.main(args)
+
+
+@contextmanager
+def _loaded_once() -> Iterator[None]:
+    """fairseq's loader of models gives, for the same checkpoints, the models it gave before."""
+    load, known = checkpoint_utils.load_model_ensemble, {}
+
+    def load_model_ensemble(filenames, *args, **kwargs):
+        key = tuple(filenames)
+        if key not in known:
+            known[key] = load(filenames, *args, **kwargs)
+        return known[key]
+
+    checkpoint_utils.load_model_ensemble = load_model_ensemble
+    try:
+        yield
+    finally:
+        checkpoint_utils.load_model_ensemble = load
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What fairseq logs goes to `path` and nowhere else."""
+    root = logging.getLogger()
+    before, level, fairseq = root.handlers[:], root.level, logging.getLogger("fairseq")
+    file = logging.FileHandler(path, "w", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    of_fairseq = fairseq.level
+    root.handlers[:] = [file]
+    root.setLevel(logging.INFO)
+    fairseq.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        fairseq.setLevel(of_fairseq)
+        file.close()

@@ -1,0 +1,208 @@
+"""What a training needs: parameters, operations, time, and bytes of memory at the moment when they are most.
+
+The update is followed as fairseq's Trainer runs it, stage by stage (trace.py): the forward pass adds what each holds;
+the backward pass frees it from the end, while gradients arrive; the optimiser then adds its temporaries. Adam's moments
+are there from the second update on, and the gradients from the second batch of an update with --update-freq.
+
+Operations are those of matrix products and attention, 2 for each multiplication and addition, as Kaplan et al. 2020
+("Scaling Laws for Neural Language Models", table 1) and Narayanan et al. 2021 ("Efficient Large-Scale Language Model
+Training on GPU Clusters", appendix) count them: a matrix of n numbers costs 2n a token, attention to S keys 4 S C,
+causal or not. The backward pass costs twice the forward pass; recomputed layers are one more forward pass of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+from torch import nn
+
+from ...core import archs
+from .setting import Setting
+from .trace import LAYERS, Stage, skeleton, trace
+
+# What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
+# Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
+OBJECTS = 14_000
+GATHERED = 2  # layers whose weights a fully sharded model holds whole: the one at work, and the next
+WIDEST = 4  # no group is tried that is wider than twice the square root of the depth
+NEAR = 1.01  # peaks as good as the lowest
+TERA = 1e12
+OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
+
+
+def count(setting: Setting) -> SimpleNamespace:
+    """Numbers of the setting's parameters: exact, from a skeleton on torch's meta device.
+
+    embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
+    a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
+    trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
+    all; gradient_bytes: of those that are trained; total: all, trained or not.
+    """
+    model = skeleton(setting)
+    times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
+    parts: dict[nn.Parameter, str] = {}  # a shared one counts where it is first
+    for name, stack in model.stacks().items():
+        for key, parameter in stack.named_parameters():
+            part = "embeddings" if key.startswith(OUTSIDE) else "output" if key.startswith("output_") else name
+            parts.setdefault(parameter, part)
+        for parameter in stack.layers[-1].parameters():
+            times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
+    numbers = dict.fromkeys(("embeddings", "encoder", "decoder", "output"), 0)
+    for parameter, often in times.items():
+        numbers[parts.get(parameter, "output")] += often * parameter.numel()
+    return SimpleNamespace(
+        **numbers,
+        trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),
+        tensors=sum(times.values()),
+        largest=max(p.numel() for p in times),
+        weight_bytes=sum(n * p.nbytes for p, n in times.items()),
+        gradient_bytes=sum(n * p.nbytes for p, n in times.items() if p.requires_grad),
+        total=sum(numbers.values()),
+    )
+
+
+def flops(setting: Setting) -> SimpleNamespace:
+    """Floating-point operations of the forward and backward passes, by the trace of the setting's forward pass.
+
+    Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
+    sentences; train, forward and backward; recomputed. Of a whole update on all GPUs, recomputation included: step.
+    """
+    stages, tokens = trace(setting), setting.max_tokens // setting.length * setting.length
+    forward, attention = (sum(getattr(stage, name) for stage in stages) / tokens for name in ("flops", "attention"))
+    again = sum(stage.flops for stage in stages if stage.name.endswith(LAYERS)) / tokens
+    recomputed = again if setting.checkpoint_every else 0.0
+    step, train = (3 * forward + recomputed) * setting.batch, 3 * forward
+    return SimpleNamespace(forward=forward, attention=attention, train=train, recomputed=recomputed, step=step)
+
+
+def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
+    """How fast a training is at `rate` FLOP/s on each GPU; exchange of gradients is in the rate or left out.
+
+    step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training,
+    None where nobody asked.
+    """
+    step = flops(setting).step / (rate * setting.gpus)
+    hours = None if updates is None else updates * step / 3600
+    return SimpleNamespace(rate=rate, step=step, tokens_per_second=setting.batch / step, updates=updates, hours=hours)
+
+
+def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
+    """Updates that `epochs` of a corpus of so many target tokens take; batches are taken as full."""
+    return max(1, round(epochs * corpus_tokens / setting.batch))
+
+
+def memory(setting: Setting) -> SimpleNamespace:
+    """Bytes that one update of the setting takes, from the second on: on one GPU, or of a process on the CPU.
+
+    optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
+    what all stages but the loss hold at the end of the forward pass; recomputed: what the largest of them adds in its
+    backward pass; loss: what the loss holds, and its temporaries; step: temporaries of the optimiser's update; objects:
+    Python's, on the CPU; peak: the most at a time, which is in `phase` "forward", "backward" or "optimiser".
+    """
+    return follow(setting, count(setting), trace(setting))
+
+
+def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -> SimpleNamespace:
+    """The same, from the model's parameters and the stages of its passes."""
+    fully = setting.sharding == "fully_sharded"
+    shards = setting.gpus if fully else 1
+    whole = max(stage.gradients for stage in stages) if fully else 0  # bytes of one layer's weights, gathered
+    weights = -(-parameters.weight_bytes // shards) + GATHERED * whole
+    gradients = -(-parameters.gradient_bytes // shards)
+    optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
+    buckets = gradients if setting.gpus > 1 and not fully else 0
+    objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
+    base = weights + optimiser + buckets + objects
+    waiting = gradients if setting.update_freq > 1 else 0
+    passes = _passes(stages, setting)
+    *body, loss = passes
+    before = itertools.accumulate((each.held for each in passes), initial=0)
+    phases = {
+        "forward": base + waiting + max(held + each.rise for held, each in zip(before, passes, strict=False)),
+        "backward": base + whole + _backward(passes, waiting, shards),
+        "optimiser": base + gradients + step,
+    }
+    phase = max(phases, key=phases.__getitem__)
+    return SimpleNamespace(
+        weights=weights,
+        gradients=gradients,
+        optimiser=optimiser,
+        buckets=buckets,
+        activations=sum(each.held for each in body),
+        recomputed=max(each.redone for each in body),
+        loss=max(loss.rise, loss.held + loss.stages[0].accumulated),
+        step=step,
+        objects=objects,
+        peak=phases[phase],
+        phase=phase,
+    )
+
+
+class Pass:
+    """Stages that keep what they need, or are recomputed together; in bytes.
+
+    given: of their input; held: what they leave in the forward pass; rise: the most in it; redone: what the backward
+    pass computes again first, which then is as if it had been kept; released: what was held for later stages alone,
+    which are done by then.
+    """
+
+    def __init__(self, stages: list[Stage], given: int, setting: Setting):
+        self.stages = stages
+        self.held, self.rise = stages[0].forward, stages[0].forward_rise
+        self.redone = self.released = 0
+        if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
+            fetched = given if setting.cfg.offload_activations and setting.device == "cuda" else 0
+            self.released = sum(stage.outlasting for stage in stages)
+            self.held = self.rise = stages[-1].output + self.released - fetched
+            self.redone = sum(stage.forward for stage in stages) - stages[-1].output + fetched
+
+
+def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
+    """Layers that are recomputed together, all else a stage at a time."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        last = groups[-1] if groups else [stage]
+        if stage.name.endswith(LAYERS) and stage.name == last[0].name and len(last) < setting.checkpoint_every:
+            last.append(stage)
+        else:
+            groups.append([stage])
+    before = [0, *(group[-1].output for group in groups)]
+    return [Pass(group, given, setting) for group, given in zip(groups, before, strict=False)]
+
+
+def _backward(passes: list[Pass], waiting: int, shards: int) -> int:
+    """Most bytes at a time in the backward pass.
+
+    waiting: of the gradients that are there from its start; shards: of each gradient one stays.
+    """
+    held, arrived, most = sum(each.held for each in passes), 0, 0
+    for each in reversed(passes):
+        held += each.redone - each.released
+        for stage in reversed(each.stages):
+            if waiting or shards > 1:
+                arrived += stage.gradients
+                most = max(most, held + stage.accumulated + max(waiting, arrived // shards))
+            else:
+                most = max(most, held + stage.rise + arrived)
+                arrived += stage.gradients
+            held += stage.backward
+    return most
+
+
+def best_group(setting: Setting) -> int:
+    """The k of --checkpoint-every with the lowest peak; of those within 1% of it the one with the fewest activations.
+
+    A stack of L layers keeps L / k inputs, C numbers a token each, and recomputes k layers of A numbers a token. That
+    is least at k = sqrt(L C / A), whatever the batch. The peak may lie elsewhere: at the loss, when nothing is
+    recomputed yet and only the inputs count; or at the end of the backward pass, when gradients have come and inputs
+    gone, and k = 1 is best.
+    """
+    parameters, stages = count(setting), trace(setting)
+    depth = max(archs.depths(setting.cfg))
+    groups = [k for k in range(1, depth + 1) if k * k <= WIDEST * depth]
+    found = {k: follow(replace(setting, checkpoint_every=k), parameters, stages) for k in groups}
+    lowest = min(plan.peak for plan in found.values())
+    near = [k for k in found if found[k].peak <= NEAR * lowest]
+    return min(near, key=lambda k: found[k].activations + found[k].recomputed)

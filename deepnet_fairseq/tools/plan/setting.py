@@ -1,0 +1,288 @@
+"""What a plan is made for: a model, its batches, precision and optimiser, and the machine; by fairseq-train's flags."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+from ...core import archs
+from ...core.recomputation import Recomputation
+from ...errors import UserError
+from ...plugin import config
+from ...plugin.chunked_cross_entropy import NAME, PLAIN
+from ...plugin.command_line import unknown_arch
+from ...plugin.optimisers import deepnet_adam
+from ...plugin.optimisers.flat import CHUNK
+
+GIB = 2**30
+FLOAT32 = 4
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
+SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
+
+
+class Objective(NamedTuple):
+    """What one of the models is trained for.
+
+    task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
+    length: tokens of a sample, by default; flags: of fairseq-train, that the task and the loss need.
+    """
+
+    task: str
+    criterion: str
+    chunked: str | None
+    length: int = 1024
+    flags: tuple[str, ...] = ()
+
+    @property
+    def translates(self) -> bool:
+        """Are there a source and a target, and is the loss label-smoothed?"""
+        return self.task == "translation"
+
+    @property
+    def masks(self) -> bool:
+        """Are some of the tokens hidden, and only these predicted?"""
+        return self.task == "masked_lm"
+
+
+SMOOTHED = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing", "0.1")
+OBJECTIVES = {
+    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", NAME, 32, SMOOTHED),
+    archs.LM: Objective("language_modeling", "cross_entropy", PLAIN),
+    archs.MASKED_LM: Objective("masked_lm", "masked_lm", None),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its batches and the machine: the flags of a training that its memory and time depend on.
+
+    cfg: a filled model config; vocab: symbols that the first stack reads, and those that the model predicts;
+    max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
+    text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
+    the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
+    loss_chunk_tokens: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice;
+    mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed
+    together, 0 for none;
+    sharding: a key of SHARDING_FLAGS; gpu_memory: bytes; device: "cpu" or "cuda". UserError, naming the flag, for
+    values out of range and for flags that do not go together.
+    """
+
+    cfg: argparse.Namespace
+    vocab: tuple[int, int]
+    max_tokens: int = 4096
+    update_freq: int = 1
+    length: int = 32
+    precision: str = "fp32"
+    optimizer: str = ADAM
+    criterion: str = ""
+    loss_chunk_tokens: int = 0
+    mask_prob: float = 0.15  # fairseq's
+    checkpoint_every: int = 0
+    sharding: str = "none"
+    gpus: int = 1
+    gpu_memory: int = 80 * GIB
+    device: str = "cuda"
+
+    def __post_init__(self):
+        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)
+        for wrong, why in self._mistakes():
+            if wrong:
+                raise UserError(why)
+        if self.optimizer == FLAT:
+            half = self.precision.replace("-", "_")
+            flags = {"zero_sharding": self.sharding, "ddp_backend": self.sharding, half: True}
+            deepnet_adam.check_settings(lambda section, key: flags.get(key))
+
+    def _mistakes(self) -> Iterator[tuple[bool, str]]:
+        """What cannot be: is it so, and what is said of it then."""
+        lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus", "gpu_memory"), 1)
+        for name, least in (lowest | {"loss_chunk_tokens": 0}).items():
+            number = getattr(self, name)
+            yield number < least, f"--{name.replace('_', '-')} {number}: must be at least {least}"
+        sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.loss_chunk_tokens}"
+        yield min(self.vocab) < 1, f"{sizes}: a vocabulary has at least 1 entry"
+        too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
+        yield self.length > self.max_tokens, too_long
+        yield not 0 < self.mask_prob < 1, f"--mask-prob {self.mask_prob:g}: must be above 0 and below 1"
+        whole, chunked = self.objective.criterion, self.objective.chunked
+        known = f"{whole} or {chunked}" if chunked else whole
+        unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
+        yield self.criterion not in (whole, chunked), unknown
+        way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
+        yield bool(self.loss_chunk_tokens) and not self.chunked, f"{chunk}: {way}"
+        if self.vocab[0] != self.vocab[1]:
+            yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
+            yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
+        flag, fully = SHARDING_FLAGS[self.sharding], self.sharding == "fully_sharded"
+        yield bool(flag) and self.gpus == 1, f"{flag}: shards over several GPUs; give --gpus"
+        flat = f"{flag}: with --optimizer {FLAT}; {self.optimizer} is not sharded"
+        yield self.sharding == "os" and self.optimizer != FLAT, flat
+        yield fully and self.memory_efficient, f"--{self.precision}: not with {flag}; take --{self.precision[-4:]}"
+        whole_matrix = f"{flag}: not with --criterion {self.criterion}, which needs a whole matrix"
+        yield fully and self.chunked, whole_matrix
+
+    @property
+    def memory_efficient(self) -> bool:
+        """Half precision without a master copy of the weights."""
+        return self.precision.startswith("memory-efficient")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and gradients."""
+        return DTYPES[self.precision[-4:]]
+
+    @property
+    def model(self) -> str:
+        """A key of archs.STACKS."""
+        return archs.model_of(self.cfg)
+
+    @property
+    def objective(self) -> Objective:
+        """What the model is trained for."""
+        return OBJECTIVES[self.model]
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Those that the model has, in forward order."""
+        return archs.STACKS[self.model]
+
+    @property
+    def layer_fields(self) -> list[str]:
+        """The config's fields with the depth of each stack."""
+        return [f"{stack}_layers" for stack in self.stacks]
+
+    @property
+    def chunked(self) -> bool:
+        """Is the loss computed in chunks?"""
+        return self.criterion == self.objective.chunked
+
+    @property
+    def scored(self) -> int:
+        """Tokens of a batch that are projected to the vocabulary."""
+        return max(1, round(self.max_tokens * self.mask_prob)) if self.objective.masks else self.max_tokens
+
+    @property
+    def batch(self) -> int:
+        """Target tokens of an update, those that are not masked too."""
+        return self.max_tokens * self.update_freq * self.gpus
+
+    def optimiser(self, numbers: int, largest: int) -> tuple[int, int]:
+        """Bytes kept between updates, and temporary bytes of an update, for so many trained numbers.
+
+        Kept are Adam's moments and, where the weights are in half precision, these in float32 (fairseq's adam their
+        gradients too), sharded or not; deepnet_adam copies gradients into a piece of float32 memory. fairseq's adam
+        has the root of one tensor's second moment at a time (largest: numbers of the largest; with --fp16 all are one
+        tensor) and, without float32 weights, copies of weight and gradient (optim/adam.py, fp16_optimizer.py of
+        fairseq).
+        """
+        flat, master = self.optimizer == FLAT, self.precision in ("fp16", "bf16")
+        kept = -(
+            -numbers * FLOAT32 * (2 + master * (1 if flat else 2)) // (1 if self.sharding == "none" else self.gpus)
+        )
+        if flat:
+            return kept + FLOAT32 * min(numbers, CHUNK[self.device]), 0
+        temporaries = 3 if self.memory_efficient else 1
+        return kept, temporaries * FLOAT32 * (numbers if self.precision == "fp16" else largest)
+
+
+def recomputation(every: int) -> str:
+    """fairseq-train's flags for recomputing `every` layers together."""
+    return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
+
+
+FLAGS = ("max_tokens", "update_freq", "criterion", "loss_chunk_tokens", "mask_prob", "gpus")  # named as the fields
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(message.removeprefix("argument "))
+
+
+def parse(flags: list[str]) -> Setting:
+    """A setting of the flags of `deepnet plan`; UserError, naming the flag, for one that is unknown or contradicts."""
+    first = _Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    arch = first.parse_known_args(flags)[0].arch  # the other flags are those of its model
+    if arch not in archs.PRESETS:
+        raise UserError(unknown_arch(f"--arch {arch}"))
+    fields = {field.name for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
+    parser = _parser(arch, fields)
+    args, rest = parser.parse_known_args(flags)
+    if rest:
+        words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
+        near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it"
+        raise UserError(f"unknown: {' '.join(rest)}; {hint}")
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
+        longest = fields & {"tokens_per_sample", "max_target_positions", "max_positions"}
+        given = dict.fromkeys(longest, args.length) | given
+    cfg = config.namespace(arch, **given)
+    recomputed = Recomputation.from_config(cfg)
+    if not math.isfinite(args.gpu_memory * GIB):
+        raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
+    if args.zero_sharding != "none" and args.ddp_backend == "fully_sharded":
+        raise UserError(f"{SHARDING_FLAGS['os']} and {SHARDING_FLAGS['fully_sharded']}: choose one")
+    return Setting(
+        cfg,
+        _vocabularies(args.vocab),
+        precision=_precision(args),
+        checkpoint_every=recomputed.every if recomputed else 0,
+        sharding="fully_sharded" if args.ddp_backend == "fully_sharded" else args.zero_sharding,
+        gpu_memory=int(args.gpu_memory * GIB),
+        device="cpu" if args.cpu else "cuda",
+        **{name: getattr(args, name) for name in ("length", "optimizer", *FLAGS)},
+    )
+
+
+def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
+    model = archs.MODELS[arch]
+    objective = OBJECTIVES[model]
+    parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    gen_parser_from_dataclass(parser, config.CONFIGS[model](), delete_default=True)
+    for name in fields & {"max_source_positions", "max_target_positions"}:  # the task's
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    names = ["--length"] if objective.translates else ["--length", "--tokens-per-sample"]
+    parser.add_argument(*names, type=int, default=objective.length)
+    parser.add_argument("--vocab", default="32000")
+    parser.add_argument("--gpu-memory", type=float, default=80.0)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAM)
+    parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
+    parser.add_argument("--ddp-backend", choices=("pytorch_ddp", "fully_sharded"), default="pytorch_ddp")
+    for name in FLAGS:
+        default = getattr(Setting, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
+        parser.add_argument(f"--{flag}", action="store_true", default=False)
+    return parser
+
+
+def _vocabularies(text: str) -> tuple[int, int]:
+    """ "32000" or "32000,40000" -> sizes of the source's and the target's."""
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        sizes = []
+    if len(sizes) not in (1, 2):
+        raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
+    return sizes[0], sizes[-1]
+
+
+def _precision(args) -> str:
+    efficient = {name: getattr(args, f"memory_efficient_{name}") for name in ("fp16", "bf16")}
+    half = [name for name in efficient if getattr(args, name) or efficient[name]]
+    if len(half) > 1:
+        raise UserError("--fp16 and --bf16: choose one")
+    if half == ["fp16"] and args.cpu:
+        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
+    return f"memory-efficient-{half[0]}" if half and efficient[half[0]] else half[0] if half else "fp32"

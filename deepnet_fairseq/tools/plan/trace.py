@@ -1,0 +1,306 @@
+"""What a model's forward and backward passes hold and compute, from a few of its layers run without storage.
+
+The model's own modules run on FakeTensors: nothing is computed, but every tensor has its shape and type, and dies when
+it would. A meter adds up the bytes that are alive and the operations of every kernel, stage by stage: embedding, each
+layer, the end of a stack, the loss. Layers between the first and the last are alike, so three of a stack stand for all.
+Whatever a method puts into its slots is thus counted by itself; what autograd keeps, and when it lets it go, is torch's
+own doing. The CPU is the device throughout; where a GPU differs, `AsOnGPU` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ...core import attention
+from ...core.methods import get_method
+from ...core.stack import Stack
+from ...plugin import config
+from ...plugin.building import blank_task
+from ...plugin.chunked_cross_entropy import BUDGET, FEWEST, label_smoothed_loss
+from ...plugin.models import MODELS
+from ...plugin.models.translation import DeepModel
+from .setting import FLOAT32, Setting
+
+ALIKE = 3  # layers traced: the first and the last may differ from those between
+LAYERS = "layers"
+MIXED = 6  # where a mixer reads all layers before, a layer's cost grows with its place, and these show how
+FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
+BATCHED = ("bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
+
+
+@dataclass
+class Stage:
+    """A stretch of the update: bytes beside those before it, and floating-point operations of its forward pass.
+
+    output: of what it gives to the next stage; outlasting: of what a mixer remembers of it; forward, backward: what the
+    pass leaves when it is done; rise: the most of each pass in between, `accumulated` that of the backward pass where
+    gradients of its parameters are there already; gradients: of its parameters, not in these; attention: operations
+    that grow with the length of sentences.
+    """
+
+    name: str
+    output: int = 0
+    outlasting: int = 0
+    forward: int = 0
+    forward_rise: int = 0
+    backward: int = 0
+    rise: int = 0
+    accumulated: int = 0
+    gradients: int = 0
+    flops: float = 0.0
+    attention: float = 0.0
+
+    def further(self, before: Stage, steps: int) -> Stage:
+        """This stage `steps` places on, along the line through `before`, one place back, and itself."""
+        numbers = {name: n + steps * (n - getattr(before, name)) for name, n in vars(self).items() if name != "name"}
+        return Stage(self.name, **numbers)
+
+
+class Meter(TorchDispatchMode):
+    """Bytes of the storages made inside that are alive, and operations. `own`: tensors that were there before."""
+
+    def __init__(self, own: list[Tensor]):
+        super().__init__()
+        self.live = self.peak = self.gradients = self.peak_with_gradients = 0
+        self.flops = self.attention = 0.0
+        self.sizes: dict[int, int] = {}
+        self.references: dict[int, weakref.ref] = {}
+        for tensor in own:
+            self._see(tensor, counts=False)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace != "aten":
+            return out
+        for tensor in [out] if isinstance(out, Tensor) else tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._see(tensor)
+        self.peak = max(self.peak, self.live)
+        self.peak_with_gradients = max(self.peak_with_gradients, self.live + self.gradients)
+        name = func._overloadpacket.__name__.rstrip("_")  # addmm_ is addmm in place
+        if name in FORMULAS:
+            work = FORMULAS[name](*args, **(kwargs or {}), out_val=out)
+            self.flops += work
+            self.attention += work if name in BATCHED else 0
+        return out
+
+    def arrived(self, gradient: Tensor) -> None:
+        """A parameter's gradient stays beyond the pass, and is counted apart."""
+        key = gradient.untyped_storage()._cdata
+        self.live -= self.sizes[key]
+        self.gradients += self.sizes[key]
+        self.sizes[key] = 0
+
+    def lap(self) -> tuple[int, int, int, int, float, float]:
+        """Live, most live, the same with gradients, gradients, operations, attention's; peaks start again from here."""
+        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.attention)
+        self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
+        return found
+
+    def _see(self, tensor: Tensor, counts: bool = True) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.sizes:
+            return
+        self.sizes[key] = storage.nbytes() if counts else 0
+        self.live += self.sizes[key]
+        self.references[key] = weakref.ref(storage, lambda _: self._gone(key))
+
+    def _gone(self, key: int) -> None:
+        self.live -= self.sizes.pop(key)
+        del self.references[key]
+
+
+class AsOnGPU(TorchFunctionMode):
+    """What a GPU does otherwise than a CPU: dropout's mask is a byte a number, attention one kernel."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func == vars(torch._C.TensorBase)["is_cpu"].__get__:  # another object each time
+            return False
+        if func is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return torch.native_dropout(x, p, True)[0] if training and p else x
+
+    @staticmethod
+    def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p: float = 0.0, is_causal=False) -> Tensor:
+        if q.dtype == torch.float32:
+            attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+            return attend(q, k, v, None, True, dropout_p, is_causal)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+
+
+_traces: dict[tuple, list[Stage]] = {}
+
+
+def trace(setting: Setting) -> list[Stage]:
+    """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
+    key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
+    key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
+    if key not in _traces:
+        method = get_method(setting.cfg.method).from_config(setting.cfg)
+        if all(method.mixer(stack, 1) is None for stack in setting.stacks):
+            _traces[key] = list(Run(setting, ALIKE).expanded())
+        else:
+            _traces[key] = list(Run(setting, MIXED).expanded(Run(setting, MIXED - 1)))
+    return _traces[key]
+
+
+def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
+    """The setting's model with at most so many layers a stack, its mixers for all or for these; on the meta device."""
+    fields = vars(setting.cfg)
+    depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
+    cfg = config.namespace(**(fields | depths))
+    method = get_method(cfg.method).from_config(setting.cfg if mixers else cfg)
+    with torch.device("meta"):
+        model = MODELS[setting.model].assemble(cfg, method, _task(*setting.vocab))
+    return model.to(setting.dtype)
+
+
+_task = lru_cache(maxsize=4)(blank_task)
+
+
+class Run:
+    """One forward and backward pass of the setting's model of so many layers a stack, in `stages`."""
+
+    def __init__(self, setting: Setting, layers: int):
+        self.setting, self.model = setting, skeleton(setting, layers, mixers=False).train()
+        self.stages: list[Stage] = []
+        self.before: tuple = ()
+        self.sentences = setting.max_tokens // setting.length
+        attention._future.cache_clear()
+        with ExitStack() as stack:
+            stack.callback(attention._future.cache_clear)  # nothing fake stays in it
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            if setting.device == "cuda":
+                stack.enter_context(AsOnGPU())
+            self._off_meta()
+            self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(lambda p: self.meter.arrived(p.grad))
+            features = [self._forward()]
+            with self._stage("output") as stage:
+                loss = self._loss(features.pop())
+            if setting.chunked:  # whose forward pass has made the products of the backward pass
+                stage.flops /= 3
+            loss.backward()
+            self._passed(self.stages[0])
+
+    def _off_meta(self) -> None:
+        """Parameters and buffers become fake ones of the CPU; nn.Module.to would part what is shared."""
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                    module._parameters[name] = made.setdefault(parameter, fake)
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
+
+    def expanded(self, fewer: Run | None = None) -> Iterator[Stage]:
+        """The stages of the whole model; fewer: the same with a layer less, which shows what grows with the depth."""
+        for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
+            stages = list(group)
+            missing = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0) - len(stages)
+            if name.endswith(LAYERS) and missing > 0:
+                *front, last = stages
+                before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
+                stages = front + [front[-1].further(front[-2] if fewer else front[-1], k + 1) for k in range(missing)]
+                stages.append(last.further(before, missing))
+            yield from stages
+
+    def _forward(self) -> Tensor:
+        memory: tuple[Tensor | None, ...] = ()
+        for name, stack in self.model.stacks().items():
+            x = self._stack(name, stack, memory)
+            memory = (x, None)
+        return x
+
+    def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
+        """Embedding, layers and end -> features (B, T, C); memory: what each layer gets besides."""
+        history: list[Tensor] = []
+        with self._stage(f"{name} embedding") as stage:
+            tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
+            learned = isinstance(stack.embed_positions, nn.Embedding)
+            positions = stack.positions(tokens) if learned else None
+            if stack.embed_positions is not None and not learned:  # a sum with numbers that no gradient asks for
+                weight = stack.embed_tokens.weight
+                positions = weight.new_empty(*tokens.shape, weight.size(1))
+            x = stack.mix(stack.embed(tokens, positions)[0], history)
+            del positions
+            stage.output = x.nbytes
+        for layer in stack.layers:
+            x = self._boundary(x)
+            with self._stage(f"{name} {LAYERS}") as stage:
+                remembered = len(history)
+                x = stack.mix(layer(x, None, *memory), history)
+                stage.output = x.nbytes
+                stage.outlasting = sum(state.nbytes for state in history[remembered:])
+        x = self._boundary(x)
+        with self._stage(f"{name} end") as stage:
+            x = stack.finish(x)
+            stage.output = x.nbytes
+        return self._boundary(x)
+
+    def _boundary(self, x: Tensor) -> Tensor:
+        """x, whose gradient in the backward pass ends the stage that begins here."""
+        index = len(self.stages)
+        x = x.view_as(x)
+        x.register_hook(lambda _: self._passed(self.stages[index]))
+        return x
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[Stage]:
+        stage = Stage(name)
+        self.stages.append(stage)
+        live, *_, flops, attention = self.meter.lap()
+        yield stage
+        now, peak, *_, flops_now, attention_now = self.before = self.meter.lap()
+        stage.forward, stage.forward_rise = now - live, peak - live
+        stage.flops, stage.attention = flops_now - flops, attention_now - attention
+
+    def _passed(self, stage: Stage) -> None:
+        """The backward pass has left the stage."""
+        live, _, _, gradients, *_ = self.before
+        now, peak, with_gradients, gradients_now, *_ = self.before = self.meter.lap()
+        stage.backward, stage.accumulated = now - live, peak - live
+        stage.rise, stage.gradients = with_gradients - live - gradients, gradients_now - gradients
+
+    def _loss(self, features: Tensor) -> Tensor:
+        """What the criterion makes of features (B, T, C): a sum."""
+        setting, project = self.setting, self.model.vocabulary_projection()
+        rows = setting.scored
+        target, places = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
+        if setting.chunked:
+            chunk = setting.loss_chunk_tokens or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
+            features = features.flatten(0, 1).index_select(0, places)
+            return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
+        logits = project(features[places, places] if setting.objective.masks else features).flatten(0, -2)
+        lprobs = utils.log_softmax(logits, dim=-1)
+        if setting.objective.translates:
+            return label_smoothed_nll_loss(lprobs, target[:, None], 0.1, ignore_index=1)[0]
+        return F.nll_loss(lprobs, target, reduction="sum", ignore_index=1)
