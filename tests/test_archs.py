@@ -11,7 +11,8 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.archs import PRESETS
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
-from deepnet_fairseq.plugin.building import build, parameter_count
+from deepnet_fairseq.core.models import parameter_count
+from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.command_line import peer_flags
 from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
 

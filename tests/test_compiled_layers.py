@@ -17,8 +17,8 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.modules import Dropout
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build, from_checkpoint
+from deepnet_fairseq.plugin.compiled_layers import attach, compile_layers
 from deepnet_fairseq.plugin.config import namespace
-from deepnet_fairseq.plugin.models.compiled_layers import attach, compile_layers
 
 from .support.diverging import TINY, Training, train
 from .support.helpers import FIRST, PAD, VOCAB, batch, small

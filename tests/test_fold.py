@@ -10,8 +10,8 @@ from deepnet_fairseq.core.archs import LM, ROBERTA
 from deepnet_fairseq.core.archs import MASKED_LM as MASKED
 from deepnet_fairseq.core.archs import MODEL_NAME as PAIR
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.admin_profile import residuals
 from deepnet_fairseq.plugin.config import namespace
 from deepnet_fairseq.tools.export.fold import fold, obstacle
 from deepnet_fairseq.tools.export.transformer import STOCK, fold_model, stock_model

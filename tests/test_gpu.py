@@ -8,7 +8,7 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.admin_profile import take_profile
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.models.compiled_layers import compile_layers
+from deepnet_fairseq.plugin.compiled_layers import compile_layers
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS

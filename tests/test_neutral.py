@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from deepnet_fairseq.core import archs
-from deepnet_fairseq.plugin.admin_profile import residuals
+from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.config import namespace
 

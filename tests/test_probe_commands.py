@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.core.probes.model_update import reference
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.probe_record import read_record
+from deepnet_fairseq.plugin.probing import reference
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from deepnet_fairseq.core.probes import PROBES, get_probes
+from deepnet_fairseq.core.probes.session import Session
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.probe_record import Writer, read_record
-from deepnet_fairseq.plugin.probing import Session, TrainingProbes
+from deepnet_fairseq.plugin.probing import TrainingProbes
 
 from .support.helpers import VOCAB, small
 from .support.observing import close, loss_of, net_input, observe

@@ -7,8 +7,9 @@ import numpy
 import pytest
 import torch
 
+from deepnet_fairseq.core.profile import apply_omegas, profile_omegas, residuals
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.admin_profile import apply_omegas, profile_omegas, read_profile, residuals, take_profile
+from deepnet_fairseq.plugin.admin_profile import read_profile, take_profile
 from deepnet_fairseq.plugin.building import build
 
 from .support import single_stacks

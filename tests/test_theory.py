@@ -126,7 +126,7 @@ def test_largest_gain():
 def stepped():
     """A float64 model, its batch, its state before the step, and what the step gave."""
     model = small(3, method="post_ln", **TINY_WIDTHS).double()
-    batch = zipf_batch(model.encoder.dictionary, seed=1)
+    batch = zipf_batch(model.encoder.embed_tokens.num_embeddings, seed=1)
     state = copy.deepcopy(model.state_dict())
     return model, batch, state, sgd_step(model, batch, LR)
 
@@ -158,7 +158,7 @@ def test_half_the_learning_rate_is_half_the_update(stepped):
 
 def test_batch():
     """Zipf's law: the first of 56 symbols has 1 / H_56 = 0.217 of the mass; 256 draws, four standard errors."""
-    batch = zipf_batch(small(1).encoder.dictionary, seed=1)
+    batch = zipf_batch(small(1).encoder.embed_tokens.num_embeddings, seed=1)
     source, _, previous = batch["net_input"].values()
     target = batch["target"]
     assert source.shape == target.shape and min(source.min(), target.min()) >= 4

@@ -17,7 +17,7 @@ HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "
 
 def list_archs(args) -> None:
     """architecture names, depths, widths and parameter counts"""
-    from ..plugin.building import parameter_count
+    from ..core.models import parameter_count
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
@@ -51,10 +51,10 @@ def report_init(args) -> None:
     """expected and measured std of every kind of weight in a built model"""
     import torch
 
+    from ..core.config import namespace
     from ..core.initialisation import as_table, init_report
     from ..core.methods import get_method
-    from ..plugin.building import build
-    from ..plugin.config import namespace
+    from ..core.models import build
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
@@ -86,7 +86,7 @@ def row_of(name: str) -> tuple[list[str], str | None]:
     import torch
 
     from ..core.methods import get_method
-    from ..plugin.building import build
+    from ..core.models import build
     from ..tools.export.fold import obstacle
 
     method = get_method(name)

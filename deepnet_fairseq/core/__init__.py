@@ -2,5 +2,26 @@
 
 slots.py has the addresses of branches and what several methods put into them, layer.py the equation; attention.py and
 modules.py compute a branch; stack.py has the encoder and the decoder; decoding.py runs a decoder a token at a time;
-recomputation.py saves memory. methods/ has a file a method, probes/ a file a probe.
+recomputation.py saves memory. models.py has the three models, config.py what they are built from, archs.py its numbers
+by name; initialisation.py draws the weights, profile.py measures Admin's. methods/ has a file a method, probes/ a file
+a probe. Nothing here knows of fairseq but its names, nor reads or writes a file.
 """
+
+from .beam_search import Hypothesis, beam_search
+from .methods import METHODS, Method, Option, register
+from .models import BOS, EOS, PAD, SPECIALS, UNK, build
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "METHODS",
+    "PAD",
+    "SPECIALS",
+    "UNK",
+    "Hypothesis",
+    "Method",
+    "Option",
+    "beam_search",
+    "build",
+    "register",
+]

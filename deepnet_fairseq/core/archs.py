@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 MODEL_NAME = "deepnet_transformer"
 LM = "deepnet_lm"
@@ -78,6 +76,9 @@ _base = {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | R
 _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
+REGISTRIES: list[Mapping[str, str]] = [MODELS]  # where model_of looks; fairseq's own joins when it is there
+
+
 def _arch_of(cfg: Any) -> str:
     return getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or ""
 
@@ -88,7 +89,7 @@ def model_of(cfg: Any) -> str:
     The translation model's if it does not say. An architecture may be one that somebody else registered for it.
     """
     arch = _arch_of(cfg)
-    return MODELS.get(arch) or ARCH_MODEL_NAME_REGISTRY.get(arch, MODEL_NAME)
+    return next((models[arch] for models in REGISTRIES if arch in models), MODEL_NAME)
 
 
 def depths(cfg: Any) -> tuple[int, int]:

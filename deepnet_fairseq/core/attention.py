@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
     def forward(self, packed: tuple[Tensor, ...], mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Packed projections -> output (B, T, C); masks as in attend."""
-        dropout = self.dropout.p if self.dropout.training or self.dropout.apply_during_inference else 0.0
+        dropout = self.dropout.p if self.dropout.drops else 0.0
         y = attend(packed, self.num_heads, mask, causal, dropout)
         return self.out_proj(y if self.inner is None else self.inner(y))
 

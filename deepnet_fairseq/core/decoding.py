@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from .attention import attention_weights, to_add
-from .modules import pack, watched
+from .modules import Dropout, pack, watched
 from .slots import NORM_NAMES
 
 ROOM = 8  # steps to make room for at least, before what is no longer needed is dropped
@@ -209,7 +208,7 @@ class _Branch:
             entrance += [slots.get("hidden"), layer.activation_fn, called(layer.activation_dropout)]
         else:
             dropout = getattr(layer, sublayer).dropout
-            self.dropout = dropout.p if _drops(dropout) else 0.0
+            self.dropout = dropout.p if dropout.drops else 0.0
         leaving = [slots.get("inner"), _projection(last), slots.get("outer"), called(layer.dropout)]
         self.entrance, self.leaving = ([f for f in functions if f is not None] for functions in (entrance, leaving))
         self.residual: Any = slots["residual"]  # every branch has one
@@ -239,7 +238,7 @@ def called(module: nn.Module | None) -> Callable | None:
 
     One that hooks watch is called as ever.
     """
-    if module is None or (isinstance(module, FairseqDropout) and not _drops(module)):
+    if module is None or (isinstance(module, Dropout) and not module.drops):
         return None
     if watched(module):
         return module
@@ -247,10 +246,6 @@ def called(module: nn.Module | None) -> Callable | None:
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
     return module.forward
-
-
-def _drops(dropout: FairseqDropout) -> bool:
-    return dropout.p > 0 and (dropout.training or dropout.apply_during_inference)
 
 
 def _projection(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.modules import LayerNorm, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from .layer import Layer
 from .methods import Method
+from .modules import LearnedPositions
 from .slots import Weight
 
-NORMS = (nn.LayerNorm, type(LayerNorm(1)))  # torch's, and apex's where it is installed
 ATTENTION_INPUTS = ("q", "k", "v")
 
 
@@ -109,11 +108,11 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
     for stack in stacks.values():
         visited |= {parameter for _, slot in stack.slots() for parameter in slot.parameters()}
     for module in model.modules():
-        if isinstance(module, NORMS) and module.weight not in visited:
+        if isinstance(module, nn.LayerNorm) and module.weight not in visited:
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
             visited |= {module.weight, module.bias}
-        elif isinstance(module, LearnedPositionalEmbedding):
+        elif isinstance(module, LearnedPositions):
             _embedding(module, 1.0, visited)
     for name, stack in stacks.items():
         _embedding(stack.embed_tokens, method.embedding_gain(name), visited)

@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.modules import LayerNorm
-from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from .attention import Attention
 from .methods import Method
-from .modules import Dropout, Linear
+from .modules import ACTIVATIONS, Dropout, Linear
 from .slots import NORM_NAMES, Residual, Site, Weight
 
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
@@ -83,13 +81,13 @@ class Layer(nn.Module):
             else:
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
             if method.norm != "none":
-                setattr(self, NORM_NAMES[sublayer], LayerNorm(shape.dim))
+                setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(shape.dim))
         self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
         self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
         self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
-        self.activation_fn = get_activation_fn(shape.activation_fn)
+        self.activation_fn = ACTIVATIONS[shape.activation_fn]
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
         self.dropout = Dropout(shape.dropout, module_name=name)

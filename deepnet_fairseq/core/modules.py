@@ -1,34 +1,87 @@
-"""What attention and layers are made of: linear maps and dropout; and a fast walk through all of them.
+"""What stacks and layers are made of: linear maps, dropout, activations, positions; and a fast walk through them.
 
 Linear maps wait for their initialisation; several of one input are one product, their parameters separate, in the model
 and in checkpoints. Dropout is drawn four numbers at a time on a CPU: torch draws a double for each, a fifth of a
-narrow layer's time.
+narrow layer's time. Names of activations, positions of padded sentences and the words that a dropout is told are
+fairseq's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+logger = logging.getLogger(__name__)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x) of x of any shape, computed in float32 (Hendrycks and Gimpel 2016)."""
+    return F.gelu(x.float()).type_as(x)
+
+
+def gelu_accurate(x: Tensor) -> Tensor:
+    """Hendrycks and Gimpel's approximation of `gelu` by tanh."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al. 2021, Primer)."""
+    return F.relu(x).pow(2)
+
+
+def linear(x: Tensor) -> Tensor:
+    """x itself."""
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": gelu,
+    "gelu_fast": gelu_accurate,  # its name in older configs
+    "gelu_accurate": gelu_accurate,
+    "tanh": torch.tanh,
+    "linear": linear,
+    "relu_squared": relu_squared,
+}
 RESOLUTION = 2**16  # probabilities are multiples of 1 / RESOLUTION on a CPU; what is kept is scaled by the exact one
 
 
-class Dropout(FairseqDropout):
-    """fairseq's dropout, with its flags and torch's random generator, from 16 random bits a number on a CPU.
+class Dropout(nn.Module):
+    """Dropout with probability p, from torch's random generator, of 16 random bits a number on a CPU.
 
-    There p is rounded to a multiple of 2^-16; what is kept is scaled to that, so the mean is exact.
+    There p is rounded to a multiple of 2^-16; what is kept is scaled to that, so the mean is exact. module_name: how
+    fairseq's --retain-dropout-modules calls it.
     """
 
-    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
+    def __init__(self, p: float, module_name: str | None = None):
+        super().__init__()
+        self.p, self.module_name = p, module_name
+        self.apply_during_inference = False
+
+    @property
+    def drops(self) -> bool:
+        """Does it do anything now?"""
+        return self.p > 0 and (self.training or self.apply_during_inference)
+
+    def forward(self, x: Tensor) -> Tensor:
         """x of any shape -> same, each number zero with probability p and else x / (1 - p)."""
-        if not x.is_cpu or not self.p or not (self.training or self.apply_during_inference):
-            return super().forward(x, inplace)
-        return x * noise(x, self.p)
+        if not self.drops:
+            return x
+        return x * noise(x, self.p) if x.is_cpu else F.dropout(x, self.p)
+
+    def make_generation_fast_(
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: Any
+    ) -> None:
+        """fairseq-generate's call before decoding: --retain-dropout, for all modules or those that it names."""
+        if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):
+            logger.info(f"dropout stays in {name}")
+            self.apply_during_inference = True
 
 
 def noise(x: Tensor, p: float) -> Tensor:
@@ -102,6 +155,61 @@ class _Project(torch.autograd.Function):
         of_weights = (rows.t() @ x.flatten(0, -2)).chunk(len(weights))
         of_biases = rows.sum(0).chunk(len(weights)) if ctx.biased else ()
         return of_x, None, *of_weights, *of_biases
+
+
+def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
+    """tokens (B, T) -> (B, T): padding_idx + 1 at the first token, one more at each; padding_idx at padding."""
+    is_token = tokens.ne(padding_idx).int()
+    return (is_token.cumsum(1) * is_token).long() + padding_idx
+
+
+class SinusoidalPositions(nn.Module):
+    """sin and cos of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1: the sines in front, the cosines behind.
+
+    As in tensor2tensor and fairseq; Vaswani et al. 2017, section 3.5, interleave them and divide by C/2. A table of
+    `size` positions, which grows when a longer sentence comes.
+    """
+
+    max_positions = 100_000  # fairseq's word for no limit
+    weights: Tensor  # (rows, C)
+
+    def __init__(self, size: int, dim: int, padding_idx: int):
+        super().__init__()
+        self.dim, self.padding_idx = dim, padding_idx
+        self.register_buffer("weights", self.table(size + padding_idx + 1), persistent=False)
+
+    def table(self, rows: int) -> Tensor:
+        """(rows, C), the row of padding_idx zero."""
+        half = self.dim // 2
+        rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
+        angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * rates
+        table = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(rows, self.dim % 2)], dim=1)
+        table[self.padding_idx] = 0
+        return table
+
+    def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
+        """tokens (B, T) -> (B, T, C); if `last`, that of position T for each sentence, (B, 1, C)."""
+        rows = self.padding_idx + 1 + tokens.size(1)
+        if rows > self.weights.size(0):
+            self.weights = self.table(rows).to(self.weights)
+        if last:
+            return self.weights[rows - 1].expand(len(tokens), 1, -1)
+        return F.embedding(token_positions(tokens, self.padding_idx), self.weights)
+
+
+class LearnedPositions(nn.Embedding):
+    """A vector a position, for sentences of up to max_positions tokens; IndexError beyond. Values are drawn later."""
+
+    def __init__(self, size: int, dim: int, padding_idx: int):
+        super().__init__(size + padding_idx + 1, dim, padding_idx)
+        self.max_positions = size
+
+    def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
+        """As SinusoidalPositions.forward; (1, 1, C) if `last`."""
+        assert self.padding_idx is not None
+        if last:
+            return super().forward(tokens.new_full((1, 1), self.padding_idx + tokens.size(1)))
+        return super().forward(token_positions(tokens, self.padding_idx))
 
 
 def submodules(root: nn.Module) -> Iterator[nn.Module]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.utils import get_rng_state, set_rng_state
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -79,7 +78,7 @@ class _Group:
         self.part, self.history = part, history
         self.x: Callable[[], Tensor] = Offloaded(x) if offload else lambda: x
         device = x.device.type
-        self.random, self.on_heap = get_rng_state(), x.is_cpu
+        self.random, self.on_heap = random_state(x), x.is_cpu
         self.autocast = torch.autocast(
             device,
             torch.get_autocast_dtype(device),
@@ -102,14 +101,15 @@ class _Group:
         return self.tensors.pop(number)
 
     def recompute(self) -> None:
-        found, random = [], get_rng_state()
-        set_rng_state(self.random)
+        x = self.x()
+        found, random = [], random_state(x)
+        set_random_state(x, self.random)
         try:
             keeping = saved_tensors_hooks(lambda tensor: found.append(tensor.detach()), _never)
             with keeping, torch.enable_grad(), self.autocast:
-                self.part(self.x(), list(self.history))
+                self.part(x, list(self.history))
         finally:
-            set_rng_state(random)
+            set_random_state(x, random)
         if len(found) != self.count:
             raise RuntimeError(f"recomputed layers saved {len(found)} tensors, {self.count} in the forward pass")
         self.tensors = dict(enumerate(found))
@@ -119,6 +119,18 @@ class _Group:
         """What the graph does not keep has gone, or will have when the backward pass has left the group."""
         if self.on_heap:
             HEAP.freed(self.size)
+
+
+def random_state(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of torch's generators, on the CPU and on the GPU where x lies."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+
+
+def set_random_state(x: Tensor, state: tuple[Tensor, Tensor | None]) -> None:
+    """What random_state gave, put back."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], x.device)
 
 
 def _never(_: Any) -> Tensor:

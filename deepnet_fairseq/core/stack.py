@@ -1,4 +1,4 @@
-"""Encoder and decoder: fairseq's contracts outside, own layers and cache inside.
+"""Encoder and decoder, by fairseq's contracts for both: what goes in, what comes out, names of parameters.
 
 What they share: embeddings, the run through the layers, the last LayerNorm.
 """
@@ -11,23 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import FairseqEncoder, FairseqIncrementalDecoder
-from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
 from .attention import to_add
 from .decoding import DecoderCache, EncoderOutput, LayerStep
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
-from .modules import Dropout, Linear, submodules
+from .modules import Dropout, LearnedPositions, Linear, SinusoidalPositions, submodules
 from .recomputation import Recomputation
 
 
 class Stack(nn.Module):
-    """Mixin for fairseq's encoder and decoder shells: `build` after their __init__. B sentences, T tokens, C width."""
+    """What encoder and decoder have in common. B sentences, T tokens, C width."""
 
-    def build(
+    def assemble(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
     ) -> None:
         """Makes the modules under fairseq's names and the method's constants as buffers."""
@@ -41,11 +38,12 @@ class Stack(nn.Module):
         self.embed_positions = None
         if not cfg.no_token_positional_embeddings:
             learned = getattr(cfg, f"{shape.stack}_learned_pos")
-            self.embed_positions = PositionalEmbedding(self.max_tokens, shape.dim, self.padding_idx, learned)
-        self.layernorm_embedding = LayerNorm(shape.dim) if cfg.layernorm_embedding else None
+            kind = LearnedPositions if learned else SinusoidalPositions
+            self.embed_positions = kind(self.max_tokens, shape.dim, self.padding_idx)
+        self.layernorm_embedding = nn.LayerNorm(shape.dim) if cfg.layernorm_embedding else None
         self.dropout = Dropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
-        self.layer_norm = LayerNorm(shape.dim) if method.norm == "pre" else None
+        self.layer_norm = nn.LayerNorm(shape.dim) if method.norm == "pre" else None
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
         for name, value in method.constants(shape.stack).items():
@@ -59,11 +57,9 @@ class Stack(nn.Module):
             x = self.layernorm_embedding(x)
         return self.dropout(x), embedding
 
-    def positions(self, tokens: Tensor, incremental_state: dict | None = None) -> Tensor | None:
-        """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one in incremental decoding."""
-        if self.embed_positions is None:
-            return None
-        return self.embed_positions(tokens, incremental_state=incremental_state)
+    def positions(self, tokens: Tensor, last: bool = False) -> Tensor | None:
+        """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
+        return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, layers: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
         """x (B, T, C) through mixer and all layers: what training runs.
@@ -131,12 +127,13 @@ class Stack(nn.Module):
         return min(self.max_tokens, self.embed_positions.max_positions)
 
 
-class Encoder(Stack, FairseqEncoder):
-    """N EncoderLayers over source tokens; cfg: a filled model config. B sentences, S tokens, C width."""
+class Encoder(Stack):
+    """N EncoderLayers over source tokens, made by `build`. B sentences, S tokens, C width."""
 
-    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding):
-        FairseqEncoder.__init__(self, dictionary)
-        self.build(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+    def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
+        """Itself with its modules, of a filled model config."""
+        self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+        return self
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, return_all_hiddens: bool = False) -> dict:
         """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
@@ -172,24 +169,27 @@ class Encoder(Stack, FairseqEncoder):
         return encoder_out | {"rows": new_order if rows is None else rows.index_select(0, new_order)}
 
 
-class Decoder(Stack, FairseqIncrementalDecoder):
+class Decoder(Stack):
     """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention.
 
-    cfg: a filled model config; tied: is the projection the matrix of embed_tokens? B sentences (rows of hypotheses in
-    beam search), T target and S source tokens, C width, V symbols.
+    Made by `build`. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
     """
 
     CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 
-    def __init__(self, cfg: Any, method: Method, dictionary: Dictionary, embed_tokens: nn.Embedding, tied: bool):
-        FairseqIncrementalDecoder.__init__(self, dictionary)
+    def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool) -> Decoder:
+        """Itself with its modules, of a filled model config, to predict V = `symbols`.
+
+        tied: is the projection the matrix of embed_tokens?
+        """
         shape = StackShape.from_config(cfg, "decoder")
         self.attends = "encoder_attn" in method.sublayers("decoder")
-        self.build(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
+        self.assemble(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
         self.need_attn = self.attends
-        self.output_projection = Linear(shape.dim, len(dictionary), bias=False)
+        self.output_projection = Linear(shape.dim, symbols, bias=False)
         if tied:
             self.output_projection.weight = embed_tokens.weight
+        return self
 
     def forward(
         self, prev_output_tokens: Tensor, *inputs: Any, features_only: bool = False, **options: Any
@@ -220,7 +220,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         if watched is None and self.need_attn and not self.training:
             watched = len(self.layers) - 1
         more = {} if watched is None else {watched: (alignment,)}
-        positions = self.positions(prev_output_tokens, incremental_state)
+        positions = self.positions(prev_output_tokens, last=incremental_state is not None)
         if incremental_state is not None:
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
             states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more)
@@ -265,7 +265,7 @@ class Decoder(Stack, FairseqIncrementalDecoder):
         return self.output_projection(features)
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Beam search's call after each step; new_order (B',)."""
+        """Beam search's call after each step, by fairseq's name; row i goes on from row new_order[i], (rows,)."""
         if self.CACHE in incremental_state:
             cache, _steps = incremental_state[self.CACHE]
             cache.reorder(new_order)

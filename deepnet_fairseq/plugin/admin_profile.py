@@ -1,6 +1,5 @@
-"""Admin's profile: hooks on every residual merge, the omegas of one forward pass, their file, when a model takes it.
+"""Admin's profile (core/profile.py) on disk, and when a model takes it.
 
-core/methods/admin.py has the equation and where it comes from. Hooks are attached from outside and removed at the end.
 Files are JSON of our own, and the two columns of the authors' `profile.ratio.init`. A profile is taken before a
 training, when the first batch is known and there is no optimiser yet, for omega must be set; or alone, for
 `deepnet profile`.
@@ -12,93 +11,23 @@ import copy
 import hashlib
 import json
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 from fairseq import utils
 from fairseq.data import data_utils
-from torch import Tensor, nn
+from torch import nn
 
 from ..atomic_output import whole
-from ..core.slots import LearnedShortcut, Residual, Site
+from ..core.profile import apply_omegas, dropouts, profile_omegas, residuals, shape
 from ..errors import UserError
 from ..json_text import WRONG_VALUES, parse
 
 logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"
-
-
-def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
-    """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
-    for stack in model.stacks().values():
-        for layer in stack.layers:
-            for sublayer, site in layer.sites.items():
-                yield site, layer.residual[sublayer]
-
-
-@contextmanager
-def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None]):
-    """Inside the context visit(site, residual, x, f) is called just before each merge of shortcut x and branch f."""
-
-    with ExitStack() as hooks:
-        for site, residual in residuals(model):
-            hook = residual.register_forward_pre_hook(lambda module, inputs, site=site: visit(site, module, *inputs))
-            hooks.enter_context(hook)
-        yield
-
-
-def variance(tensor: Tensor) -> float:
-    """Population variance over all elements, padding included, in float32."""
-    return tensor.detach().float().var(unbiased=False).item()
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool):
-    """Training or evaluation mode inside the context; then each module's own, as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@torch.no_grad()
-def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
-    """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
-
-    In forward order, the encoder's first. The model has them then: each is set as the pass in training mode reaches it,
-    from what the branches before it gave. All else is as before, the state of torch's generators too.
-    """
-    omegas: dict[Site, float] = {}
-    following = dict.fromkeys(model.stacks(), 1.0)
-
-    def visit(site: Site, residual: LearnedShortcut, x: Tensor, f: Tensor) -> None:
-        omegas[site] = following[site.stack]
-        residual.omega.fill_(omegas[site])
-        following[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
-
-    device = next(model.parameters()).device
-    random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random_numbers, in_mode(model, training=True), watching(model, visit):
-        torch.manual_seed(seed)
-        model(**net_input)
-    return omegas
-
-
-@torch.no_grad()
-def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
-    """Fills the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
-    for (_, residual), omega in zip(residuals(model), omegas, strict=True):
-        residual.omega.fill_(omega)
 
 
 @dataclass
@@ -160,21 +89,6 @@ class Profile:
     def of(self, stack: str) -> list[float]:
         """The omegas of one stack, in forward order."""
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
-
-
-def shape(model: nn.Module) -> dict[str, Any]:
-    """Depth and widths of the stacks that the model has, by the names of Profile's fields."""
-    stacks = model.stacks()
-    depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
-    widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
-    return depths | widths | {f"{name}_ffn_width": stack.layers[0].fc1.out_features for name, stack in stacks.items()}
-
-
-def dropouts(model: nn.Module) -> dict[str, float]:
-    """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
-    layer = next(iter(model.stacks().values())).layers[0]
-    inside = {"attention_dropout": layer.self_attn.dropout.p, "activation_dropout": layer.activation_dropout.p}
-    return {"dropout": layer.dropout.p} | inside
 
 
 def read_profile(path: str) -> Profile:

@@ -1,13 +1,11 @@
-"""Models without data: for reports, exports, tests and anyone at a Python prompt."""
+"""fairseq's models without data: of made-up symbols, or from a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from functools import lru_cache
 from typing import Any
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
@@ -15,12 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from ..core import archs
+from ..core.models import SPECIALS
 from ..errors import UserError
 from .config import config_of, namespace
-from .models import MODELS
-from .models.translation import DeepModel
+from .models import MODELS, FairseqShell
 
-SPECIALS = len(Dictionary())  # bos, pad, eos, unk
 EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 
@@ -42,13 +39,8 @@ def _dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
-    """A model of architecture `arch` with config fields overridden, over a vocabulary of made-up symbols.
-
-    fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
-    naming the flag, for fields that no model can be built from.
-    """
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
+    """As core.models.build, a model that fairseq takes for one of its own, over a vocabulary of made-up symbols."""
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
@@ -78,7 +70,7 @@ def own_config(state: dict, path: str) -> Any:
     return cfg
 
 
-def from_checkpoint(path: str) -> tuple[DeepModel, DictConfig]:
+def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
 
     Needs neither data nor dictionaries. UserError, naming the file, if it is no checkpoint or another model's.
@@ -108,26 +100,3 @@ def _vocabularies(weights: dict) -> tuple[int, int]:
     """Symbols that the first stack reads, and those that the model predicts; KeyError if there is no telling."""
     read, predicted = (next((n for n in names if n in weights), names[0]) for names in (EMBEDDINGS, PROJECTIONS))
     return weights[read].size(0), weights[predicted].size(0)
-
-
-@lru_cache
-def _size(arch: str, vocab: int, fields: frozenset) -> int:
-    with torch.device("meta"):  # shapes only
-        return sum(parameter.numel() for parameter in build(arch, vocab, **dict(fields)).parameters())
-
-
-def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
-
-    KeyError for an architecture that is not in archs.PRESETS.
-    """
-    preset, model = archs.PRESETS[arch], archs.MODELS[arch]
-    depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
-    fields = preset | dict.fromkeys(depths, 1)
-    if model != archs.MASKED_LM:
-        fields |= {"share_decoder_input_output_embed" if model == archs.LM else "share_all_embeddings": True}
-    one = total = _size(model, vocab, frozenset(fields.items()))
-    for depth in depths:
-        two = _size(model, vocab, frozenset((fields | {depth: 2}).items()))
-        total += (preset[depth] - 1) * (two - one)
-    return total

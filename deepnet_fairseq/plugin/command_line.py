@@ -24,6 +24,7 @@ from ..core import archs
 from ..core.methods import get_method
 from ..errors import UserError, user_error_line
 from . import config, datasets
+from .admin_profile import check_source
 from .distributed.sharded_trainer import check_sharding
 from .optimisers import deepnet_adam
 from .patches import wrap
@@ -132,8 +133,9 @@ def _check_training(args: argparse.Namespace) -> None:
     cfg = config.namespace(**vars(args))
     if cfg.deepnet_probe and args.ddp_backend == "fully_sharded":
         raise UserError("--deepnet-probe: not with --ddp-backend fully_sharded, where no rank has a whole gradient")
-    if not _resumes(args):
-        get_method(cfg.method).from_config(cfg).check_start()
+    method = get_method(cfg.method).from_config(cfg)
+    if method.profiled and not _resumes(args):
+        check_source(method.profile)
 
 
 def _resumes(args: argparse.Namespace) -> bool:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..atomic_output import whole
+from ..core.probes.base import Values
 from ..errors import UserError
 from ..json_text import WRONG_VALUES, parse
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
 FORMAT = 1
-
-Values = dict[str, float]  # address inside the model, as "decoder.18" or "encoder.1.self_attn" -> value
 
 
 @dataclass

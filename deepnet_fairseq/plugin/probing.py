@@ -1,4 +1,4 @@
-"""Updates under observation, and how fairseq's training comes to be watched.
+"""fairseq's training, watched by probes: when they look, what they compare with, where it is written.
 
 The task's and the optimiser's methods are wrapped, on the instances alone.
 """
@@ -6,7 +6,9 @@ The task's and the optimiser's methods are wrapped, on the instances alone.
 from __future__ import annotations
 
 import functools
+import logging
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +16,18 @@ import torch
 from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from ..core.probes.base import Held, Probe, get_probes
-from ..core.probes.model_update import REFERENCE, reference, token_masks
+from ..atomic_output import save
+from ..core.probes import Probe, get_probes
+from ..core.probes.base import Held
+from ..core.probes.model_update import outputs
+from ..core.probes.session import Session
 from .admin_profile import held_training_batch
-from .probe_record import FILE, Values, Writer
+from .probe_record import FILE, Writer
 
-
-class Session:
-    """The probed updates of one run.
-
-    model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
-    without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
-    only: the passes that activation checkpointing repeats, and those of validation, find none.
-    """
-
-    def __init__(self, model: nn.Module, probes: list[type[Probe]]):
-        self.model, self.kinds = model, probes
-        self.held: Held | None = None  # set before the first update, where a probe needs it
-        self.watching: list[Probe] = []  # of the update under observation, if there is one
-        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
-        self._outer: list[RemovableHandle] = []
-        self._inner: list[RemovableHandle] = []
-
-    def begin(self) -> None:
-        """The weights are theta_i and the forward passes of update i + 1 come next."""
-        self.end()
-        self.watching = [probe(self.model) for probe in self.kinds]
-        for probe in self.watching:
-            probe.begin(self.held)
-        self._outer = [
-            self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
-            self.model.register_forward_hook(self._leave, always_call=True),
-        ]
-
-    def gradients(self, scale: float | Tensor) -> None:
-        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
-        for probe in self.watching:
-            probe.gradients(scale)
-
-    def values(self) -> dict[str, Values]:
-        """Probe -> address -> value; on every rank at the same time."""
-        return {probe.name: probe.values() for probe in self.watching}
-
-    def summary(self, values: dict[str, Values]) -> Values:
-        """ "probe/address" -> value, what goes into fairseq's log."""
-        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
-        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
-
-    def end(self) -> None:
-        """Takes all hooks off; the model is as it was."""
-        for handle in self._outer + self._inner:
-            handle.remove()
-        self._outer, self._inner, self.watching = [], [], []
-
-    def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
-        masks = token_masks(model, *inputs, **kwargs)
-        if self.dummy:
-            masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
-        with torch.no_grad():
-            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
-
-    def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
-        for handle in self._inner:
-            handle.remove()
-        self._inner = []
+REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
+BROKEN = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, AttributeError, TypeError)
+logger = logging.getLogger(__name__)
 
 
 class TrainingProbes:
@@ -190,3 +138,25 @@ def _scale(optimizer: Any) -> float | Tensor:
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()
     return getattr(optimizer, "_multiply_factor", 1.0)
+
+
+def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
+    """F(x, theta_0) on the held batch: what the model gives now at update 0, else what `path` holds.
+
+    A resumed run that finds no such file, or one of another batch, counts from where it is, and says so.
+    """
+    held = net_input["src_tokens"]
+    if update:
+        try:
+            kept = torch.load(path, map_location="cpu", weights_only=True)
+            if torch.equal(kept["src_tokens"], held.cpu()):
+                return {name: value.to(held.device) for name, value in kept["outputs"].items()}
+        except BROKEN:
+            pass
+        logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
+    now = outputs(model, net_input)
+    if write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cpu = {name: value.cpu() for name, value in now.items()}
+        save({"src_tokens": held.cpu(), "update": update, "outputs": cpu}, path)
+    return now

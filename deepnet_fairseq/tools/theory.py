@@ -41,17 +41,16 @@ from dataclasses import dataclass
 from statistics import linear_regression, mean
 
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..core import archs
 from ..core.initialisation import xavier_std
 from ..core.methods import get_method
+from ..core.models import EOS, SPECIALS, build
+from ..core.profile import profile_omegas, residuals
 from ..core.slots import LearnedShortcut, Scale, Site
 from ..errors import UserError
-from ..plugin.admin_profile import profile_omegas, residuals
-from ..plugin.building import build
 
 GROWING = ("encoder_bound", "encoder_update", "bound", "update", "update_of_all")
 SENTENCES, LENGTH = 8, 32
@@ -132,17 +131,17 @@ class Step:
     all_moved: float
 
 
-def zipf_batch(dictionary: Dictionary, seed: int) -> dict:
+def zipf_batch(symbols: int, seed: int) -> dict:
     """A sample as fairseq's tasks give it, 8 sentences of 32 tokens a side.
 
-    Independent symbols, the r-th of the dictionary with probability proportional to 1/r.
+    Independent symbols of so many, the r-th behind SPECIALS with probability proportional to 1/r.
     """
     generator = torch.Generator().manual_seed(seed)
-    frequencies = 1 / torch.arange(1, len(dictionary) - dictionary.nspecial + 1).double()
+    frequencies = 1 / torch.arange(1, symbols - SPECIALS + 1).double()
     drawn = torch.multinomial(frequencies, 2 * SENTENCES * LENGTH, replacement=True, generator=generator)
-    source, target = (drawn + dictionary.nspecial).view(2, SENTENCES, LENGTH)
+    source, target = (drawn + SPECIALS).view(2, SENTENCES, LENGTH)
     previous = target.roll(1, dims=1)
-    previous[:, 0] = dictionary.eos()
+    previous[:, 0] = EOS
     net_input = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous}
     return {"net_input": net_input, "target": target}
 
@@ -234,7 +233,7 @@ def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | N
     torch.manual_seed(seed)
     depths = {"encoder_layers": depth, "decoder_layers": depth}
     model = build(arch, method=method, init_profile=init_profile, **depths).double().eval()
-    batch = zipf_batch(model.encoder.dictionary, seed)
+    batch = zipf_batch(model.encoder.embed_tokens.num_embeddings, seed)
     if all(isinstance(residual, LearnedShortcut) for _, residual in residuals(model)):  # Admin: unset until profiled
         profile_omegas(model, batch["net_input"], seed)
     found, step = branches(model), sgd_step(model, batch, lr)

@@ -12,9 +12,9 @@ from torch import nn
 from deepnet_fairseq.core.probes import get_probes
 from deepnet_fairseq.core.probes.base import Held
 from deepnet_fairseq.core.probes.model_update import outputs
+from deepnet_fairseq.core.probes.session import Session
+from deepnet_fairseq.core.profile import variance, watching
 from deepnet_fairseq.core.slots import Site
-from deepnet_fairseq.plugin.admin_profile import variance, watching
-from deepnet_fairseq.plugin.probing import Session
 
 from .helpers import PAD, VOCAB, batch
 

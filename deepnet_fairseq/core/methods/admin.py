@@ -2,7 +2,7 @@
 
 Liu et al. 2020, "Understanding the Difficulty of Training Transformers", section 4.3, and "Very Deep Transformers for
 Neural Machine Translation", section 2. In one forward pass in training mode every omega is set as the pass reaches it
-(plugin/admin_profile.py):
+(core/profile.py):
     omega_1 = 1,  omega_{i+1}^2 = Var(omega_i o x_i) + Var(f_i)     per stack, the decoder starting at 1 again
 The paper measures all branches with omega = 1 and leaves Var(x_0) out; the authors' code does what stands above, and so
 do we. It keeps the profile in a side file that even generation needs; ours is read once and lives in the checkpoint.
@@ -11,7 +11,6 @@ untying its embeddings; the authors train it too (`all`), and report that `none`
 omega is kept in float32: half precision would lose the updates of a number of size 10.
 """
 
-from ...plugin.admin_profile import check_source, profile_before_training
 from ..slots import LearnedShortcut
 from .base import Method, Option, register
 
@@ -28,14 +27,9 @@ class Admin(Method):
         "train": Option("but_first", "the omegas to train", ("but_first", "all", "none")),
     }
     train_flags = ("--admin-profile", "auto")
+    profiled = True
 
     def residual(self, site):
         first = site.layer == 1 and site.sublayer == "self_attn"
         trainable = self.train == "all" or (self.train == "but_first" and not first)
         return LearnedShortcut(site.dim, trainable=trainable)
-
-    def check_start(self):
-        check_source(self.profile)
-
-    def attach(self, model, task):
-        profile_before_training(model, task, self.profile)

@@ -53,6 +53,7 @@ class Method:
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
     options: ClassVar[dict[str, Option]] = {}
     train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
+    profiled: ClassVar[bool] = False  # are its shortcuts set from a profile (its option) before the first update?
 
     if TYPE_CHECKING:
 
@@ -84,9 +85,6 @@ class Method:
 
     def check(self) -> None:
         """UserError, naming the flag, for option values that make no sense."""
-
-    def check_start(self) -> None:
-        """UserError for what keeps a training that does not resume from starting."""
 
     def depth(self, stack: str) -> int:
         """Layers of `stack`."""
@@ -163,9 +161,6 @@ class Method:
     def constants(self, stack: str) -> dict[str, float]:
         """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
         return {}
-
-    def attach(self, model: nn.Module, task: Any) -> None:
-        """The last word on a built and initialised model: hooks on the model, or on the task that trains it."""
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:

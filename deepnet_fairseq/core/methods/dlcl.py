@@ -11,7 +11,6 @@ there, are left out. W is float32, and so is the sum: its gradient is taken over
 """
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
 from ...errors import UserError
@@ -65,7 +64,7 @@ class Combination(nn.Module):
     def __init__(self, layers: int, dim: int, norm: str, normalize_embedding: bool, weights: LayerWeights):
         super().__init__()
         self.norm_first = norm == "pre"
-        norms = [LayerNorm(dim) if l or normalize_embedding else nn.Identity() for l in range(layers + 1)]
+        norms = [nn.LayerNorm(dim) if l or normalize_embedding else nn.Identity() for l in range(layers + 1)]
         self.norms = nn.ModuleList(norms)
         self.weights = weights
 

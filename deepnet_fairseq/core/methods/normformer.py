@@ -10,7 +10,6 @@ for language models only; the paper has no encoder-decoder. Here they act in bot
 """
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import nn
 
 from ..slots import LearnedShortcut
@@ -52,15 +51,15 @@ class NormFormer(Method):
 
     def inner(self, site, dim):
         if site.sublayer == "ffn":
-            return None if self.no_ffn_norm else LayerNorm(dim)
+            return None if self.no_ffn_norm else nn.LayerNorm(dim)
         return HeadScale(site.num_heads) if self.scales_heads(site, "paper") else None
 
     def outer(self, site):
-        modules = []
+        modules: list[nn.Module] = []
         if self.scales_heads(site, "fairseq"):
             modules.append(HeadScale(site.num_heads))
         if site.sublayer == "self_attn" and not self.no_attention_norm:
-            modules.append(LayerNorm(site.dim))
+            modules.append(nn.LayerNorm(site.dim))
         return nn.Sequential(*modules) if modules else None
 
     def residual(self, site):

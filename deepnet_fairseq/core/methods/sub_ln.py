@@ -10,7 +10,7 @@ switches Sub-LN off silently under deepnorm=True.
 
 import math
 
-from fairseq.modules import LayerNorm
+from torch import nn
 
 from .base import Method, register
 
@@ -27,7 +27,7 @@ class SubLN(Method):
     init_profiles = ("xavier_normal", "xavier_uniform")
 
     def inner(self, site, dim):
-        return None if site.sublayer == "encoder_attn" else LayerNorm(dim)
+        return None if site.sublayer == "encoder_attn" else nn.LayerNorm(dim)
 
     def gain(self, site, role):
         scaled = role in SCALED and site.sublayer != "encoder_attn"

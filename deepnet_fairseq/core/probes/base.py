@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...plugin.probe_record import Values
+
+Values = dict[str, float]  # address inside the model, as "decoder.18" or "encoder.1.self_attn" -> value
 
 PROBES: dict[str, type[Probe]] = {}
 

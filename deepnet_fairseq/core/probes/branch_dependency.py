@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...plugin.admin_profile import residuals
-from ...plugin.probe_record import Values
-from .base import TokenSums, over_ranks, register_probe
+from ..profile import residuals
+from .base import TokenSums, Values, over_ranks, register_probe
 
 
 @register_probe("branch_dependency")

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...plugin.probe_record import Values
 from ..initialisation import branch_weights
-from .base import Probe, mean_by, register_probe
+from .base import Probe, Values, mean_by, register_probe
 
 
 @register_probe("gradient_norm")

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...plugin.admin_profile import residuals
-from ...plugin.probe_record import Values
-from .base import Probe, over_ranks, register_probe
+from ..profile import residuals
+from .base import Probe, Values, over_ranks, register_probe
 
 LARGEST = 65504.0  # of fp16
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ...plugin.probe_record import Values
-from .base import Probe, kind, mean_by, register_probe
+from .base import Probe, Values, kind, mean_by, register_probe
 
 STATISTICS = {"median": 0.5, "min": 0.0, "max": 1.0}  # as quantiles
 ADDED = {"bias", "shift"}  # parameters that are no factors

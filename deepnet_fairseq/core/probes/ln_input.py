@@ -8,10 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...plugin.probe_record import Values
-from ..initialisation import NORMS
 from ..slots import SUBLAYERS
-from .base import TokenSums, over_ranks, register_probe
+from .base import TokenSums, Values, over_ranks, register_probe
 
 
 @register_probe("ln_input")
@@ -25,7 +23,7 @@ class LNInput(TokenSums):
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, stack in self.model.stacks().items():
             for path, norm in stack.named_modules():
-                if isinstance(norm, NORMS):
+                if isinstance(norm, nn.LayerNorm):
                     words = path.split(".")
                     if words[0] == "layers":
                         words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]

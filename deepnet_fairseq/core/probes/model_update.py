@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...atomic_output import save
-from ...plugin.admin_profile import in_mode
+from ..profile import in_mode
 from .base import Held, Probe, register_probe
-
-REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
-BROKEN = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, AttributeError, TypeError)
-logger = logging.getLogger(__name__)
 
 
 @register_probe("model_update")
@@ -50,25 +42,3 @@ def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, T
     """Where each stack reads a token and not padding, (B, T) bool, of what the model's `forward` is given."""
     stacks = model.stacks()
     return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(*inputs, **net_input).items()}
-
-
-def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
-    """F(x, theta_0) on the held batch: what the model gives now at update 0, else what `path` holds.
-
-    A resumed run that finds no such file, or one of another batch, counts from where it is, and says so.
-    """
-    held = net_input["src_tokens"]
-    if update:
-        try:
-            kept = torch.load(path, map_location="cpu", weights_only=True)
-            if torch.equal(kept["src_tokens"], held.cpu()):
-                return {name: value.to(held.device) for name, value in kept["outputs"].items()}
-        except BROKEN:
-            pass
-        logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
-    now = outputs(model, net_input)
-    if write:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cpu = {name: value.cpu() for name, value in now.items()}
-        save({"src_tokens": held.cpu(), "update": update, "outputs": cpu}, path)
-    return now

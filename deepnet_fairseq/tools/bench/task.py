@@ -16,9 +16,10 @@ from fairseq.data import LanguagePairDataset
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from ...core.models import SPECIALS
 from ...data.lines import read_lines
 from ...errors import UserError
-from ...plugin.building import SPECIALS, blank_task
+from ...plugin.building import blank_task
 from ...plugin.config import flag
 
 # Sentence lengths are near a log-normal distribution. Those of IWSLT-14 German-English in joint BPE of 10,000 merges

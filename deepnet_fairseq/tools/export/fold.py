@@ -11,9 +11,9 @@ The first branch of a stack has no LayerNorm before it: downstream, or for a vec
 from __future__ import annotations
 
 import torch
-from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
+from ...core.modules import SinusoidalPositions
 from ...core.slots import NORM_NAMES
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
@@ -116,7 +116,6 @@ def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
 def _position_table(stack: nn.Module) -> Tensor:
     """Rows as fairseq's learned positions count them: padding_idx + 1 is the first position."""
     positions = stack.embed_positions
-    if not isinstance(positions, SinusoidalPositionalEmbedding):
+    if not isinstance(positions, SinusoidalPositions):
         return positions.weight
-    rows = stack.max_tokens + stack.padding_idx + 1
-    return positions.get_embedding(rows, positions.embedding_dim, stack.padding_idx).double()
+    return positions.table(stack.max_tokens + stack.padding_idx + 1).double()

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...atomic_output import save
 from ...core import archs
+from ...core.models import SPECIALS, DeepModel
 from ...errors import UserError
-from ...plugin.building import SPECIALS, blank_task, from_checkpoint
-from ...plugin.models.translation import DeepModel
+from ...plugin.building import blank_task, from_checkpoint
 from .fold import fold, obstacle
 
 TOLERANCE = 1e-3  # on log-probabilities; in practice 1e-5

@@ -25,9 +25,10 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor
 
+from ...core.models import SPECIALS
 from ...errors import UserError
 from ...plugin import config
-from ...plugin.building import SPECIALS, blank_task
+from ...plugin.building import blank_task
 from ...plugin.trainer import build_trainer
 from ...plugin.trainer import parse as parse_training
 from ...text_table import render

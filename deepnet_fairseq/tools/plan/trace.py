@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,14 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ...core import attention
+from ...core import attention, config
 from ...core.methods import get_method
+from ...core.models import MODELS, DeepModel
 from ...core.stack import Stack
-from ...plugin import config
-from ...plugin.building import blank_task
 from ...plugin.chunked_cross_entropy import BUDGET, FEWEST, label_smoothed_loss
-from ...plugin.models import MODELS
-from ...plugin.models.translation import DeepModel
 from .setting import FLOAT32, Setting
 
 ALIKE = 3  # layers traced: the first and the last may differ from those between
@@ -176,11 +172,8 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
     cfg = config.namespace(**(fields | depths))
     method = get_method(cfg.method).from_config(setting.cfg if mixers else cfg)
     with torch.device("meta"):
-        model = MODELS[setting.model].assemble(cfg, method, _task(*setting.vocab))
+        model = MODELS[setting.model].assemble(cfg, method, *setting.vocab)
     return model.to(setting.dtype)
-
-
-_task = lru_cache(maxsize=4)(blank_task)
 
 
 class Run:

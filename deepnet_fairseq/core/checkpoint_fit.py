@@ -6,14 +6,14 @@ import re
 
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ..errors import UserError
 
 StateDict = dict[str, Tensor]
 
 # fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
 FOREIGN_KEY = re.compile(
     r"(encoder|decoder)\.version$|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$"
-    r"|(encoder|decoder)\.embed_positions\._float_tensor$"
+    r"|(encoder|decoder)\.embed_positions\.(_float_tensor|weights)$"
 )
 OLD_PROJECTIONS = re.compile(r"(.*_attn\.)in_proj_(weight|bias)$")  # queries, keys and values in one, until 2019
 BEFORE_FIRST = 2  # rows of a table of learned positions up to the padding symbol's

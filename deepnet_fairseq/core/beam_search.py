@@ -1,0 +1,80 @@
+"""Beam search with a model of core alone; fairseq's programs bring their own, which finds the same.
+
+B sentences, k beams, V symbols; hypotheses are scored by the mean log-probability of their tokens, EOS included, with
+the exponent `length_penalty` on the length (Wu et al. 2016 with another formula; this is fairseq's).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .models import EOS, PAD, DeepModel
+from .profile import in_mode
+
+
+class Hypothesis(NamedTuple):
+    """tokens (T,), without EOS; score: sum of their log-probabilities and EOS's over (T + 1) ** length_penalty."""
+
+    tokens: Tensor
+    score: float
+
+
+@torch.no_grad()
+def beam_search(
+    model: DeepModel, tokens: Tensor, beams: int = 5, max_length: int = 200, length_penalty: float = 1.0
+) -> list[list[Hypothesis]]:
+    """The k best hypotheses of each sentence, best first, in evaluation mode; the model stays in the mode it is in.
+
+    tokens (B, S): source sentences, padded on either side; for a language model what is to be continued, not padded.
+    max_length: of a hypothesis in tokens. A sentence is done when k hypotheses have ended (fairseq's rule).
+    """
+    with in_mode(model, training=False):
+        return _search(model, tokens, beams, max_length, length_penalty)
+
+
+def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
+    sentences = len(tokens)
+    first = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
+    memory, state, prefix = _begin(model, tokens, beams)
+    begun = prefix.size(1)
+    totals = torch.full((sentences, beams), float("-inf"), device=tokens.device)
+    totals[:, 0] = 0  # all beams are the same at first
+    ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+    for length in range(longest + 1):
+        scores, _ = model.decoder(prefix, memory, incremental_state=state)
+        steps = scores[:, -1].float().log_softmax(-1)
+        steps[:, PAD] = float("-inf")
+        if length == 0:
+            steps[:, EOS] = float("-inf")
+        if length == longest:
+            steps[:, :EOS] = steps[:, EOS + 1 :] = float("-inf")
+        best, index = (totals[..., None] + steps.unflatten(0, (-1, beams))).flatten(1).topk(2 * beams)  # (B, 2k)
+        rows, symbols = first + index // steps.size(1), index % steps.size(1)
+        ends = symbols.eq(EOS) & best.isfinite()
+        for sentence, place in ends[:, :beams].nonzero().tolist():
+            if len(ended[sentence]) < beams:
+                score = best[sentence, place].item() / (length + 1) ** penalty
+                ended[sentence].append(Hypothesis(prefix[rows[sentence, place], begun:].clone(), score))
+        if all(len(found) == beams for found in ended):
+            break
+        totals, going = best.masked_fill(ends, float("-inf")).topk(beams)
+        rows, symbols = rows.gather(1, going).flatten(), symbols.gather(1, going).flatten()
+        prefix = torch.cat([prefix[rows], symbols[:, None]], 1)
+        model.decoder.reorder_incremental_state_scripting(state, rows)
+    return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in ended]
+
+
+def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
+    """What the decoder reads besides, its cache, and what each row begins with, (B k, begun); EOS begins a text."""
+    state: dict = {}
+    rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
+    start = tokens.new_full((len(rows), 1), EOS)
+    if "encoder" in model.stacks():
+        return model.encoder.reorder_encoder_out(model.encoder(tokens), rows), state, start
+    prefix = torch.cat([start, tokens[rows]], 1)
+    for length in range(1, prefix.size(1)):
+        model.decoder(prefix[:, :length], incremental_state=state)
+    return None, state, prefix

@@ -1,0 +1,206 @@
+"""The settings of the three models, named as the flags of fairseq's `transformer`, and a config class for each model.
+
+How one is filled in, as fairseq's command line would, and what no model can be built from, refused by its flag.
+
+Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
+flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
+command line, preset and YAML.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Optional  # fairseq reads field types at run time and does not know X | None
+
+from ..errors import UserError
+from . import archs
+from .initialisation import PROFILES
+from .methods import METHODS, Method, Option, get_method
+from .modules import ACTIVATIONS
+
+ACTIVATION = "activation of the feed-forward branch"
+METHOD = f"stabilisation method: {', '.join(sorted(METHODS))}"
+LONGEST = 1024  # tokens of a sentence
+
+
+def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
+    """A field of a config dataclass: its default, the help of its flag, the words it may be (any value without)."""
+    return field(default=default, metadata={"help": help, "choices": tuple(choices)})
+
+
+@dataclass
+class Common:
+    """Flags of every model: method, initialisation, dropout, memory of training."""
+
+    method: str = flag("deepnorm", METHOD)
+    init_profile: Optional[str] = flag(None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}")
+    activation_fn: str = flag("relu", ACTIVATION, ACTIVATIONS)
+    dropout: float = flag(0.1, "dropout on embeddings and on the output of each branch")
+    attention_dropout: float = flag(0.0, "dropout on attention weights")
+    activation_dropout: float = flag(0.0, "dropout after the activation of the feed-forward branch")
+    no_token_positional_embeddings: bool = flag(False, "no positional embeddings")
+    no_scale_embedding: bool = flag(False, "do not multiply token embeddings by sqrt(width)")
+    layernorm_embedding: bool = flag(False, "LayerNorm after the embeddings")
+    checkpoint_activations: bool = flag(False, "recompute each layer in the backward pass to save memory")
+    checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
+    offload_activations: bool = flag(False, "recompute, and keep what that starts from in the CPU's memory")
+
+
+@dataclass
+class EncoderFields:
+    """Flags of an encoder. Depth, heads and widths (in features) are the architecture's where they are None."""
+
+    encoder_layers: Optional[int] = flag(None, "N, number of encoder layers")
+    encoder_embed_dim: Optional[int] = flag(None, "width of the encoder")
+    encoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the encoder")
+    encoder_attention_heads: Optional[int] = flag(None, "attention heads of the encoder")
+    encoder_normalize_before: bool = flag(False, "accepted with methods that place the LayerNorm there (pre_ln)")
+    encoder_learned_pos: bool = flag(False, "learned positions in the encoder")
+
+
+@dataclass
+class DecoderFields:
+    """Flags of a decoder. Depth, heads and widths (in features) are the architecture's where they are None."""
+
+    decoder_layers: Optional[int] = flag(None, "M, number of decoder layers")
+    decoder_embed_dim: Optional[int] = flag(None, "width of the decoder, by default the encoder's")
+    decoder_ffn_embed_dim: Optional[int] = flag(None, "feed-forward width of the decoder, by default the encoder's")
+    decoder_attention_heads: Optional[int] = flag(None, "attention heads of the decoder, by default the encoder's")
+    decoder_normalize_before: bool = flag(False, "accepted with methods that place the LayerNorm there (pre_ln)")
+    decoder_learned_pos: bool = flag(False, "learned positions in the decoder")
+    share_decoder_input_output_embed: bool = flag(False, "one matrix for decoder input and output embeddings")
+
+
+def with_options(fields: type) -> type:
+    """Class decorator: `fields` and the options of every method, what a model is built from."""
+    more = [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()]
+    names = {"__module__": __name__, "__doc__": fields.__doc__}
+    return make_dataclass(fields.__name__, more, bases=(fields,), namespace=names)
+
+
+def _option_field(method: type[Method], key: str, option: Option) -> tuple:
+    kind = Optional[str] if option.default is None else type(option.default)
+    return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}", option.choices)
+
+
+@with_options
+@dataclass
+class DeepTransformerConfig(DecoderFields, EncoderFields, Common):
+    """Flags of `deepnet_transformer`."""
+
+    share_all_embeddings: bool = flag(False, "one matrix for encoder input, decoder input and output embeddings")
+    max_source_positions: int = flag(LONGEST, "longest source sentence in tokens")
+    max_target_positions: int = flag(LONGEST, "longest target sentence in tokens")
+
+
+@with_options
+@dataclass
+class DeepLanguageModelConfig(DecoderFields, Common):
+    """Flags of `deepnet_lm`; None where the architecture has the word."""
+
+    method: Optional[str] = flag(None, METHOD)
+    activation_fn: Optional[str] = flag(None, ACTIVATION, ACTIVATIONS)
+    share_decoder_input_output_embed: Optional[bool] = flag(None, "one matrix for input and output embeddings")
+    tokens_per_sample: int = flag(LONGEST, "tokens of a sample")
+    max_target_positions: Optional[int] = flag(LONGEST, "longest sample in tokens")
+
+
+@with_options
+@dataclass
+class DeepMaskedLanguageModelConfig(EncoderFields, Common):
+    """Flags of `deepnet_masked_lm`; None where the architecture has the word."""
+
+    method: Optional[str] = flag(None, METHOD)
+    activation_fn: Optional[str] = flag(None, ACTIVATION, ACTIVATIONS)
+    encoder_learned_pos: Optional[bool] = flag(None, "learned positions, as RoBERTa's")
+    layernorm_embedding: Optional[bool] = flag(None, "LayerNorm after the embeddings, as RoBERTa's")
+    no_scale_embedding: Optional[bool] = flag(None, "do not multiply token embeddings by sqrt(width), as RoBERTa")
+    untie_weights_roberta: bool = flag(False, "an output projection that is not the embedding")
+    max_positions: Optional[int] = flag(LONGEST, "longest sample in tokens, by default the task's")
+
+
+CONFIGS: dict[str, type] = {
+    archs.MODEL_NAME: DeepTransformerConfig,
+    archs.LM: DeepLanguageModelConfig,
+    archs.MASKED_LM: DeepMaskedLanguageModelConfig,
+}
+
+
+def namespace(arch: str, **fields: Any) -> argparse.Namespace:
+    """A filled and checked config of architecture `arch`, as fairseq's command line would make it.
+
+    fields: config fields by name ("decoder_layers") that are not to be the default; lengths are 1024 tokens by default.
+    UserError, naming the flag, for what no model can be built from.
+    """
+    known = dataclasses.fields(CONFIGS[archs.model_of(argparse.Namespace(arch=arch))])
+    cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
+    method_of(cfg)
+    return cfg
+
+
+def method_of(cfg: Any) -> Method:
+    """The method of a config, which is filled in place where the architecture leaves values open, and checked.
+
+    cfg: argparse.Namespace, omegaconf or dataclass. UserError, naming the flag, for what no model can be built from.
+    """
+    archs.fill(cfg)
+    check(cfg)
+    return get_method(cfg.method).from_config(cfg)
+
+
+def check(cfg: Any) -> None:
+    """UserError naming the flag for the first thing in a filled config that no model can be built from."""
+    method = get_method(cfg.method)
+    if cfg.init_profile not in (None, *method.init_profiles):
+        profiles = ", ".join(method.init_profiles)
+        raise UserError(f"--init-profile {cfg.init_profile}: --method {method.name} is defined for {profiles}")
+    stacks = archs.STACKS[archs.model_of(cfg)]
+    for stack in stacks:
+        _check_stack(cfg, stack)
+    for other in METHODS.values():
+        for key, option in other.options.items():
+            if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
+                raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
+    built = method.from_config(cfg)
+    for stack in stacks:
+        if getattr(cfg, f"{stack}_normalize_before") and built.norm != "pre":
+            raise UserError(
+                f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
+                "drop the flag or take --method pre_ln"
+            )
+    _check_numbers(cfg)
+    if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise UserError(
+            f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag"
+        )
+
+
+def _check_numbers(cfg: Any) -> None:
+    if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
+        every = f"--checkpoint-every {cfg.checkpoint_every}"
+        raise UserError(f"{every}: must be at least 1 layer; drop it to keep activations")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        check_probability(cfg, name)
+
+
+def check_probability(cfg: Any, name: str) -> None:
+    """UserError if the field `name` of a config is no probability of dropout."""
+    if not 0 <= getattr(cfg, name) < 1:
+        raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
+
+
+def _check_stack(cfg: Any, stack: str) -> None:
+    layers, dim = getattr(cfg, f"{stack}_layers"), getattr(cfg, f"{stack}_embed_dim")
+    heads = getattr(cfg, f"{stack}_attention_heads")
+    if layers < 1:
+        raise UserError(f"--{stack}-layers {layers}: a stack needs at least 1 layer")
+    for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
+        value = getattr(cfg, f"{stack}_{name}")
+        if value < 1:
+            raise UserError(f"--{stack}-{name.replace('_', '-')} {value}: must be at least 1")
+    if dim < 4 and not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings):
+        raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
+    if dim % heads:
+        raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")

@@ -1,0 +1,298 @@
+"""The three models: encoder-decoder, causal and masked language model, of stacks of any depth under any method.
+
+Made by `build`, by flags of fairseq-train; state dicts have the names of fairseq's own models.
+B sentences, S source and T target tokens, C width, V symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from . import archs, checkpoint_fit, config
+from .initialisation import initialize
+from .methods import Method
+from .modules import ACTIVATIONS, Linear, submodules
+from .stack import Decoder, Encoder, Stack
+
+BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
+SPECIALS = 4
+
+
+class DeepModel(nn.Module):
+    """Stacks of any depth under any registered method.
+
+    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
+    """
+
+    NAME: ClassVar[str]  # as fairseq knows the model
+    encoder_class: ClassVar[type[Encoder]] = Encoder
+    decoder_class: ClassVar[type[Decoder]] = Decoder
+
+    @classmethod
+    def create(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+        """The model of a filled and checked config and its method, in training mode.
+
+        source_symbols, target_symbols: how many are read and predicted, SPECIALS included. Values are drawn from
+        torch's global generator.
+        """
+        model = cls.assemble(cfg, method, source_symbols, target_symbols)
+        initialize(model, method, cfg.init_profile or method.init_profiles[0])
+        return model
+
+    @classmethod
+    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+        """The modules of a filled and checked config, their values still to be drawn."""
+        raise NotImplementedError
+
+    def stacks(self) -> dict[str, Stack]:
+        """ "encoder" and "decoder", those that the model has, in forward order."""
+        return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
+
+    def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
+        """What each stack reads, (B, T), of what `forward` is given."""
+        raise NotImplementedError
+
+    def features(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
+        """What each stack gives, (B, T, C), for the net_input of a fairseq sample."""
+        raise NotImplementedError
+
+    def vocabulary_projection(self) -> nn.Linear:
+        """The matrix (V, C) that gives scores of V symbols."""
+        raise NotImplementedError
+
+    def head_linears(self) -> Iterator[nn.Linear]:
+        """Further matrices outside the stacks."""
+        return iter(())
+
+    def train(self, mode: bool = True) -> DeepModel:
+        """As nn.Module.train without the cost of its attributes, for fairseq calls it twice an update.
+
+        A module with a `train` of its own is asked.
+        """
+        for module in submodules(self):
+            if module is self or type(module).train is nn.Module.train:
+                module.__dict__["training"] = mode
+            else:
+                module.train(mode)
+        return self
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """To be told before each update how many are done, as fairseq does, for the parts that change with time."""
+        for stack in self.stacks().values():
+            stack.set_num_updates(num_updates)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
+        """Copies a state dict of this model or of fairseq's own of its kind; UserError if it is another model's.
+
+        model_cfg, args: what fairseq gives besides, not read.
+        """
+        state_dict = checkpoint_fit.with_split_projections(self.renamed(state_dict))
+        state_dict = checkpoint_fit.without_foreign_keys(state_dict, self.state_dict())
+        if strict:
+            checkpoint_fit.check_fit(state_dict, self.state_dict())
+            checkpoint_fit.check_ties(state_dict, self)
+        return nn.Module.load_state_dict(self, state_dict, strict)
+
+    def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's entries under the names they have here."""
+        return state_dict
+
+
+def embedding(symbols: int, dim: int) -> nn.Embedding:
+    """A matrix (symbols, dim), its values still to be drawn."""
+    return nn.Embedding(symbols, dim, padding_idx=PAD)
+
+
+class EncoderDecoder(DeepModel):
+    """A Transformer of N encoder and M decoder layers, to translate."""
+
+    NAME = archs.MODEL_NAME
+
+    def __init__(self, encoder: Encoder, decoder: Decoder):
+        nn.Module.__init__(self)  # whatever shell is around this
+        self.encoder, self.decoder = encoder, decoder
+
+    @classmethod
+    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+        of_source = embedding(source_symbols, cfg.encoder_embed_dim)
+        of_target = of_source if cfg.share_all_embeddings else embedding(target_symbols, cfg.decoder_embed_dim)
+        tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
+        encoder = cls.encoder_class().build(cfg, method, of_source)
+        return cls(encoder, cls.decoder_class().build(cfg, method, of_target, target_symbols, tied))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, dict]:
+        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V).
+
+        src_lengths is fairseq's and may be None: padding says it all. options: further ones of Decoder.forward,
+        features_only and alignment_layer. Hidden states on request only: fairseq's `transformer` keeps those of every
+        layer alive in each training step.
+        """
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        return self.decoder(prev_output_tokens, memory, return_all_hiddens=return_all_hiddens, **options)
+
+    def tokens(
+        self, src_tokens: Tensor, src_lengths: Tensor | None, prev_output_tokens: Tensor, *_rest: Any, **_more: Any
+    ) -> dict[str, Tensor]:
+        return {"encoder": src_tokens, "decoder": prev_output_tokens}
+
+    def features(
+        self, src_tokens: Tensor, prev_output_tokens: Tensor, src_lengths: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        memory = self.encoder(src_tokens, src_lengths)
+        decoded, _extra = self.decoder(prev_output_tokens, memory, features_only=True)
+        return {"encoder": memory["encoder_out"][0].transpose(0, 1), "decoder": decoded}
+
+    def vocabulary_projection(self) -> nn.Linear:
+        return self.decoder.output_projection
+
+
+class LanguageModel(DeepModel):
+    """A causal language model of M layers. B texts, T tokens."""
+
+    NAME = archs.LM
+
+    def __init__(self, decoder: Decoder):
+        nn.Module.__init__(self)
+        self.decoder = decoder
+
+    @classmethod
+    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+        if cfg.max_target_positions is None:
+            cfg.max_target_positions = cfg.tokens_per_sample
+        embed_tokens = embedding(source_symbols, cfg.decoder_embed_dim)
+        tied = cfg.share_decoder_input_output_embed
+        return cls(cls.decoder_class().build(cfg, method, embed_tokens, target_symbols, tied))
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **options: Any) -> tuple[Tensor, dict]:
+        """src_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V) of the tokens that follow."""
+        return self.decoder(src_tokens, **options)
+
+    def tokens(self, src_tokens: Tensor, *_rest: Any, **_more: Any) -> dict[str, Tensor]:
+        return {"decoder": src_tokens}
+
+    def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, Tensor]:
+        return {"decoder": self.decoder(src_tokens, features_only=True)[0]}
+
+    def vocabulary_projection(self) -> nn.Linear:
+        return self.decoder.output_projection
+
+
+class MaskedTokenHead(Linear):
+    """Scores of the vocabulary, W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
+
+    def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
+        super().__init__(dim, symbols)
+        self.dense = Linear(dim, dim)
+        self.activation_fn = ACTIVATIONS[activation_fn]
+        self.layer_norm = nn.LayerNorm(dim)
+        if embed_tokens is not None:
+            self.weight = embed_tokens.weight
+
+    def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
+        """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""
+        if masked_tokens is not None:
+            features = features[masked_tokens]
+        return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
+
+
+class MaskedLanguageModel(DeepModel):
+    """A masked language model of N layers (Devlin et al. 2019, as Liu et al. 2019 train it). B texts, T tokens.
+
+    Names of the head are RoBERTa's.
+    """
+
+    NAME = archs.MASKED_LM
+
+    def __init__(self, encoder: Encoder, lm_head: MaskedTokenHead):
+        nn.Module.__init__(self)
+        self.encoder, self.lm_head = encoder, lm_head
+
+    @classmethod
+    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+        embed_tokens = embedding(source_symbols, cfg.encoder_embed_dim)
+        tied = None if cfg.untie_weights_roberta else embed_tokens
+        lm_head = MaskedTokenHead(cfg.encoder_embed_dim, target_symbols, str(cfg.activation_fn), tied)
+        return cls(cls.encoder_class().build(cfg, method, embed_tokens), lm_head)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        masked_tokens: Tensor | None = None,
+        **_rest: Any,
+    ) -> tuple[Tensor, dict]:
+        """src_tokens (B, T) -> scores (B, T, V) and {"inner_states": None}.
+
+        Scores of the places that masked_tokens (B, T) marks alone are (masked, V); features (B, T, C) in their place
+        if features_only. inner_states: [(T, B, C) before and after every layer] if return_all_hiddens. The task
+        masked_lm also gives src_id, which no model here reads.
+        """
+        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        x = encoded["encoder_out"][0].transpose(0, 1)
+        states = encoded["encoder_states"] if return_all_hiddens else None
+        return (x if features_only else self.lm_head(x, masked_tokens)), {"inner_states": states}
+
+    def tokens(self, src_tokens: Tensor, *_rest: Any, **_more: Any) -> dict[str, Tensor]:
+        return {"encoder": src_tokens}
+
+    def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **_rest: Any) -> dict[str, Tensor]:
+        return {"encoder": self(src_tokens, src_lengths, features_only=True)[0]}
+
+    def vocabulary_projection(self) -> nn.Linear:
+        return self.lm_head
+
+    def head_linears(self) -> Iterator[nn.Linear]:
+        yield self.lm_head.dense
+
+
+MODELS: dict[str, type[DeepModel]] = {
+    model.NAME: model for model in (EncoderDecoder, LanguageModel, MaskedLanguageModel)
+}
+
+
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+    """A model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
+
+    fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
+    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
+    naming the flag, for fields that no model can be built from.
+    """
+    cfg = config.namespace(arch, **fields)
+    return MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+
+
+@lru_cache
+def _size(arch: str, vocab: int, fields: frozenset) -> int:
+    with torch.device("meta"):  # shapes only
+        return sum(parameter.numel() for parameter in build(arch, vocab, **dict(fields)).parameters())
+
+
+def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
+    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
+
+    KeyError for an architecture that is not in archs.PRESETS.
+    """
+    preset, model = archs.PRESETS[arch], archs.MODELS[arch]
+    depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
+    fields = preset | dict.fromkeys(depths, 1)
+    if model != archs.MASKED_LM:
+        fields |= {"share_decoder_input_output_embed" if model == archs.LM else "share_all_embeddings": True}
+    one = total = _size(model, vocab, frozenset(fields.items()))
+    for depth in depths:
+        two = _size(model, vocab, frozenset((fields | {depth: 2}).items()))
+        total += (preset[depth] - 1) * (two - one)
+    return total

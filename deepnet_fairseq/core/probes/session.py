@@ -1,0 +1,72 @@
+"""The probed updates of one run, whoever drives the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .base import Held, Probe, Values
+from .model_update import token_masks
+
+
+class Session:
+    """The probed updates of one run.
+
+    model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
+    without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
+    only: the passes that activation checkpointing repeats, and those of validation, find none.
+    """
+
+    def __init__(self, model: nn.Module, probes: list[type[Probe]]):
+        self.model, self.kinds = model, probes
+        self.held: Held | None = None  # set before the first update, where a probe needs it
+        self.watching: list[Probe] = []  # of the update under observation, if there is one
+        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
+        self._outer: list[RemovableHandle] = []
+        self._inner: list[RemovableHandle] = []
+
+    def begin(self) -> None:
+        """The weights are theta_i and the forward passes of update i + 1 come next."""
+        self.end()
+        self.watching = [probe(self.model) for probe in self.kinds]
+        for probe in self.watching:
+            probe.begin(self.held)
+        self._outer = [
+            self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.model.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def gradients(self, scale: float | Tensor) -> None:
+        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
+        for probe in self.watching:
+            probe.gradients(scale)
+
+    def values(self) -> dict[str, Values]:
+        """Probe -> address -> value; on every rank at the same time."""
+        return {probe.name: probe.values() for probe in self.watching}
+
+    def summary(self, values: dict[str, Values]) -> Values:
+        """ "probe/address" -> value, what goes into fairseq's log."""
+        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
+        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
+
+    def end(self) -> None:
+        """Takes all hooks off; the model is as it was."""
+        for handle in self._outer + self._inner:
+            handle.remove()
+        self._outer, self._inner, self.watching = [], [], []
+
+    def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
+        masks = token_masks(model, *inputs, **kwargs)
+        if self.dummy:
+            masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
+        with torch.no_grad():
+            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
+
+    def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
+        for handle in self._inner:
+            handle.remove()
+        self._inner = []

@@ -1,0 +1,35 @@
+"""The core by itself: torch alone builds, trains and decodes; what it gives is what it gives inside fairseq."""
+
+import pytest
+import torch
+
+from deepnet_fairseq.core import METHODS, beam_search, build
+from deepnet_fairseq.core.archs import LM, MODEL_NAME
+
+from .support.helpers import EOS, PAD, VOCAB
+from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
+from .test_decoding import generated, sources
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_it_builds_is_what_fairseq_builds(kind, method):
+    """The same weights from the same seed under the same names, and the same scores."""
+    inside = awake(kind, method=method)
+    alone = build(kind, VOCAB, **sizes(kind, 2), method=method).eval()
+    alone.load_state_dict(inside.state_dict())
+    assert list(alone.state_dict()) == list(inside.state_dict())
+    assert torch.equal(scores(alone, *inputs(kind)), scores(inside, *inputs(kind)))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
+def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
+    model = awake(kind)
+    given = sources(3, 9, 6) if kind == MODEL_NAME else batch(length=5)[1:]
+    begun = 0 if kind == MODEL_NAME else given.size(1)
+    theirs = generated(model, given, longest=begun + 12, beam_size=beams)
+    ours = [hypothesis for found in beam_search(model, given, beams, 12) for hypothesis in found]
+    assert [[*hypothesis.tokens.tolist(), EOS] for hypothesis in ours] == [tokens[begun:] for tokens, _ in theirs]
+    for hypothesis, (_, (_, *steps)) in zip(ours, theirs, strict=True):
+        assert hypothesis.score == pytest.approx(sum(steps[begun:]) / len(steps[begun:]), abs=1e-5)
+    assert PAD not in torch.cat([hypothesis.tokens for hypothesis in ours])
