@@ -10,6 +10,7 @@ from .support.helpers import EOS, PAD, VOCAB
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
 from .test_decoding import generated, sources
 
+
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_it_builds_is_what_fairseq_builds(kind, method):
