@@ -12,10 +12,8 @@ torch's, of tensors and plain data.
 from __future__ import annotations
 
 import itertools
-import pickle
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,8 +26,7 @@ from ..checkpoints.exact_resume import WEIGHTS
 from ..optimisers.flat_adam import Entry, entries, is_flat, is_part, with_entries
 from . import agreement
 
-UNREADABLE = (*integrity.UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)
-KEY = "deepnet_shards"  # of the small file: {"folder", "files"}
+KEY = integrity.SHARDS  # of the small file
 FOLDER, FILE = re.compile(r"shards_\d+(_\d+)?"), re.compile(r"\d+_of_\d+\.pt")
 
 
@@ -126,25 +123,14 @@ def read(path: str, state: dict) -> dict:
     return state
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with the shards of the checkpoint at `path`, which is whole, in a few words."""
-    try:
-        named = _named(path)
-    except UNREADABLE as error:
-        return str(error).split("\n")[0] or type(error).__name__
-    for file in named:
-        if found := integrity.damage(file):
-            return f"its part {file.parent.name}/{file.name}: {found}"
-    return None
-
-
 def remove_unused(save_dir: str) -> None:
     """Folders of shards that no checkpoint names; none of them while there is a checkpoint that cannot be read."""
-    folders = {path for path in Path(save_dir).glob("shards_*") if FOLDER.fullmatch(path.name)}
+    found = (path for path in Path(save_dir).resolve().glob("shards_*") if FOLDER.fullmatch(path.name))
+    folders = {path for path in found if not path.is_symlink()}
     for path in Path(save_dir).glob("*.pt") if folders else ():
         try:
-            folders -= {file.parent for file in _named(path)}
-        except UNREADABLE:
+            folders -= {file.parent for file in integrity.shards_of(path)}
+        except integrity.BROKEN:
             return
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
@@ -154,15 +140,3 @@ def _new_folder(save_dir: Path, updates: int) -> str:
     """A name that no earlier save has: the files of one are never replaced, for other checkpoints may name them."""
     names = itertools.chain([f"shards_{updates}"], (f"shards_{updates}_{number}" for number in itertools.count(1)))
     return next(name for name in names if not (save_dir / name).exists())
-
-
-def _named(path: Path) -> list[Path]:
-    """The files that a checkpoint names; UNREADABLE."""
-    if not zipfile.is_zipfile(path):  # torch's from before 1.6
-        return []
-    with zipfile.ZipFile(path) as archive:
-        text = archive.read(next((name for name in archive.namelist() if name.endswith("/data.pkl")), ""))
-    if KEY.encode() not in text:  # as of most: reading all the tensors' names takes seconds
-        return []
-    found = torch.load(path, map_location="cpu", mmap=True, weights_only=True).get(KEY) or {"files": ()}
-    return [path.parent / found["folder"] / file for file in found["files"]]
