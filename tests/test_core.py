@@ -1,12 +1,14 @@
 """The core by itself: torch alone builds, trains and decodes; what it gives is what it gives inside fairseq."""
 
+import re
+
 import pytest
 import torch
 
 from deepnet_fairseq.core import METHODS, beam_search, build
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 
-from .support.helpers import EOS, PAD, VOCAB
+from .support.helpers import EOS, PAD, ROOT, VOCAB
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
 from .test_decoding import generated, sources
 
@@ -34,3 +36,14 @@ def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
     for hypothesis, (_, (_, *steps)) in zip(ours, theirs, strict=True):
         assert hypothesis.score == pytest.approx(sum(steps[begun:]) / len(steps[begun:]), abs=1e-5)
     assert PAD not in torch.cat([hypothesis.tokens for hypothesis in ours])
+
+
+@pytest.mark.parametrize("updates", [2, pytest.param(600, marks=pytest.mark.smoke)])
+def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
+    """As printed, but for the number of updates; after all of them it reverses what it is given."""
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 15
+    torch.manual_seed(0)
+    exec(lines.replace("range(600)", f"range({updates})"), {})
+    source, found = (re.findall(r"\d+", part) for part in capsys.readouterr().out.split("tensor")[1:])
+    assert updates == 2 or found == source[::-1]
