@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.json_text import read_object
+from deepnet_fairseq.files import read_object
 from deepnet_fairseq.study.runs import RecordedRun, recorded_below
 from deepnet_fairseq.text_table import render
 

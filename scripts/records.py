@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from deepnet_fairseq.atomic_output import whole
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.json_text import read_object
+from deepnet_fairseq.files import read_object, whole
 from deepnet_fairseq.plugin.probe_record import FILE as PROBES
 from deepnet_fairseq.study import logs
 from deepnet_fairseq.study.figures import EVERY, redraw

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from deepnet_fairseq.data.corpus import make_corpus, write_corpus
-from deepnet_fairseq.data.prepare import prepare_text
+from deepnet_fairseq.data.language import make_corpus, write_corpus
+from deepnet_fairseq.data.parallel_text import prepare_text
 
 from .support.helpers import USER_DIR, run_cold
 

@@ -17,12 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.tools.bench import memory, task, turns
+from deepnet_fairseq.tools.bench import memory, synthetic_task, turns
+from deepnet_fairseq.tools.bench.benchmarks import training_flops
 from deepnet_fairseq.tools.bench.contender import Contender
 from deepnet_fairseq.tools.bench.memory import measure_memory
 from deepnet_fairseq.tools.bench.results import failures, number, render
 from deepnet_fairseq.tools.bench.settings import STOCK, Candidate, Settings, Shape, candidates
-from deepnet_fairseq.tools.bench.trials import training_flops
 from deepnet_fairseq.tools.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 
 from .support.helpers import ROOT
@@ -252,7 +252,7 @@ def test_time_is_bounded():
 def test_memory_that_is_not_there_is_an_error_not_a_killed_process():
     """The block is never touched: without the limit the system would give it."""
     cell, bytes_ = Cell("train", "ours", "6-6", "tiny"), memory.free_memory(CPU) + 2**28
-    with memory.limited(CPU), turns.recorded(cell, 60):
+    with memory.limited(CPU), turns.note_ending(cell, 60):
         torch.empty(bytes_, dtype=torch.uint8)
     assert cell.state == NO_MEMORY
 
@@ -268,11 +268,11 @@ def test_candidates_that_do_not_fit_together_take_turns():
 
 def test_lengths_are_like_those_of_iwslt14():
     """25.2 and 24.6 tokens on average; the same from one seed."""
-    drawn = task.log_normal(20_000, seed=3)
+    drawn = synthetic_task.log_normal(20_000, seed=3)
     assert drawn.mean(axis=0) == pytest.approx([25.2, 24.6], rel=0.04)
     assert drawn.min() >= 1
     assert numpy.corrcoef(numpy.log(drawn), rowvar=False)[0, 1] == pytest.approx(0.97, abs=0.01)
-    assert (drawn == task.log_normal(20_000, seed=3)).all()
+    assert (drawn == synthetic_task.log_normal(20_000, seed=3)).all()
 
 
 @pytest.mark.parametrize("text", ["3\n", "3 4 5\n", "3 x\n", "0 3\n", ""])
@@ -280,7 +280,7 @@ def test_lengths_are_like_those_of_iwslt14():
 def test_a_file_of_other_things_is_refused(tmp_path, text):
     (tmp_path / "lengths").write_text(text)
     with pytest.raises(UserError, match="--lengths .*SOURCE TARGET"):
-        task.from_file(tmp_path / "lengths", 10, 1)
+        synthetic_task.from_file(tmp_path / "lengths", 10, 1)
 
 
 def test_flops_are_those_torch_counts(settings):

@@ -15,7 +15,7 @@ from fairseq.data import Dictionary, data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import bilingual
 from deepnet_fairseq.data.archive import stream_lines
-from deepnet_fairseq.data.corpus import make_corpus
+from deepnet_fairseq.data.language import make_corpus
 from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.bilingual import published_segments, segments, training_lines
@@ -252,11 +252,11 @@ def test_other_mistakes_are_told_in_a_line(tmp_path):
 def test_counts_beside_what_is_expected(tmp_path, capsys):
     recipe, options = RECIPES["iwslt14_de_en"], Options(tmp_path, tmp_path)
     for count, said in ((160_239, "(as expected)"), (160_300, "WARNING: 160,239 are expected (sacremoses")):
-        recipe.report(options, "train", count)
+        recipe.check_count(options, "train", count)
         assert said in capsys.readouterr().out
     with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
-        recipe.report(options, "train", 150_000)
-    recipe.report(replace(options, miniature=True), "train", 5)
+        recipe.check_count(options, "train", 150_000)
+    recipe.check_count(replace(options, miniature=True), "train", 5)
     assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from deepnet_fairseq.data import prepare
-from deepnet_fairseq.data.corpus import SIZES as DEFAULT
-from deepnet_fairseq.data.corpus import make_corpus, write_corpus
-from deepnet_fairseq.data.language import qaa, qab
+from deepnet_fairseq.data import parallel_text
+from deepnet_fairseq.data.language import SIZES as DEFAULT
+from deepnet_fairseq.data.language import make_corpus, qaa, qab, write_corpus
 from deepnet_fairseq.data.language.meaning import (
     Clause,
     Name,
@@ -18,7 +17,7 @@ from deepnet_fairseq.data.language.meaning import (
     Word,
     respell,
 )
-from deepnet_fairseq.data.prepare import prepare_text, read_parallel
+from deepnet_fairseq.data.parallel_text import prepare_text, read_parallel
 from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
@@ -153,7 +152,7 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
 
 def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     found = {}
-    monkeypatch.setattr(prepare, "binarise", lambda langs, texts, dest: found.update(texts))
+    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, dest: found.update(texts))
     spoil(tmp_path / "train.qaa", lambda lines: [b"", *lines[1:]])
     prefixes = text | {"test": f"{text['test']},{text['valid']}"}
     prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)

@@ -13,7 +13,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.config import namespace
-from deepnet_fairseq.tools.export.fold import fold, obstacle
+from deepnet_fairseq.tools.export.fold import fold, why_not_foldable
 from deepnet_fairseq.tools.export.transformer import STOCK, fold_model, stock_model
 
 from .support import single_stacks
@@ -164,10 +164,10 @@ def test_what_does_not_fold_is_refused_by_name(kind):
 def test_unknown_slots_are_noticed(monkeypatch):
     monkeypatch.setitem(METHODS, "every_slot", EverySlot)
     EverySlot.name = "every_slot"
-    assert "combination" in obstacle(small(PAIR, method="every_slot"))
+    assert "combination" in why_not_foldable(small(PAIR, method="every_slot"))
     for empty in ("mixer", "ending", "before", "hidden", "inner", "outer"):
         monkeypatch.setattr(EverySlot, empty, lambda *_: None)
-        found = obstacle(small(PAIR, method="every_slot"))
+        found = why_not_foldable(small(PAIR, method="every_slot"))
         assert found is not None
     assert found == "a Gate merges shortcut and branch"
 

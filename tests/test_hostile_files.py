@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deepnet_fairseq.cli.bench import rendered
 from deepnet_fairseq.data.lines import read_lines, write_lines
-from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary
+from deepnet_fairseq.data.vocabulary import Vocabulary
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.datasets import check_mapped
@@ -24,7 +24,7 @@ from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
 from deepnet_fairseq.study.logs import read_log, read_validation
 from deepnet_fairseq.study.runs import RecordedRun
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
-from deepnet_fairseq.tools.bench import task as lengths
+from deepnet_fairseq.tools.bench import synthetic_task as lengths
 
 from .conftest import TRAIN_FLAGS
 from .support.broken import DEEP, check_line, sentences

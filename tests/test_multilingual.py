@@ -15,11 +15,10 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.data import multilingual
 from deepnet_fairseq.data.miniature.text import translations
-from deepnet_fairseq.data.multilingual import PairText
-from deepnet_fairseq.data.multilingual import prepare as preparation
-from deepnet_fairseq.data.multilingual.prepare import Multilingual, binarise
-from deepnet_fairseq.data.multilingual.vocabulary import Vocabulary, sample, shares
+from deepnet_fairseq.data.multilingual import Multilingual, PairText, binarise
+from deepnet_fairseq.data.vocabulary import Vocabulary, sample, sampling_probabilities
 from deepnet_fairseq.errors import UserError
 
 from .conftest import TRAIN_FLAGS
@@ -64,7 +63,7 @@ def prepared(text, tmp_path_factory):
 def sharded(text, prepared, tmp_path_factory):
     """de-en in two shards, en-fr, which is small, in one; with the vocabulary of `prepared`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "LEAST", 100)
+        patch.setattr(multilingual, "LEAST", 100)
         dest = tmp_path_factory.mktemp("sharded") / "dest"
         return prepare(text, dest, "--shards", "2", "--spm", str(prepared / "spm.model"))
 
@@ -81,10 +80,10 @@ def stands_for(found, given):
     return re.fullmatch(re.escape(found).replace("<unk>", ".+"), given)
 
 
-def test_shares_and_samples():
+def test_sampling():
     """Shares by hand; a sample of whole copies and a rest without replacement."""
-    assert shares({"de": 8, "gd": 1}, 3) == pytest.approx({"de": 2 / 3, "gd": 1 / 3})
-    assert shares({"de": 8, "gd": 1}, 1) == pytest.approx({"de": 8 / 9, "gd": 1 / 9})
+    assert sampling_probabilities({"de": 8, "gd": 1}, 3) == pytest.approx({"de": 2 / 3, "gd": 1 / 3})
+    assert sampling_probabilities({"de": 8, "gd": 1}, 1) == pytest.approx({"de": 8 / 9, "gd": 1 / 9})
     drawn = Counter(sample(range(10), 10, 25, Random(1)))
     assert sum(drawn.values()) == 25 and set(drawn.values()) == {2, 3} and set(drawn) == set(range(10))
 

@@ -134,7 +134,7 @@ def test_a_training_that_fails_is_named(monkeypatch):
     """The process that is measured runs out of what it needs: its last line is the reason."""
     monkeypatch.setattr(measured.sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="--check: the training of --arch deepnet_transformer_tiny failed"):
-        measured.measure(["--arch", "deepnet_transformer_tiny"], {})
+        measured.measured_peak(["--arch", "deepnet_transformer_tiny"], {})
 
 
 def test_documented_plans_are_those_of_today():

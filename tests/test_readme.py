@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deepnet_fairseq.data.corpus import make_corpus, write_corpus
+from deepnet_fairseq.data.language import make_corpus, write_corpus
 
 from .support.helpers import ROOT
 

@@ -15,8 +15,8 @@ from sacrebleu.tokenizers import tokenizer_spm
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.scoring import score
-from deepnet_fairseq.study.scoring.generated import Output, prepare, read_corpus
-from deepnet_fairseq.study.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, measure
+from deepnet_fairseq.study.scoring.generated import Output, align_with_references, read_corpus
+from deepnet_fairseq.study.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, score_with_interval
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_corpus, write_generated
@@ -54,7 +54,7 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
 
 
 def test_samples_in_which_nothing_is_right():
-    assert 0 < measure(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
+    assert 0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
@@ -83,17 +83,17 @@ def test_moses_tokens_are_undone(tmp_path):
     (bin / "shard00").mkdir()
     (bin / "shard01").mkdir()
     for data in (bin, bin / "shard00", f"{bin / 'shard00'}:{bin / 'shard01'}"):
-        prepared = prepare(Output(path), read_corpus(data))
+        prepared = align_with_references(Output(path), read_corpus(data))
         assert prepared.raw and prepared.hypotheses == prepared.references == RAW
         assert prepared.generated.translations == TOKENISED
     (tmp_path / "o.log").unlink()
     with pytest.raises(UserError, match="which languages"):
-        prepare(Output(path), read_corpus(bin))
+        align_with_references(Output(path), read_corpus(bin))
     (bin / "test.de-en.en.idx").touch()
-    assert prepare(Output(path), read_corpus(bin)).references == RAW
+    assert align_with_references(Output(path), read_corpus(bin)).references == RAW
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
-    prepared = prepare(Output(path), read_corpus(bin))
+    prepared = align_with_references(Output(path), read_corpus(bin))
     assert (prepared.references, prepared.raw) == (RAW, False)
 
 
@@ -103,7 +103,7 @@ def test_raw_references(tmp_path):
     path = write_generated(tmp_path / "o.txt", text, [s.replace("Hund", "<<unk>>") for s in text])
     assert score(path)["bleu"] < 95
     bin = write_corpus(tmp_path / "c", {"test.de-en": text})
-    result, prepared = score(path, bin), prepare(Output(path), read_corpus(bin))
+    result, prepared = score(path, bin), align_with_references(Output(path), read_corpus(bin))
     assert (result["bleu"], result["reference"]) == (100, "raw")
     assert prepared.hypotheses == prepared.references == text
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from deepnet_fairseq.atomic_output import whole
 from deepnet_fairseq.data.recipes.base import claimed
 from deepnet_fairseq.data.steps import Steps, remove
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.files import whole
 
 
 class Program:

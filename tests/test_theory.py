@@ -17,7 +17,7 @@ from deepnet_fairseq.tools.theory import (
     Branch,
     branches,
     largest_gain,
-    measure,
+    measure_updates,
     model_bound,
     sgd_step,
     stack_bound,
@@ -171,7 +171,7 @@ def test_batch():
 
 @lru_cache
 def row(method, depth, seed=1, init_profile=None):
-    return measure(method, depth, TINY, LR, init_profile, seed)
+    return measure_updates(method, depth, TINY, LR, init_profile, seed)
 
 
 # the theorems against the step

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..errors import UserError
-from ..json_text import WRONG_VALUES, read_object
+from ..files import WRONG_VALUES, read_object
 from . import numbers
 
 MEASURES = "build,train,memory,generate,checkpoint"
@@ -20,7 +20,7 @@ def bench(args) -> None:
     """
     import torch
 
-    from ..atomic_output import check_file
+    from ..files import check_file
     from ..tools.bench.results import failures, render, run
     from ..tools.bench.settings import Settings, candidates, shapes
 
@@ -39,9 +39,9 @@ def bench(args) -> None:
     for name in ("sentences", "beams"):
         setattr(args, name, tuple(numbers(f"--{name}", getattr(args, name), "1,32")))
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    report = run(shapes(args.depths, args.widths), found, settings, only, out)
-    print(render(report))
-    if failed := failures(report):
+    measurements = run(shapes(args.depths, args.widths), found, settings, only, out)
+    print(render(measurements))
+    if failed := failures(measurements):
         raise UserError(f"failed: {'; '.join(failed)}")
 
 
@@ -50,9 +50,9 @@ def rendered(path: str) -> str:
     from ..tools.bench.results import render
 
     mend = "is not what `deepnet bench --out` writes"
-    report = read_object(Path(path), mend)
+    measurements = read_object(Path(path), mend)
     try:
-        return render(report)
+        return render(measurements)
     except WRONG_VALUES as error:
         raise UserError(f"--render {path}: {mend}") from error
 

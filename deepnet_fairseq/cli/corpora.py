@@ -12,29 +12,30 @@ VOCAB = 32_000  # of a language model
 
 def make_corpus(args) -> None:
     """the embedded artificial language pair"""
-    from ..data import corpus
+    from ..data import language
 
-    corpus.write_corpus(corpus.make_corpus(corpus.SIZES, args.seed, args.nouns, args.verbs), Path(args.dest))
-    print(f"wrote {', '.join(f'{n:,} {split}' for split, n in corpus.SIZES.items())} pairs to {args.dest}")
+    corpus = language.make_corpus(language.SIZES, args.seed, args.nouns, args.verbs)
+    language.write_corpus(corpus, Path(args.dest))
+    print(f"wrote {', '.join(f'{n:,} {split}' for split, n in language.SIZES.items())} pairs to {args.dest}")
 
 
 def prepare_text(args) -> None:
     """parallel text -> joint BPE -> binarised data"""
-    from ..data.prepare import prepare_text
+    from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
     prepare_text((args.source, args.target), prefixes, Path(args.dest), args.vocab, args.drop_empty)
 
 
-def prepare(args) -> None:
+def prepare_corpus(args) -> None:
     """a corpus of the papers, from its published files to binarised data"""
     try:
-        _prepare(args)
+        _prepare_corpus(args)
     except ModuleNotFoundError as error:
         raise UserError(f"prepare: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
 
 
-def _prepare(args) -> None:
+def _prepare_corpus(args) -> None:
     from ..data.recipes import Options, find
 
     recipe, dest = find(args.recipe), Path(args.dest)
@@ -74,8 +75,8 @@ def _sentencepiece(args):
     if args.spm:
         if args.vocab:
             raise UserError("--spm is a vocabulary made already: leave out --vocab")
-        given = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
-        return lambda folder: given
+        segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
+        return lambda folder: segmenter
     return lambda folder: train_sentencepiece(Path(args.train), args.vocab or VOCAB, folder)
 
 
@@ -92,8 +93,8 @@ def _gpt2(args):
         except ModuleNotFoundError as error:
             raise UserError(f"--bpe gpt2: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
     files = {"gpt2_encoder_json": Path(paths["encoder.json"]), "gpt2_vocab_bpe": Path(paths["vocab.bpe"])}
-    given = Segmenter("gpt2", files)
-    return lambda folder: given
+    segmenter = Segmenter("gpt2", files)
+    return lambda folder: segmenter
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
@@ -114,7 +115,7 @@ def add(command) -> None:
     sub.add_argument("--vocab", type=int, default=10_000, help="SentencePiece pieces (default 10,000)")
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
 
-    sub = command("prepare", prepare)
+    sub = command("prepare", prepare_corpus)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")
     sub.add_argument("--plan", action="store_true", help="say what would be done: files, steps, tools, counts")

@@ -36,8 +36,8 @@ def coefficients(args) -> None:
 
     depths = {"encoder": args.encoder_layers, "decoder": args.decoder_layers}
     if min(depths.values()) < 0 or not any(depths.values()):
-        given = f"{args.encoder_layers} {args.decoder_layers}"
-        raise UserError(f"{given}: a stack needs at least 1 layer, 0 where it is not")
+        depths_said = f"{args.encoder_layers} {args.decoder_layers}"
+        raise UserError(f"{depths_said}: a stack needs at least 1 layer, 0 where it is not")
     method = get_method(args.method)
     built = method(args.encoder_layers, args.decoder_layers)
     found = {stack: built.coefficients(stack) for stack, depth in depths.items() if depth}
@@ -87,14 +87,14 @@ def row_of(name: str) -> tuple[list[str], str | None]:
 
     from ..core.methods import get_method
     from ..core.models import build
-    from ..tools.export.fold import obstacle
+    from ..tools.export.fold import why_not_foldable
 
     method = get_method(name)
     with torch.device("meta"):
         model, base = (build(method=m, encoder_layers=6, decoder_layers=6, vocab=10) for m in (name, "post_ln"))
     sizes = [sum(p.numel() for p in m.parameters()) for m in (model, base)]
     extra = f"{sizes[0] - sizes[1]:+,}" if sizes[0] != sizes[1] else "0"
-    why, last = obstacle(model), "no" if model.encoder.layer_norm is None else "yes"
+    why, last = why_not_foldable(model), "no" if model.encoder.layer_norm is None else "yes"
     cells = [name, method.equation, method.paper, extra, last, "no" if why else "yes", " ".join(method.train_flags)]
     return cells, why
 
@@ -158,11 +158,11 @@ def check(args) -> None:
         if sys.stderr.isatty():
             print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
 
-    training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
+    short_training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
     if sys.stderr.isatty():
         print(end="\r" + " " * 40 + "\r", file=sys.stderr)
-    print(json.dumps(as_dict(training)) if args.json else text(training))
-    if judge(training).kind == DIVERGING:
+    print(json.dumps(as_dict(short_training)) if args.json else text(short_training))
+    if judge(short_training).kind == DIVERGING:
         sys.exit(3)
 
 
@@ -171,7 +171,7 @@ def theory(args) -> None:
 
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
-    from ..tools.theory import as_table, measure
+    from ..tools.theory import as_table, measure_updates
     from ..tools.theory import check as check_names
 
     if not SMALLEST_LR <= args.lr <= 1:
@@ -180,7 +180,9 @@ def theory(args) -> None:
     if min(depths) < 1:
         raise UserError(f"--depths {args.depths}: a stack needs at least 1 layer")
     check_names(args.arch, methods)
-    rows = [measure(m, depth, args.arch, args.lr, args.init_profile, args.seed) for m in methods for depth in depths]
+    rows = [
+        measure_updates(m, depth, args.arch, args.lr, args.init_profile, args.seed) for m in methods for depth in depths
+    ]
     print(render(as_table(rows)))
     print(
         f"\nbounds, and measured updates of encoder output and decoder features, per unit of --lr ({args.lr:g})\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..atomic_output import check_file, check_folder
 from ..errors import UserError
+from ..files import check_file, check_folder
 
 
 def profile(args) -> None:

@@ -16,7 +16,7 @@ def score(args) -> None:
     they are. "bleu" is the number to put beside the paper's; "sacrebleu" and "chrf" come with the 95% interval of 1000
     bootstrap samples.
     """
-    from ..atomic_output import check_file, whole
+    from ..files import check_file, whole
     from ..study.scoring import score
 
     out = args.out and Path(args.out)
@@ -42,7 +42,7 @@ def significance(args) -> None:
     print(table(significance(Path(args.baseline), systems, args.data)))
 
 
-def report(args) -> None:
+def table_report(args) -> None:
     """a table of a paper, measured beside published, from recorded runs
 
     Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
@@ -57,10 +57,10 @@ def report(args) -> None:
         raise UserError(f"--format {args.format}: name the files' common beginning with --out; each gets its ending")
     out = Path(args.out) if args.out else None
     several = out if len(forms) > 1 else None
-    places = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
-    texts = reports(Path(args.runs), args.table, places, args.baseline)
-    for form, place in places.items():
-        print(f"wrote {place}" if place else texts[form], end="\n" if place else "")
+    paths = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
+    texts = reports(Path(args.runs), args.table, paths, args.baseline)
+    for form, path in paths.items():
+        print(f"wrote {path}" if path else texts[form], end="\n" if path else "")
 
 
 def figures(args) -> None:
@@ -94,7 +94,7 @@ def add(command) -> None:
     sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
     _add_data(sub)
 
-    sub = command("report", report)
+    sub = command("report", table_report)
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
                      "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from posixpath import normpath
 
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 from .download import need_space, writing
 
 BLOCK = 1 << 20

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 from .binarise import binarise
 from .lines import align, map_rows, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
@@ -131,7 +131,7 @@ class Bilingual:
 
     def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
         """The texts in pieces; language -> the types of pieces in "train"."""
-        pieces, types = {subset: self.text / "pieces" / subset for subset in texts}, {}
+        segmented, types = {subset: self.text / "pieces" / subset for subset in texts}, {}
         for subset, prefix in texts.items():
 
             def make(prefix=prefix, subset=subset) -> dict:
@@ -139,13 +139,13 @@ class Bilingual:
 
                 with open(codes, encoding="utf-8", newline="\n") as file:
                     bpe = BPE(file, separator=MARK)
-                self._write(pieces[subset], self._each([bpe.process_line] * 2, self._pairs(prefix), subset))
-                lines = zip(self.langs, map(read_lines, sides(pieces[subset], self.langs)), strict=True)
+                self._write(segmented[subset], self._each([bpe.process_line] * 2, self._pairs(prefix), subset))
+                lines = zip(self.langs, map(read_lines, sides(segmented[subset], self.langs)), strict=True)
                 return {lang: len(set(chain.from_iterable(map(str.split, side)))) for lang, side in lines}
 
-            found = self.steps.run(f"apply-bpe.{subset}", sides(pieces[subset], self.langs), {}, make)
+            found = self.steps.run(f"apply-bpe.{subset}", sides(segmented[subset], self.langs), {}, make)
             types |= found if subset == "train" else {}
-        return pieces, types
+        return segmented, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
         """DEST/bin, with the codes; see binarise.binarise."""

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
-from fairseq.data import Dictionary
-from fairseq.tokenizer import tokenize_line
-
 PLAIN = "text"  # stands for the language in text for language models
 MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
 
@@ -26,6 +22,10 @@ def binarise(
     "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line counts as a
     sentence of no piece.
     """
+    from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+    from fairseq.data import Dictionary
+    from fairseq.tokenizer import tokenize_line
+
     endings = {lang: f".{lang}" for lang in langs} if langs else {PLAIN: ""}
     pair = f".{'-'.join(langs)}" if langs else ""
     if dictionary:

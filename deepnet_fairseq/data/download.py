@@ -25,8 +25,8 @@ from urllib3.exceptions import HTTPError, ProtocolError
 from urllib3.util import Retry
 
 from .. import __version__
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
 HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "identity"}  # the bytes as they lie there
@@ -127,8 +127,8 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
     if file.size not in (None, _size(path)):
         return f"{_size(path):,} bytes instead of {file.size:,}"
     checksum, origin = file.checksum, file.origin
-    if not checksum and (recorded := recorded_sums(path.parent).get(file.name)):
-        checksum, origin = f"sha256:{recorded}", str(path.parent / SUMS)
+    if not checksum and (first_sum := recorded_sums(path.parent).get(file.name)):
+        checksum, origin = f"sha256:{first_sum}", str(path.parent / SUMS)
     algorithm, _, expected = (checksum or "").partition(":")
     if algorithm and (found := digest(path, algorithm)) != expected:
         return f"{algorithm} {found} instead of {expected} ({origin})"

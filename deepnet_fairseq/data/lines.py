@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
 REMOVE = "remove the pair from both files"

@@ -18,14 +18,13 @@ from pathlib import Path
 from fairseq.data import Dictionary, encoders
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
-from ..atomic_output import check_folder, whole
 from ..errors import UserError
-from ..json_text import read_object
+from ..files import check_folder, read_object, whole
 from .binarise import PLAIN, binarise
 from .lines import map_rows, read_lines, write_lines
-from .multilingual.vocabulary import Vocabulary
-from .prepare import sentencepiece_model
+from .parallel_text import sentencepiece_model
 from .steps import write_json
+from .vocabulary import Vocabulary
 
 NAME = "text.json"
 MEND = "take those of GPT-2"
@@ -73,7 +72,7 @@ class Segmenter:
 
     def __init__(self, kind: str, files: dict[str, Path]):
         self.kind, self.files = kind, files
-        self.symbols = _gpt2_symbols(*files.values()) if kind == "gpt2" else Vocabulary(*files.values()).pieces
+        self.symbols = _gpt2_symbols(*files.values()) if kind == "gpt2" else Vocabulary(*files.values()).subwords
         settings = {setting: str(path) for setting, path in files.items()}
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
@@ -141,8 +140,8 @@ def prepare_lm(
             write_lines(part / "text" / subset, map_rows(cutter.encode, read_lines(path), workers, subset))
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
-            seen = Counter(chain.from_iterable(map(str.split, read_lines(part / "text" / "train"))))
-            _dictionary(seen, cutter.symbols).save(str(dictionary))
+            counts = Counter(chain.from_iterable(map(str.split, read_lines(part / "text" / "train"))))
+            _dictionary(counts, cutter.symbols).save(str(dictionary))
         print("| binarising")
         made = binarise(None, {name: part / "text" / name for name in paths}, part, workers, dictionary)
         for subset, found in text.items():
@@ -174,10 +173,10 @@ def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
     return Segmenter("sentencepiece", {"sentencepiece_model": path})
 
 
-def _dictionary(seen: Counter, symbols: Iterable[str]) -> Dictionary:
+def _dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
     """fairseq's, the commonest first; the symbols that the text has not got are in it too: other text may have them."""
     dictionary = Dictionary()
     for symbol in symbols:
-        dictionary.add_symbol(symbol, n=seen[symbol])
+        dictionary.add_symbol(symbol, n=counts[symbol])
     dictionary.finalize()
     return dictionary

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from glob import escape
 from pathlib import Path
 
-from ..atomic_output import whole
-from ..json_text import parse
+from ..files import parse, whole
 
 
 class Steps:
@@ -26,7 +25,7 @@ class Steps:
     ) -> dict:
         """What make() returned, now or when the step was done.
 
-        outputs: files, or folders with all that is in them; make writes each whole (`atomic_output.whole`).
+        outputs: files, or folders with all that is in them; make writes each whole (`files.whole`).
         settings: what the step depends on beside the steps before it, as JSON can hold it. The step is skipped when it
         was done with these settings, after the same steps, and its outputs still have the sizes and times they had;
         otherwise the outputs are removed first (with `keep` make deals with them), and the steps after this one are

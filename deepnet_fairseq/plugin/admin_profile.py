@@ -21,10 +21,9 @@ from fairseq import utils
 from fairseq.data import data_utils
 from torch import nn
 
-from ..atomic_output import whole
 from ..core.profile import apply_omegas, dropouts, profile_omegas, residuals, shape
 from ..errors import UserError
-from ..json_text import WRONG_VALUES, parse
+from ..files import WRONG_VALUES, parse, whole
 
 logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"

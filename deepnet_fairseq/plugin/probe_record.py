@@ -7,10 +7,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..atomic_output import whole
 from ..core.probes.base import Values
 from ..errors import UserError
-from ..json_text import WRONG_VALUES, parse
+from ..files import WRONG_VALUES, parse, whole
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
 FORMAT = 1

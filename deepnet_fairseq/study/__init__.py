@@ -1,4 +1,4 @@
-"""What recorded runs say: logs and scores (scoring/) -> tables (report/) and figures (figures/).
+"""What recorded runs say: logs and scores (scoring/) -> tables (tables/) and figures (figures/).
 
-A run is a folder, see recorded_run.py; published numbers stand in paper.py and report/tables.toml.
+A run is a folder, see runs.py; published numbers stand in paper.toml and tables/tables.toml.
 """

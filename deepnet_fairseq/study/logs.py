@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..errors import UserError
-from ..json_text import WRONG_VALUES, parse
+from ..files import WRONG_VALUES, parse
 
 TRAIN = re.compile(r"\| INFO \| train_inner \| (\{.*\})")
 VALID = re.compile(r"\| INFO \| valid \| (\{.*\})")

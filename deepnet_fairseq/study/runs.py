@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.methods import METHODS
 from ..errors import UserError
-from ..json_text import read_object
+from ..files import read_object
 from ..plugin.probe_record import FILE, Record, read_record
 from .logs import RunLog, Validation, read_log, read_validation
 

@@ -10,8 +10,8 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from ..atomic_output import save
 from ..errors import UserError
+from ..files import save
 from ..plugin.building import own_config
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -87,9 +87,9 @@ def average(paths: list[Path], out: Path) -> None:
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Tensors that were one and the same in the checkpoint are written once again."""
-    seen: dict[tuple, str] = {}
+    owners: dict[tuple, str] = {}
     for key, value in before.items():
-        owner = seen.setdefault((value.data_ptr(), value.shape, value.stride()), key) if value.numel() else key
+        owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()), key) if value.numel() else key
         after[key] = after[owner]
 
 

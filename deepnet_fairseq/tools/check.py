@@ -142,22 +142,22 @@ def train_briefly(
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
         trainer = build_trainer(args)
-        failure, seen = None, []
+        failure, observed = None, []
         start = time.monotonic()
         try:
             for samples in itertools.islice(_batches(trainer), ATTEMPTS * updates):
                 if step := _step(trainer, samples):
-                    seen.append(step)
+                    observed.append(step)
                     progress(step.update, step.loss)
-                if len(seen) == updates or time.monotonic() - start > seconds:
+                if len(observed) == updates or time.monotonic() - start > seconds:
                     break
         except FloatingPointError as error:
             failure = str(error).splitlines()[0]
-            seen.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
+            observed.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
         elapsed = time.monotonic() - start
         path = Path(folder) / FILE
         rows = read_record(path).rows if path.exists() else {}
-    if not seen:
+    if not observed:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
     cfg = config.namespace(**vars(args))
     return ShortTraining(
@@ -165,7 +165,7 @@ def train_briefly(
         archs.depths(cfg),
         sum(p.numel() for p in trainer.get_model().parameters()),
         max(args.lr),
-        [replace(step, probes=rows.get(step.update, {})) for step in seen],
+        [replace(step, probes=rows.get(step.update, {})) for step in observed],
         failure,
         elapsed,
     )
@@ -241,20 +241,20 @@ class Verdict:
         return f"{self.kind}{where}: {first.evidence}"
 
 
-def judge(training: ShortTraining) -> Verdict:
+def judge(short_training: ShortTraining) -> Verdict:
     """The verdict on a short training: by its losses, the evenness of its gradients, the room it leaves in fp16."""
-    observed, findings = training.observed, []
+    observed, findings = short_training.observed, []
     last = observed[-1].update
     broken = [o.update for o in observed if not math.isfinite(o.loss)]
-    if training.failure or broken:
-        evidence = f"loss or gradients are not finite ({training.failure or 'loss'})"
+    if short_training.failure or broken:
+        evidence = f"loss or gradients are not finite ({short_training.failure or 'loss'})"
         findings.append(Finding(DIVERGING, broken[0] if broken else last, evidence))
-    findings += filter(None, (_starved(observed, stack) for stack in training.stacks))
+    findings += filter(None, (_starved(observed, stack) for stack in short_training.stacks))
     losses = [o.loss for o in observed if math.isfinite(o.loss)]
     start, end = (median(part) if part else math.nan for part in (losses[:LATEST], losses[-LATEST:]))
     if len(losses) >= 2 * LATEST and end > start:
         findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
-    room = training.headroom
+    room = short_training.headroom
     if room and room.doublings < TIGHT:
         evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504: train with --bf16"
         findings.append(Finding(AT_RISK, last, evidence))
@@ -262,7 +262,7 @@ def judge(training: ShortTraining) -> Verdict:
         findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
     kinds = {finding.kind for finding in findings}
     kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else STABLE
-    return Verdict(kind, findings, _notes(training))
+    return Verdict(kind, findings, _notes(short_training))
 
 
 def _starved(observed: list[Observed], stack: str) -> Finding | None:
@@ -285,15 +285,15 @@ def _starved(observed: list[Observed], stack: str) -> Finding | None:
     return Finding(DIVERGING if lost or end < STARVED else AT_RISK, since, evidence)
 
 
-def _notes(training: ShortTraining) -> list[str]:
-    reached, peak = max(o.lr for o in training.observed), training.peak
+def _notes(short_training: ShortTraining) -> list[str]:
+    reached, peak = max(o.lr for o in short_training.observed), short_training.peak
     notes = []
     if reached < 0.5 * peak:
         notes.append(
             f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
             "--compress-warmup 20 goes there"
         )
-    if math.isfinite(training.observed[-1].loss) and (count := len(training.observed)) < 2 * LATEST:
+    if math.isfinite(short_training.observed[-1].loss) and (count := len(short_training.observed)) < 2 * LATEST:
         notes.append(f"{count} updates in the time given are too few for a verdict; give more --seconds")
     return notes
 
@@ -303,52 +303,52 @@ def _evenly(count: int, wanted: int) -> list[int]:
     return sorted({round(index) for index in np.linspace(0, count - 1, min(count, wanted))})
 
 
-def _progress(training: ShortTraining) -> str:
+def _progress(short_training: ShortTraining) -> str:
     """A row for some of the updates: what the four quantities of the paper do as the learning rate rises."""
-    stacks = list(training.stacks)
+    stacks = list(short_training.stacks)
     rows = [
         ["update", "lr", "loss", "model update", "LN input ffn", "self-attn", *(f"grad {stack}" for stack in stacks)]
     ]
-    for index in _evenly(len(training.observed), ROWS):
-        seen = training.observed[index]
-        moved = seen.probes.get("model_update", {}).get(stacks[-1], math.nan)
-        sizes = [f"{seen.ln_input(kind):.1f}" for kind in ("ffn", "self_attn")]
-        even = [f"{seen.evenness(stack):.0e}" for stack in stacks]
-        rows.append([str(seen.update), f"{seen.lr:.1e}", f"{seen.loss:.2f}", f"{moved:.2f}", *sizes, *even])
+    for index in _evenly(len(short_training.observed), ROWS):
+        observed = short_training.observed[index]
+        moved = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)
+        sizes = [f"{observed.ln_input(kind):.1f}" for kind in ("ffn", "self_attn")]
+        even = [f"{observed.evenness(stack):.0e}" for stack in stacks]
+        rows.append([str(observed.update), f"{observed.lr:.1e}", f"{observed.loss:.2f}", f"{moved:.2f}", *sizes, *even])
     return render(rows)
 
 
-def _profile(training: ShortTraining) -> str:
+def _profile(short_training: ShortTraining) -> str:
     """Gradient norm of some layers, before the first update and at the last."""
     rows = [["layer", "gradient at first", "at last"]]
-    for stack in training.stacks:
-        before, after = (training.observed[index].profile(stack) for index in (0, -1))
+    for stack in short_training.stacks:
+        before, after = (short_training.observed[index].profile(stack) for index in (0, -1))
         for layer in _evenly(len(before), DEPTHS):
             rows.append([f"{stack} {layer + 1}", f"{before[layer]:.1e}", f"{after[layer]:.1e}" if after else "-"])
     return render(rows)
 
 
-def text(training: ShortTraining) -> str:
+def text(short_training: ShortTraining) -> str:
     """The whole report; ends with the verdict."""
-    verdict = judge(training)
-    room = training.headroom
+    verdict = judge(short_training)
+    room = short_training.headroom
     half = "not measured: no update had finite numbers"
     if room:
         half = (
             f"activations up to {room.activation:.0f} ({room.doublings:.1f} doublings below 65504); gradients of the "
             f"weights stay finite up to a loss scale of {room.loss_scale:g}"
         )
-    depth = "-".join(f"{count}L" for count in training.stacks.values())
+    depth = "-".join(f"{count}L" for count in short_training.stacks.values())
     lines = [
-        f"{depth} {training.method}, {training.parameters:,} parameters, "
-        f"{len(training.observed)} updates in {training.seconds:.0f} s",
+        f"{depth} {short_training.method}, {short_training.parameters:,} parameters, "
+        f"{len(short_training.observed)} updates in {short_training.seconds:.0f} s",
         "",
-        _progress(training),
+        _progress(short_training),
         "",
         "loss: bits per token; model update: ||F(x, theta_i) - F(x, theta_0)|| per token; grad: smallest over largest",
         "gradient norm of the stack's layers",
         "",
-        _profile(training),
+        _profile(short_training),
         "",
         f"fp16: {half}",
         "",
@@ -359,16 +359,16 @@ def text(training: ShortTraining) -> str:
     return "\n".join(lines)
 
 
-def as_dict(training: ShortTraining) -> dict:
+def as_dict(short_training: ShortTraining) -> dict:
     """For --json: verdict, findings, and every update's numbers."""
-    verdict = judge(training)
+    verdict = judge(short_training)
     return {
         "verdict": verdict.kind,
         "findings": [vars(finding) for finding in verdict.findings],
         "notes": verdict.notes,
-        "method": training.method,
-        "layers": training.layers,
-        "parameters": training.parameters,
+        "method": short_training.method,
+        "layers": short_training.layers,
+        "parameters": short_training.parameters,
         "updates": [
             {
                 "update": o.update,
@@ -376,7 +376,7 @@ def as_dict(training: ShortTraining) -> dict:
                 "loss": _number(o.loss),
                 "probes": {name: {a: _number(v) for a, v in found.items()} for name, found in o.probes.items()},
             }
-            for o in training.observed
+            for o in short_training.observed
         ],
     }
 

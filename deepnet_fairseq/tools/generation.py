@@ -14,8 +14,8 @@ from fairseq import checkpoint_utils, options
 from fairseq_cli import generate
 from tqdm import tqdm
 
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 
 
 def translate(directions: list[str], folder: Path, flags: list[str]) -> None:

@@ -225,7 +225,9 @@ def check(arch: str, methods: list[str]) -> None:
             raise UserError(f"--method {name}: computes {method.equation}; {speak}")
 
 
-def measure(method: str, depth: int, arch: str, lr: float, init_profile: str | None = None, seed: int = 1) -> Row:
+def measure_updates(
+    method: str, depth: int, arch: str, lr: float, init_profile: str | None = None, seed: int = 1
+) -> Row:
     """Builds `arch` at depth N-N under `method`, in float64, and takes one SGD step; `seed` draws weights and tokens.
 
     lr: small enough for the step to be linear; arch and method: as `check` allows them.

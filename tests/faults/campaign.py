@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from deepnet_fairseq.data.corpus import make_corpus, write_corpus
-from deepnet_fairseq.data.prepare import prepare_text
+from deepnet_fairseq.data.language import make_corpus, write_corpus
+from deepnet_fairseq.data.parallel_text import prepare_text
 
 from . import states
 from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Life, Log

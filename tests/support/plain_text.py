@@ -8,7 +8,7 @@ import pytest
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from deepnet_fairseq import cli
-from deepnet_fairseq.data.corpus import make_corpus
+from deepnet_fairseq.data.language import make_corpus
 
 MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120: a blank
 DOCUMENT = 5  # sentences

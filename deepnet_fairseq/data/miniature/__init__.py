@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...atomic_output import whole
+from ...files import whole
 from ..download import RemoteFile
 from . import bilingual, multilingual
 

@@ -63,13 +63,13 @@ def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
 def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """In German and English, neither said before."""
     speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for number in count(1):
         german = english = ""
-        while not (_fit(german, english) and seen.isdisjoint((german, english))):
+        while not (_fit(german, english) and earlier.isdisjoint((german, english))):
             sentence = speaker.sentence()
             german, english = _raw(qaa.say(sentence)), _raw(qab.say(sentence))
-        seen |= {german, english}
+        earlier |= {german, english}
         turn, rest = divmod(number, EVERY)
         frame = "{}" if rest else frames[turn % len(frames)]
         yield {"de": frame.format(german), "en": frame.format(english)}

@@ -143,7 +143,7 @@ class Recipe(ABC):
             "download", paths, settings, lambda: described(files, options.downloads, options.miniature), keep=True
         )
 
-    def report(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
+    def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Prints a count beside what is expected; UserError if they are more than 1% apart."""
         known = None if options.miniature else self.expected.get(what)
         line = f"| {what}: {count:,} {unit}"

@@ -33,8 +33,8 @@ class BilingualRecipe(Recipe):
     miniature_vocab = 500
     chain: Chain  # for training text, and for a validation set of its own
     test_chain: Chain
-    words: Limits | None = None  # of training pairs, before BPE
-    pieces: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
+    word_limits: Limits | None = None  # of training pairs, before BPE
+    subword_limits: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
     every: int | None = None  # of how many training pairs the last is held out for validation
 
     @abstractmethod
@@ -51,50 +51,55 @@ class BilingualRecipe(Recipe):
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         return () if options.text else self.archives
 
-    def given(self, options: Options) -> Tokenised | None:
+    def tokenised(self, options: Options) -> Tokenised | None:
         """The text of --from."""
         return Tokenised(options.text, self.langs) if options.text else None
 
     def needs(self, options: Options) -> int:
-        given = self.given(options)
-        return 5 * sum(path.stat().st_size for path in given.files()) if given else self.space
+        tokenised = self.tokenised(options)
+        return 5 * sum(path.stat().st_size for path in tokenised.files()) if tokenised else self.space
 
     def tools(self, options: Options) -> dict[str, str]:
         return versions(*(() if options.text else ("sacremoses",)), "subword-nmt", "fairseq-fixed")
 
     def check(self, options: Options) -> None:
         super().check(options)
-        given = self.given(options)
-        if given and given.codes and options.vocab is not None:
-            raise UserError(f"--vocab {options.vocab}: {given.codes} holds the merges; leave one of them out")
+        tokenised = self.tokenised(options)
+        if tokenised and tokenised.codes and options.vocab is not None:
+            raise UserError(f"--vocab {options.vocab}: {tokenised.codes} holds the merges; leave one of them out")
 
     def settings(self, options: Options) -> dict:
-        given = self.given(options)
-        return super().settings(options) | {"given": given.state() if given else None}
+        tokenised = self.tokenised(options)
+        return super().settings(options) | {"given": tokenised.state() if tokenised else None}
 
     def outline(self, options: Options) -> tuple[str, ...]:
         fresh = options.text is None
         steps = (
             fresh and f"training text: {self.chain}; test set: {self.test_chain}; raw references",
-            self.words and f"keep training pairs of {self.words}",
+            self.word_limits and f"keep training pairs of {self.word_limits}",
             self.every and fresh and f"hold out one training pair in {self.every} for validation",
             f"learn {self.vocabulary_size(options):,} BPE merges on both languages together, apply them",
-            self.pieces and f"keep training and validation pairs of {self.pieces}, where words are pieces",
+            self.subword_limits
+            and f"keep training and validation pairs of {self.subword_limits}, where words are pieces",
             "binarise with a joined dictionary",
         )
         return tuple(filter(None, steps))
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         work = Bilingual(steps, options.dest, self.langs, options.workers)
-        given = self.given(options)
-        texts = self._tokenised(options, work, files) if given is None else self._given(options, steps, given)
+        tokenised = self.tokenised(options)
+        texts = (
+            self._tokenise(options, work, files)
+            if tokenised is None
+            else self._take_tokenised(options, steps, tokenised)
+        )
         texts = self._cleaned(options, work, texts)
         return {
             "pieces": "subword_nmt", "detokenise": True, "lowercase": self.chain.lowercase,
-            "counts": self._binarised(options, work, texts, given), "subsets": given.names if given else {},
+            "counts": self._binarised(options, work, texts, tokenised), "subsets": tokenised.names if tokenised else {},
         }  # fmt: skip
 
-    def _tokenised(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
+    def _tokenise(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
         texts = {}
         for subset in ("train", "test") if self.every else ("train", "valid", "test"):
             if subset == "test":
@@ -102,42 +107,42 @@ class BilingualRecipe(Recipe):
             else:
                 lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
             texts[subset], count = work.tokenise(subset, lines, self.test_chain if subset == "test" else self.chain)
-            self.report(options, "training text" if subset == "train" else subset, count)
+            self.check_count(options, "training text" if subset == "train" else subset, count)
         work.references({lang: published_segments(self.published(lang, files)) for lang in self.langs}, count)
         return texts
 
-    def _given(self, options: Options, steps: Steps, given: Tokenised) -> Texts:
+    def _take_tokenised(self, options: Options, steps: Steps, tokenised: Tokenised) -> Texts:
         remove(options.dest / "reference")  # of an earlier corpus in this folder
-        for subset, count in steps.run("given", [], {"files": given.state()}, given.check).items():
-            if given.names[subset] != subset:
-                print(f"| {subset} is {given.names[subset]}")
-            self.report(options, "training text" if subset == "train" else subset, count)
-        return given.texts
+        for subset, count in steps.run("given", [], {"files": tokenised.state()}, tokenised.check).items():
+            if tokenised.names[subset] != subset:
+                print(f"| {subset} is {tokenised.names[subset]}")
+            self.check_count(options, "training text" if subset == "train" else subset, count)
+        return tokenised.texts
 
     def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
         """Without what is too long, and with a validation set."""
-        if self.words:
-            kept, counts = work.clean("clean", {"train": texts["train"]}, self.words)
+        if self.word_limits:
+            kept, counts = work.clean("clean", {"train": texts["train"]}, self.word_limits)
             texts = texts | kept
-            self.report(options, "clean", counts["train"])
+            self.check_count(options, "clean", counts["train"])
         if self.every and options.text is None:
             texts = work.hold_out(texts["train"], self.every) | {"test": texts["test"]}
         return texts
 
-    def _binarised(self, options: Options, work: Bilingual, texts: Texts, given: Tokenised | None) -> dict:
-        codes = (given and given.codes) or work.learn(texts["train"], self.vocabulary_size(options))
+    def _binarised(self, options: Options, work: Bilingual, texts: Texts, tokenised: Tokenised | None) -> dict:
+        codes = (tokenised and tokenised.codes) or work.learn(texts["train"], self.vocabulary_size(options))
         texts, types = work.apply(codes, texts)
-        if self.pieces:
-            held_out = {"train", "valid"} if given is None and self.every else {"train"}
+        if self.subword_limits:
+            held_out = {"train", "valid"} if tokenised is None and self.every else {"train"}
             chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
-            texts = texts | work.clean("clean-pieces", chosen, self.pieces)[0]
-        found = work.binarise(texts, codes, given and given.dictionary)
+            texts = texts | work.clean("clean-pieces", chosen, self.subword_limits)[0]
+        found = work.binarise(texts, codes, tokenised and tokenised.dictionary)
         counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
         for subset, count in counts.items():
-            self.report(options, subset, count)
+            self.check_count(options, subset, count)
         types |= {"joined": found["words"]}
         for lang, number in types.items() if options.vocab is None else ():
-            self.report(options, f"types {lang}", number, "pieces")
+            self.check_count(options, f"types {lang}", number, "pieces")
         counts |= {f"types {lang}": number for lang, number in types.items()}
         for subset, of_lang in found["text"].items():
             unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)

@@ -25,7 +25,7 @@ class Iwslt14(BilingualRecipe):
     space = 300_000_000
     vocab = 10_000
     chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before
-    words = Limits(1.5, 1, 175)
+    word_limits = Limits(1.5, 1, 175)
     every = 23
     expected = {
         "training text": 174_443, "clean": 167_522, "train": 160_239, "valid": 7_283, "test": 6_750,

@@ -107,7 +107,7 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
     Of what M2M-100 did (Fan et al., 2020, examples/m2m_100 of fairseq) three filters are not here: too much
     punctuation, characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.
     """
-    counts, seen = Counter(), set()
+    counts, hashes = Counter(), set()
     for source, target in pairs:
         if not source or not target:
             fate = "empty"
@@ -117,11 +117,11 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
             fate = "too long"
         elif source in held_out[0] or target in held_out[1]:
             fate = "evaluation"
-        elif (known := blake2b(f"{source}\t{target}".encode(), digest_size=8).digest()) in seen:
+        elif (known := blake2b(f"{source}\t{target}".encode(), digest_size=8).digest()) in hashes:
             fate = "twice"
         else:
             fate = "kept"
-            seen.add(known)
+            hashes.add(known)
             yield source, target
         counts[fate] += 1
     print(f"| {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common()), flush=True)
@@ -153,8 +153,8 @@ class Evaluation:
     def state(self, langs: tuple[str, str]) -> dict:
         """What changes when the test sets of a pair do, as PairText.state."""
         paths = self._paths(langs)
-        given = [path for name in self._given("-".join(langs)) for path in paths[name]]
-        return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in given}}
+        own = [path for name in self._own_subsets("-".join(langs)) for path in paths[name]]
+        return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in own}}
 
     def held_out(self, lang: str) -> frozenset[str]:
         """All sentences of a language in all the sets."""
@@ -174,11 +174,11 @@ class Evaluation:
         if all(lang in ZERO_SHOT_LANGUAGES for lang in langs):
             folder = self.root / "opus100" / "opus-100-corpus" / "v1.0" / "zero-shot" / pair
             paths["opus"] = [folder / f"opus.{pair}-test.{lang}" for lang in langs]
-        for name in self._given(pair):
+        for name in self._own_subsets(pair):
             paths[name] = [self.folder / pair / f"{name}.{lang}" for lang in langs]
         return paths
 
-    def _given(self, pair: str) -> list[str]:
+    def _own_subsets(self, pair: str) -> list[str]:
         """The subsets of FOLDER."""
         folder = self.folder / pair if self.folder else None
         return sorted({path.stem for path in folder.iterdir()}) if folder and folder.is_dir() else []

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..lines import REMOVE, one_line, read_pairs
-from ..multilingual import PairText, file_state, parse_pair
-from ..multilingual.prepare import Multilingual
-from ..multilingual.vocabulary import Vocabulary
+from ..multilingual import Multilingual, PairText, file_state, parse_pair
 from ..steps import Steps, read_json, write_json
+from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
@@ -45,12 +44,12 @@ class MultilingualRecipe(Recipe):
         return []
 
     def outline(self, options: Options) -> tuple[str, ...]:
-        pieces = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
-        pieces += f"{options.temperature or TEMPERATURE:g}"
+        drawn = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
+        drawn += f"{options.temperature or TEMPERATURE:g}"
         shards = f", in {options.shards} shards" if (options.shards or 1) > 1 else ""
         return (
             "count the sentences of each pair, and check them",
-            f"one SentencePiece vocabulary{f': {options.spm}' if options.spm else pieces}",
+            f"one SentencePiece vocabulary{f': {options.spm}' if options.spm else drawn}",
             f"segment and binarise each pair, both directions in one{shards}",
             "dictionaries, lists of languages and directions, raw references of the test sets",
         )

@@ -46,7 +46,7 @@ class Wmt17(BilingualRecipe):
     space = 9_000_000_000
     vocab = 40_000
     chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
-    pieces = Limits(1.5, 1, 250)
+    subword_limits = Limits(1.5, 1, 250)
     every = 100
     expected = {"training text": 4_590_101, "test": 3_003}
 
@@ -67,8 +67,8 @@ class Wmt14(Wmt17):
     archives = (*TRAINING, NEWSTEST2013, NEWSTEST2014)
     space = 8_000_000_000
     vocab = 32_764
-    pieces = every = None
-    words = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
+    subword_limits = every = None
+    word_limits = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from ...atomic_output import whole
 from ...errors import UserError
+from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
 LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...atomic_output import whole
 from ...errors import UserError
+from ...files import whole
 from ..distributed import agreement
 from ..probe_record import FILE as PROBES_FILE
 from . import GRADIENTS, LOSS, Stop

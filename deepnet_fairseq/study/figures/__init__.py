@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ...atomic_output import whole
 from ...errors import UserError
+from ...files import whole
 from ..runs import folder_of, name_of, runs_of, unfinished
 from .by_depth import figure5, figure6, figure8
 from .early import figure3, figure4
@@ -51,9 +51,9 @@ def redraw(runs: Path, figure: Figure, out: Path, colours: int | None = None) ->
     colours: that the picture is reduced to, at most 256; None leaves it as it was drawn. UserError if none of its runs
     is finished, or one lacks what the figure needs.
     """
-    recorded, left_out, path = runs_of(runs, figure), unfinished(runs, figure), out / f"{name_of(figure)}.png"
+    found, left_out, path = runs_of(runs, figure), unfinished(runs, figure), out / f"{name_of(figure)}.png"
     out.mkdir(parents=True, exist_ok=True)
-    text = EVERY[figure](recorded, path)
+    text = EVERY[figure](found, path)
     if colours:  # those that occur most: lines and letters on white lose little, the file half its size or more
         with Image.open(path) as picture, whole(path) as part:
             picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(part, format="png", optimize=True)

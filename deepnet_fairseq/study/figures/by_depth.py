@@ -43,9 +43,10 @@ class Line:
 
 def scaling_law(points: dict[int, float]) -> Line:
     """y = A log10 x + B by ordinary least squares, of two points x -> y or more: slope A, intercept B."""
-    fit = stats.linregress(np.log10(list(points)), list(points.values()))
+    regression = stats.linregress(np.log10(list(points)), list(points.values()))
     t = stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) if len(points) > 2 else math.nan
-    return Line(fit.slope, fit.intercept, t * fit.stderr, t * fit.intercept_stderr, fit.rvalue**2)
+    errors = t * regression.stderr, t * regression.intercept_stderr
+    return Line(regression.slope, regression.intercept, *errors, regression.rvalue**2)
 
 
 def power_law(points: dict[int, float]) -> Line:

@@ -93,17 +93,17 @@ def _gradients(sheet: Sheet, runs: list[RecordedRun]) -> list[list[list[str]]]:
     for run, style in styles(runs).items():
         updates = run.probed("gradient_l1")
         norms = {update: along(run, run.probe(update, "gradient_l1"), "ffn.fc2") for update in updates}
-        seen = [update for update in norms if update <= EARLY]
-        if not seen:
+        early_updates = [update for update in norms if update <= EARLY]
+        if not early_updates:
             raise UserError(f"{run.folder / FILE}: has no gradient_l1 in the first {EARLY:,} updates")
-        mean, last = np.mean([norms[update] for update in seen], axis=0), max(last, *seen)
+        mean, last = np.mean([norms[update] for update in early_updates], axis=0), max(last, *early_updates)
         ratio = {update: float(values[0] / values[-1]) for update, values in norms.items()}
         sheet.curve(0, layers(run), mean, style)
         sheet.points(1, ratio, (), style, markersize=2.5)
         means += [[style.label, run.depth, str(layer), number(mean[layer - 1])] for layer in shown(run)]
         end = max(norms)
         ratios.append([
-            style.label, run.depth, f"{seen[0]} to {seen[-1]}", number(mean[0] / mean[-1]), str(end),
+            style.label, run.depth, f"{early_updates[0]} to {early_updates[-1]}", number(mean[0] / mean[-1]), str(end),
             number(ratio[end]), paper.NORMFORMER_FIGURE3.get(run.method, "-"),
         ])  # fmt: skip
     sheet.label(0, f"(a) mean of the probed updates 0 to {last}", "layer", MEASURE)
@@ -139,10 +139,10 @@ def _scales(sheet: Sheet, panel: int, slot: str, runs: list[RecordedRun]) -> lis
     for run, style in styles(runs).items():
         update = run.probed("learned_scale")[-1]
         values = run.probe(update, "learned_scale")
-        places = [place for place in slots if np.isfinite(along(run, values, f"{place}.median")).any()]
-        if not places:
+        measured_slots = [place for place in slots if np.isfinite(along(run, values, f"{place}.median")).any()]
+        if not measured_slots:
             continue
-        found = {statistic: along(run, values, f"{places[0]}.{statistic}") for statistic in STATISTICS}
+        found = {statistic: along(run, values, f"{measured_slots[0]}.{statistic}") for statistic in STATISTICS}
         sheet.curve(panel, layers(run), found["median"], style)
         band = found["min"], found["max"]
         sheet.panels[panel].fill_between(layers(run), *band, color=style.colour, alpha=0.2, linewidth=0)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...atomic_output import whole
+from ...files import whole
 from ...text_table import render
 from .. import paper
 from ..runs import RecordedRun
@@ -129,8 +129,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return "-"
     if abs(value) < 1e-4:
         return f"{value:.1e}" if value else "0"
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{places}f}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
 
 
 def read_off(value: float | None) -> str:

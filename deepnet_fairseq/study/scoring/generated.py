@@ -15,7 +15,7 @@ from sacremoses import MosesDetokenizer
 
 from ...data.lines import read_lines
 from ...errors import UserError
-from ...json_text import WRONG_VALUES, parse
+from ...files import WRONG_VALUES, parse
 
 SENTENCE = {
     "translations": re.compile(r"^D-(\d+)\t[^\t\n]*\t(.*)$", re.MULTILINE),
@@ -132,14 +132,14 @@ class Corpus:
 
     folder: Path | None = None
     binarised: Path | None = None
-    pieces: str | None = None
+    segmentation: str | None = None
     detokenise: bool = False
     lowercase: bool = False
 
     @property
     def in_words(self) -> bool:
         """Whether the text without its pieces is split into words, so that BLEU on it is "tokenised BLEU"."""
-        return self.detokenise or self.pieces == "subword_nmt"
+        return self.detokenise or self.segmentation == "subword_nmt"
 
     def reference(self, subset: str, direction: str) -> Path | None:
         """The file of raw references, or None if the corpus has none for this test set."""
@@ -191,7 +191,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class AlignedText:
     """All lists have one entry a sentence, in the order of the test set.
 
     hypotheses, references: as text is published, for sacreBLEU; generated: as fairseq-generate printed them.
@@ -206,7 +206,7 @@ class Prepared:
     raw: bool
 
 
-def prepare(output: Output, corpus: Corpus) -> Prepared:
+def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     """UserError if sentences are missing, doubled, or not as many as the raw references."""
     generated = read_generated(output.file)
     subset, direction = _test_set(output, corpus)
@@ -223,7 +223,7 @@ def prepare(output: Output, corpus: Corpus) -> Prepared:
             )
         hypotheses = _detokenise(hypotheses, direction)
         references = references if raw else _detokenise(references, direction)
-    return Prepared(generated, corpus, hypotheses, references, bool(raw))
+    return AlignedText(generated, corpus, hypotheses, references, bool(raw))
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:

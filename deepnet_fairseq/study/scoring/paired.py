@@ -11,7 +11,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from ...errors import UserError
 from ...text_table import render
-from .generated import Prepared, find_outputs, prepare, read_corpus
+from .generated import AlignedText, align_with_references, find_outputs, read_corpus
 from .scores import RESAMPLES, ChrF, bleu_metric
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
@@ -32,7 +32,7 @@ class Comparison:
     signatures: dict[str, str]
 
 
-def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[Prepared]]]:
+def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[AlignedText]]]:
     """Each test set that all have, with what each made of it, in the order of `paths`.
 
     paths: see find_outputs; data: see read_corpus. UserError if a path is there twice, if there is no such test set, or
@@ -46,7 +46,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     if not shared:
         raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
     for key in shared:
-        first, *others = systems = [prepare(output[key], corpus) for output in outputs]
+        first, *others = systems = [align_with_references(output[key], corpus) for output in outputs]
         for other in others:
             if (found := len(other.hypotheses)) != (wanted := len(first.hypotheses)):
                 wrong = f"{found} sentences, {wanted} in {first.generated.path}"
@@ -72,13 +72,13 @@ def significance(baseline: Path, systems: list[Path], data: str | Path | None = 
     UserError if the systems do not translate the same sentences.
     """
     paths = [baseline, *systems]
-    return {key: _compare(prepared, names(paths)) for key, prepared in paired(paths, data)}
+    return {key: _compare(aligned, names(paths)) for key, aligned in paired(paths, data)}
 
 
-def _compare(prepared: list[Prepared], systems: list[str]) -> Comparison:
-    lowercase, references = prepared[0].corpus.lowercase, [prepared[0].references]
+def _compare(aligned: list[AlignedText], systems: list[str]) -> Comparison:
+    lowercase, references = aligned[0].corpus.lowercase, [aligned[0].references]
     metrics = {"BLEU": bleu_metric(lowercase), "chrF2": ChrF(lowercase=lowercase)}
-    named = list(zip(systems, (system.hypotheses for system in prepared), strict=True))
+    named = list(zip(systems, (system.hypotheses for system in aligned), strict=True))
     signatures, results = PairedTest(named, metrics, references, "bs")()
     for metric in metrics:
         baseline, *others = results[metric]
@@ -104,7 +104,7 @@ def compare_to_baseline(baseline: Path, run: Path, data: str | Path | None = Non
     return float((np.sum(drawn - drawn.mean() > difference) + 1) / (len(drawn) + 1))
 
 
-def _resample(systems: list[Prepared], rng: np.random.Generator) -> np.ndarray:
+def _resample(systems: list[AlignedText], rng: np.random.Generator) -> np.ndarray:
     """BLEU of [system, sample]; the first sample is the test set itself, the others are drawn from it."""
     size, metric = len(systems[0].hypotheses), bleu_metric(systems[0].corpus.lowercase)
     drawn = np.vstack([np.arange(size), rng.choice(size, size=(RESAMPLES, size), replace=True)])

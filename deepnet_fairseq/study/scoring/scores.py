@@ -13,8 +13,17 @@ from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
 from ...errors import UserError
-from ...json_text import WRONG_VALUES, parse
-from .generated import Corpus, Output, Prepared, find_outputs, generation_speed, prepare, read_corpus, read_text
+from ...files import WRONG_VALUES, parse
+from .generated import (
+    AlignedText,
+    Corpus,
+    Output,
+    align_with_references,
+    find_outputs,
+    generation_speed,
+    read_corpus,
+    read_text,
+)
 
 RESAMPLES = 1000
 KINDS = ("tokenised", "sacrebleu", "spbleu")
@@ -41,14 +50,14 @@ def score(path: Path, data: str | Path | None = None, paper: str | None = None, 
         return perplexity(path)
     outputs, corpus, kinds = find_outputs(path), read_corpus(data), kinds_of_bleu(paper)
     if len(outputs) == 1 and outputs[0].subset is None:
-        return _rounded(score_output(prepare(outputs[0], corpus), kinds[None]))
+        return _rounded(score_output(align_with_references(outputs[0], corpus), kinds[None]))
     sets: dict[str, dict[str, Output]] = {}
     for output in outputs:
         sets.setdefault(output.subset, {})[output.direction] = output
     missing = check_complete(path, sets, corpus, partial)
     scores = {
         subset: {
-            direction: score_output(prepare(output, corpus), kinds.get(subset, kinds[None]))
+            direction: score_output(align_with_references(output, corpus), kinds.get(subset, kinds[None]))
             for direction, output in found.items()
         }
         for subset, found in sets.items()
@@ -56,33 +65,33 @@ def score(path: Path, data: str | Path | None = None, paper: str | None = None, 
     return _rounded(summarise(scores) | {"missing": missing})
 
 
-def score_output(prepared: Prepared, paper: str = "sacrebleu") -> dict:
+def score_output(aligned: AlignedText, paper: str = "sacrebleu") -> dict:
     """score.json of one direction, not rounded; UserError if the paper's kind of BLEU cannot be had."""
-    text, lowercase = (prepared.hypotheses, prepared.references), prepared.corpus.lowercase
+    text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
     bleu = bleu_metric(lowercase)
     kinds = {
-        "sacrebleu": measure(bleu, *text),
-        "tokenised": _tokenised(prepared) if prepared.corpus.in_words or paper == "tokenised" else None,
-        "spbleu": measure(_spbleu(lowercase), *text) if paper == "spbleu" else None,
+        "sacrebleu": score_with_interval(bleu, *text),
+        "tokenised": _tokenised(aligned) if aligned.corpus.in_words or paper == "tokenised" else None,
+        "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
     }
     if kinds[paper] is None:
-        raise UserError(f"--paper {paper}: {prepared.generated.path} has no references of fairseq-generate (lines T-n)")
+        raise UserError(f"--paper {paper}: {aligned.generated.path} has no references of fairseq-generate (lines T-n)")
     return {
         "bleu": kinds[paper]["score"],
         "kind": paper,
         "signature": kinds[paper]["signature"],
         **kinds,
-        "chrf": measure(ChrF(lowercase=lowercase), *text),
-        "reference": "raw" if prepared.raw else "generated",
-        "sentences": len(prepared.hypotheses),
-        "length_ratio": bleu.corpus_score(prepared.hypotheses, [prepared.references]).ratio,
-        "generation": generation_speed(prepared.generated.path),
+        "chrf": score_with_interval(ChrF(lowercase=lowercase), *text),
+        "reference": "raw" if aligned.raw else "generated",
+        "sentences": len(aligned.hypotheses),
+        "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
+        "generation": generation_speed(aligned.generated.path),
     }
 
 
-def _tokenised(prepared: Prepared) -> dict | None:
+def _tokenised(aligned: AlignedText) -> dict | None:
     """BLEU of words between blanks, as fairseq's own scorer counts them."""
-    generated, metric = prepared.generated, bleu_metric(tokenize="none")
+    generated, metric = aligned.generated, bleu_metric(tokenize="none")
     if generated.references is None:
         return None
     value = metric.corpus_score(generated.translations, [generated.references])
@@ -227,7 +236,7 @@ class ChrF(CHRF):
         return float(super()._compute_f_score(statistics))
 
 
-def measure(metric: Metric, translations: list[str], references: list[str]) -> dict:
+def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
     """sacreBLEU's score, 0..100, of the whole text, with its signature; mean and ci are of 1000 bootstrap samples.
 
     ci: half the width of the 95% interval.

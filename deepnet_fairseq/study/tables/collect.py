@@ -11,7 +11,7 @@ from string import ascii_lowercase
 
 from ...core.methods import METHODS
 from ...errors import UserError
-from ...json_text import read_object
+from ...files import read_object
 from ..runs import recorded_below
 from .definitions import Table
 from .result import Entry, Result, State, environment_of, results_of
@@ -103,7 +103,7 @@ def _compare(entries: Sequence[Entry], baseline: str) -> None:
     for the method, with the same seed if there is one. Needed are the translations of both, and the corpus where their
     command says it lies, for its references; or a record of the test.
     """
-    scored = [entry for entry in entries if entry.standing.state is State.SCORED]
+    scored = [entry for entry in entries if entry.status.state is State.SCORED]
     for entry in scored:
         rivals = [other for other in scored if other.run.method == baseline and _place(other) == _place(entry)]
         if entry.run.method == baseline or not rivals:

@@ -110,7 +110,7 @@ def read_tables(text: str) -> dict[str, Table]:
 
 def _table(papers: dict[str, dict[str, str]], **fields: Any) -> Table:
     keys, columns = tuple(fields.get("keys", DEPTH)), tuple(Column(*words) for words in fields["columns"])
-    rows = [_row(keys, columns, given) for given in _rows(fields, keys)]
+    rows = [_row(keys, columns, toml_row) for toml_row in _rows(fields, keys)]
     for own in ("head", "rows", "across", "values"):
         fields.pop(own, None)
     error = paper.ERROR.get(fields.get("figure", 0), "")
@@ -132,10 +132,11 @@ def _rows(fields: dict[str, Any], keys: tuple[str, ...]) -> Iterator[dict[str, A
             yield dict(zip(keys, (method, *place), strict=True)) | {"bleu": number}
 
 
-def _row(keys: tuple[str, ...], columns: tuple[Column, ...], given: dict[str, Any]) -> Row:
-    facts = {key: given[key] for key in keys} if given["method"] else {}
-    published = {column.key: given[column.key] for column in columns if given.get(column.key, "") != ""}
-    return Row(facts, published, given.get("label", ""), given.get("layers") or None, given.get("parameters", ""))
+def _row(keys: tuple[str, ...], columns: tuple[Column, ...], toml_row: dict[str, Any]) -> Row:
+    facts = {key: toml_row[key] for key in keys} if toml_row["method"] else {}
+    published = {column.key: toml_row[column.key] for column in columns if toml_row.get(column.key, "") != ""}
+    label, parameters = toml_row.get("label", ""), toml_row.get("parameters", "")
+    return Row(facts, published, label, toml_row.get("layers") or None, parameters)
 
 
 _TEXT = Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jinja2
 
-from ...atomic_output import check_file, whole
 from ...errors import UserError
+from ...files import check_file, whole
 from ..figures import FIGURES
 from ..figures.losses import training_losses
 from ..runs import RecordedRun
@@ -85,7 +85,7 @@ def pictures(report: Report) -> dict[str, bytes]:
     if curves:
         found["Training loss"] = _drawn(lambda path: training_losses(curves, path))
     figure, over = report.table.figure, (State.SCORED, State.DIVERGED)
-    runs = [entry.run for entry in report.entries if entry.standing.state in over]
+    runs = [entry.run for entry in report.entries if entry.status.state in over]
     square = [run for run in runs if run.decoder_layers == run.encoder_layers]
     if figure and square:
         found[f"Figure {figure}"] = _drawn(lambda path: FIGURES[figure](square, path))
@@ -129,7 +129,7 @@ def _result(result: Result, miniature: bool) -> dict:
         key: {"state": cell.state.value, "n": len(cell.values)}
         | _picked(cell, "mean", "sd", "published")
         | {"difference": None if miniature else cell.difference}
-        | {"others": [str(standing) for standing in cell.without_value]}
+        | {"others": [str(status) for status in cell.without_value]}
         for key, cell in result.cells.items()
     }
     return _picked(result, "label", "method", "norm", "depth", "layers") | {
@@ -146,7 +146,7 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
     amount, unit = entry.cost or (None, None)
     found = {"name": entry.name} | _picked(entry.run, "method", "encoder_layers", "decoder_layers", "seed")
     found |= {
-        "state": entry.standing.state.value,
+        "state": entry.status.state.value,
         "diverged_at": entry.run.diverged_at,
         "values": {column.key: column.read(entry.score) for column in report.table.columns},
         "score": entry.score or None,
@@ -163,18 +163,18 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
 FORMATS = {"md": markdown, "html": html, "json": as_json}
 
 
-def reports(runs: Path, table: str, places: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
+def reports(runs: Path, table: str, paths: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
     """Several of FORMATS of one report, whose runs are read and compared once. The same runs give the same bytes.
 
-    places: format -> file, or None to write none. UserError for an unknown table or method, for runs that are not there
-    or broken, and for a place not to be written.
+    paths: format -> file, or None to write none. UserError for an unknown table or method, for runs that are not there
+    or broken, and for a path not to be written.
     """
     if table not in TABLES:
         raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
-    for place in filter(None, places.values()):
-        check_file("--out", place)
+    for path in filter(None, paths.values()):
+        check_file("--out", path)
     found, texts = collect(runs, TABLES[table], baseline), {}
-    for form, out in places.items():
+    for form, out in paths.items():
         texts[form] = FORMATS[form](found, lay_out(found, out))
         if out:
             with whole(out) as part:

@@ -227,7 +227,7 @@ def _run_list(report: Report, logs: dict[str, str]) -> Grid:
             rows.append([
                 Text(entry.name), Text(result.label), numeral(result.depth),
                 *(numeral(entry.run.facts.get(key)) for key in filter(None, [report.table.tuned])),
-                numeral(entry.run.seed), Text(str(entry.standing), entry.standing.state.value),
+                numeral(entry.run.seed), Text(str(entry.status), entry.status.state.value),
                 *(number(column.read(entry.score)) for column in report.table.columns),
                 *(interval(entry.score, key) for key in metrics.values()),
                 *[numeral(_p(entry, report.baseline))] * tested,

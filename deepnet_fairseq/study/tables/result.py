@@ -33,7 +33,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """How far a run has come. update: at which it diverged, or up to which it has come."""
 
     state: State
@@ -77,21 +77,21 @@ class Entry:
         return tuple(facts[key] for key in table.keys)
 
     @cached_property
-    def standing(self) -> Standing:
+    def status(self) -> RunStatus:
         """A score counts only once the training is over, and if no direction of the corpus is missing in it."""
         run = self.run
         if run.ended_in_nan:
-            return Standing(State.DIVERGED, run.diverged_at)
+            return RunStatus(State.DIVERGED, run.diverged_at)
         if not run.finished:
-            return Standing(State.RUNNING, self.updates or 0)
+            return RunStatus(State.RUNNING, self.updates or 0)
         if run.score is None:
-            return Standing(State.UNSCORED)
-        return Standing(State.IN_PART if run.score.get("missing") else State.SCORED)
+            return RunStatus(State.UNSCORED)
+        return RunStatus(State.IN_PART if run.score.get("missing") else State.SCORED)
 
     @cached_property
     def score(self) -> dict:
         """Empty unless the run is over and scored; UserError if a score has nothing of what the table asks for."""
-        score = (self.run.score or {}) if self.standing.state is State.SCORED else {}
+        score = (self.run.score or {}) if self.status.state is State.SCORED else {}
         if score and all(column.read(score) is None for column in self.table.columns):
             asked = " or ".join(f'"{column.path}"' for column in self.table.columns)
             raise UserError(f"{self.run.folder / 'score.json'}: holds no number {asked}; score the run again")
@@ -159,10 +159,10 @@ def described(environment: dict) -> str:
 class Cell:
     """One measured number over the seeds of its runs, beside the published one, both in the metric's unit.
 
-    outcomes: a run's standing, with its value if it has one. published: number, "diverged", or None: not given.
+    outcomes: a run's status, with its value if it has one. published: number, "diverged", or None: not given.
     """
 
-    outcomes: tuple[tuple[Standing, float | None], ...]
+    outcomes: tuple[tuple[RunStatus, float | None], ...]
     published: Published = None
 
     @property
@@ -188,17 +188,17 @@ class Cell:
         return None
 
     @property
-    def without_value(self) -> list[Standing]:
+    def without_value(self) -> list[RunStatus]:
         """Of the runs that add nothing to the mean; a run scored without this number counts as not scored."""
-        standings = (standing for standing, value in self.outcomes if value is None)
-        return [Standing(State.UNSCORED) if s.state is State.SCORED else s for s in standings]
+        statuses = (status for status, value in self.outcomes if value is None)
+        return [RunStatus(State.UNSCORED) if s.state is State.SCORED else s for s in statuses]
 
     @property
     def state(self) -> State:
         """SCORED if any run is; else the first of running, in part, not scored, diverged that one is; else NOT_RUN."""
         if self.values:
             return State.SCORED
-        states = [standing.state for standing in self.without_value]
+        states = [status.state for status in self.without_value]
         ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED)
         return next((state for state in ranked if state in states), State.NOT_RUN)
 
@@ -297,7 +297,7 @@ class Result:
 
 
 def _cell(read: Read, entries: list[Entry], published: Published = None) -> Cell:
-    return Cell(tuple((entry.standing, read(entry.score)) for entry in entries), published)
+    return Cell(tuple((entry.status, read(entry.score)) for entry in entries), published)
 
 
 def results_of(table: Table, entries: Sequence[Entry]) -> list[Result]:

@@ -15,7 +15,7 @@ from ...errors import UserError
 from ..environment import kernel_bytes
 from .contender import Contender
 from .settings import Candidate, Settings, Shape, register_torchscale
-from .turns import FAILED, NO_MEMORY, NO_TIME, Cell, recorded
+from .turns import FAILED, NO_MEMORY, NO_TIME, Cell, note_ending
 
 STATE = {"fp32": 16, "bf16": 20, "fp16": 20}  # bytes a parameter: weights, gradients, Adam's moments, fp32 copies
 ACTIVATIONS = 100  # bytes per channel, layer and token that stock fairseq keeps in fp32 (500L-500L: 84)
@@ -87,7 +87,7 @@ def _alone(sender: Connection, candidate: Candidate, shape: Shape, settings: Set
     register_torchscale()
     with limited(settings.torch_device):
         try:
-            with recorded(cell, settings.seconds):
+            with note_ending(cell, settings.seconds):
                 _train(cell, candidate, shape, settings)
         except UserError as error:
             cell.end(FAILED, str(error))

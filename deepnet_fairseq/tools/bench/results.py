@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from ...atomic_output import whole
+from ...files import whole
 from ..environment import environment
+from .benchmarks import matmul_rate, run_benchmarks
 from .contender import PARTS, Contender
 from .settings import STOCK, Candidate, Settings, Shape
-from .trials import matmul_rate, measure
 from .turns import FAILED, MEASURED, Cell
 
 FORMAT = 1
@@ -34,7 +34,7 @@ def run(
     where = environment(gpus=int(settings.device == "cuda"))
     where["versions"] |= {name: version(name) for name in PEERS if find_spec(name)}
     Contender(candidates[0], Shape(1, 1, "tiny"), settings).close()  # what is imported at the first use
-    report = {
+    measurements = {
         "format": FORMAT,
         "environment": where,
         "threads": torch.get_num_threads(),
@@ -47,13 +47,13 @@ def run(
     gc.freeze()  # what is there now is no garbage: a search through fairseq and torch takes 0.2 s
     try:
         for shape in shapes:
-            report["cells"] += compared(list(measure(shape, candidates, settings, only)))
+            measurements["cells"] += compared(list(run_benchmarks(shape, candidates, settings, only)))
             if out:
                 with whole(out) as part:
-                    part.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                    part.write_text(json.dumps(measurements, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     finally:
         gc.unfreeze()
-    return report
+    return measurements
 
 
 def compared(cells: list[Cell]) -> list[dict]:
@@ -65,11 +65,11 @@ def compared(cells: list[Cell]) -> list[dict]:
     ]
 
 
-def failures(report: dict) -> list[str]:
+def failures(measurements: dict) -> list[str]:
     """Cells that ended in an error nobody foresaw, each in a line."""
     return [
         f"{cell['candidate']} at {cell['depth']} {cell['width']}, {cell['measure']}: {cell['reason']}"
-        for cell in report["cells"]
+        for cell in measurements["cells"]
         if cell["state"] == FAILED
     ]
 
@@ -109,33 +109,35 @@ TABLES = {
 }
 
 
-def render(report: dict) -> str:
+def render(measurements: dict) -> str:
     """Where and how, then the tables of the measures that were made."""
-    tables = [_table(measure, report) for measure in TABLES if any(c["measure"] == measure for c in report["cells"])]
-    return "\n\n".join([_where(report), *tables])
+    made = {cell["measure"] for cell in measurements["cells"]}
+    tables = [_table(measure, measurements) for measure in TABLES if measure in made]
+    return "\n\n".join([_where(measurements), *tables])
 
 
-def _where(report: dict) -> str:
-    where, settings = report["environment"], report["settings"]
+def _where(measurements: dict) -> str:
+    where, settings = measurements["environment"], measurements["settings"]
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     commit = f"commit {where['commit']}{' with changes' * where['modified']}" if where["commit"] else "no commit"
     lines = [
-        f"{where['hardware']}, {report['threads']} threads, {settings['precision']}, {commit}, {where['started']}; "
-        f"{versions}. A large product of matrices runs at {report['matmul flops per second'] / 1e9:,.0f} Gflop/s.",
+        f"{where['hardware']}, {measurements['threads']} threads, {settings['precision']}, {commit}, "
+        f"{where['started']}; {versions}. "
+        f"A large product of matrices runs at {measurements['matmul flops per second'] / 1e9:,.0f} Gflop/s.",
         f"Batches of {settings['max_tokens']:,} tokens, {settings['vocabulary']:,} types, dropout "
         f"{settings['dropout']}, {settings['repeats']} repeats, {settings['clock']} time. "
         f"Medians (smallest to largest) [times {STOCK}'s].",
         "",
     ]
-    for candidate in report["candidates"]:
+    for candidate in measurements["candidates"]:
         why = f" ({candidate['unavailable']})" if candidate["unavailable"] else ""
         lines.append(f"- {candidate['name']}: `{' '.join(candidate['flags'])}`{why}")
     return "\n".join(lines)
 
 
-def _table(measure: str, report: dict) -> str:
+def _table(measure: str, measurements: dict) -> str:
     title, columns = TABLES[measure]
-    cells = [cell for cell in report["cells"] if cell["measure"] == measure]
+    cells = [cell for cell in measurements["cells"] if cell["measure"] == measure]
     columns = [column for column in columns if any(column.quantity in cell["summary"] for cell in cells)]
     conditions = list(cells[0]["condition"])
     heads = ["depth", "width", *conditions, "candidate", *(column.head for column in columns)]
@@ -144,17 +146,17 @@ def _table(measure: str, report: dict) -> str:
         said = [{"True": "on", "False": "off"}.get(str(value), str(value)) for value in cell["condition"].values()]
         values = [f"{cell['state']}: {cell['reason']}", *[""] * (len(columns) - 1)]
         if cell["state"] == MEASURED:
-            values = [_value(cell, column, report) for column in columns]
+            values = [_value(cell, column, measurements) for column in columns]
         rows.append([cell["depth"], cell["width"], *said, cell["candidate"], *values])
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _value(cell: dict, column: Column, report: dict) -> str:
+def _value(cell: dict, column: Column, measurements: dict) -> str:
     numbers = cell["summary"].get(column.quantity)
     if numbers is None:
         return ""
     if column.unit == "flops":
-        return f"{numbers['median'] / report['matmul flops per second']:.0%}"
+        return f"{numbers['median'] / measurements['matmul flops per second']:.0%}"
     text = number(numbers["median"], column.unit)
     if column.compare and column.unit != "B" and numbers["n"] > 1:
         text += f" ({number(numbers['min'], column.unit)} to {number(numbers['max'], column.unit)})"
@@ -173,5 +175,5 @@ def number(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    places = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{places}f}"
+    decimals = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{decimals}f}"

@@ -10,7 +10,7 @@ import torch
 from ...core import archs
 from ...core.archs import WIDTHS, Width
 from ...errors import UserError
-from .task import NAME, sentences
+from .synthetic_task import NAME, sentences
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded(cell: Cell, seconds: float) -> Iterator[None]:
+def note_ending(cell: Cell, seconds: float) -> Iterator[None]:
     """What ends the block early is written into the cell; a mistake of the user goes on."""
     try:
         with deadline(seconds):
@@ -149,7 +149,7 @@ def interleave(
             gc.disable()  # garbage is collected before, not in somebody's step: that would look through all candidates
             start = time.monotonic()
             try:
-                with recorded(cell, left):
+                with note_ending(cell, left):
                     numbers = runs[name](repeat)
                     if numbers is not None:
                         cell.add(repeat, numbers)

@@ -15,8 +15,8 @@ import torch
 from fairseq import tasks
 from torch import Tensor
 
-from ...atomic_output import whole
 from ...errors import UserError
+from ...files import whole
 from .transformer import Folded, stock_model
 
 LONGEST = 1024  # CTranslate2 cuts what it reads there

@@ -27,7 +27,7 @@ PLACES = {
 }
 
 
-def obstacle(model: nn.Module) -> str | None:
+def why_not_foldable(model: nn.Module) -> str | None:
     """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
     for stack in model.stacks().values():
         if stack.layers[0].norm_place == "none":
@@ -57,7 +57,7 @@ def _kind(module: nn.Module) -> str:
 
 @torch.no_grad()
 def fold(model: nn.Module, way: str = "upstream") -> dict:
-    """Folds a DeepModel that `obstacle` has nothing against, in place, in float64; its slots can be left out then.
+    """Folds a DeepModel of which `why_not_foldable` is None, in place, in float64; its slots can be left out then.
 
     Returns the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
     no longer be shared. ValueError for a vector that way "downstream" cannot fold.

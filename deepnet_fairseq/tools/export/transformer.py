@@ -13,12 +13,12 @@ from fairseq import models
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ...atomic_output import save
 from ...core import archs
 from ...core.models import SPECIALS, DeepModel
 from ...errors import UserError
+from ...files import save
 from ...plugin.building import blank_task, from_checkpoint
-from .fold import fold, obstacle
+from .fold import fold, why_not_foldable
 
 TOLERANCE = 1e-3  # on log-probabilities; in practice 1e-5
 NO_TRAINING = {  # fairseq reads these of every checkpoint
@@ -50,8 +50,8 @@ class Stock:
         sources = {name: name for name in (*COMMON, *self.shared, *of_stacks)} | self.follows
         values = {name: getattr(cfg, source) for name, source in sources.items()}
         plain = {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
-        places = {f"{stack}_normalize_before": first for stack, first in norms_first.items()}
-        return plain | places | self.fixed | {"_name": self.name, "arch": self.name}
+        norm_flags = {f"{stack}_normalize_before": first for stack, first in norms_first.items()}
+        return plain | norm_flags | self.fixed | {"_name": self.name, "arch": self.name}
 
 
 STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
@@ -137,7 +137,7 @@ def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
 
     Both score a made-up batch in float32, and UserError is raised if they differ, or if the model does not fold.
     """
-    reason = obstacle(model)
+    reason = why_not_foldable(model)
     if reason:
         raise UserError(f"--method {cfg.method} has no plain Transformer: {reason}")
     stock = STOCK[model.NAME]

@@ -51,7 +51,7 @@ SIZES = (
 VARIANTS = ((), ("--checkpoint-activations",), ("--checkpoint-every", "4"))
 
 
-class Trial:
+class MeasuredTraining:
     """The training of a setting, one process; `step` makes an update on batches without padding."""
 
     def __init__(self, setting: Setting):
@@ -128,16 +128,16 @@ def measured_rate(setting: Setting) -> float:
 
 def _train(setting: Setting, updates: int) -> list[float]:
     """Seconds of each update of a training."""
-    trial = Trial(setting)
-    seconds = [trial.seconds() for _ in range(updates)]
-    trial.close()
+    run = MeasuredTraining(setting)
+    seconds = [run.seconds() for _ in range(updates)]
+    run.close()
     return seconds
 
 
 def shallow(setting: Setting, layers: int = LAYERS, **changes) -> Setting:
     """The same on one device, with at most so many layers a stack; changes: of its other fields."""
-    given = vars(setting.cfg)
-    cfg = config.namespace(**(given | {name: min(layers, given[name]) for name in setting.layer_fields}))
+    values = vars(setting.cfg)
+    cfg = config.namespace(**(values | {name: min(layers, values[name]) for name in setting.layer_fields}))
     return replace(setting, cfg=cfg, update_freq=1, gpus=1, sharding="none", **changes)
 
 
@@ -153,21 +153,21 @@ def cases() -> list[list[str]]:
 
 def check(flags: list[str]) -> tuple[int, int]:
     """Bytes of the plan for `flags`, and of the peak of three updates with blocks returned."""
-    return memory(parse(flags)).peak, measure(flags, {VARIABLE: THRESHOLD})
+    return memory(parse(flags)).peak, measured_peak(flags, {VARIABLE: THRESHOLD})
 
 
-def check_table(trainings: list[list[str]]) -> str:
+def check_table(flag_sets: list[list[str]]) -> str:
     """Planned and measured peaks of trainings of these flags, in MiB; measured as glibc does by itself, too."""
     rows = [["training, MiB", "planned", "measured", "planned/measured", "glibc by default"]]
-    for flags in trainings:
+    for flags in flag_sets:
         planned, measured = check(flags)
         words = " ".join(word for word in flags if word != "--share-all-embeddings")
-        mib = [f"{number / 2**20:,.0f}" for number in (planned, measured, measure(flags, {}))]
+        mib = [f"{number / 2**20:,.0f}" for number in (planned, measured, measured_peak(flags, {}))]
         rows.append([words, *mib[:2], f"{planned / measured:.3f}", mib[2]])
     return render(rows)
 
 
-def measure(flags: list[str], environment: dict[str, str]) -> int:
+def measured_peak(flags: list[str], environment: dict[str, str]) -> int:
     """Peak bytes of a training with these flags of `deepnet plan`, in a fresh process with `environment` besides.
 
     UserError with its last line where that training fails.

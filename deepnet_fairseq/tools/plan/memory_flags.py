@@ -28,7 +28,7 @@ class Option:
     """A setting with what it needs, offered as a step towards fitting, and the setting as given."""
 
     name: str
-    given: Setting
+    original: Setting
     setting: Setting
     memory: SimpleNamespace
 
@@ -40,8 +40,8 @@ class Option:
     @property
     def cost(self) -> float:
         """Operations for a token, relative to the setting as given."""
-        mine, given = (flops(setting).step / setting.batch for setting in (self.setting, self.given))
-        return mine / given
+        now, before = (flops(setting).step / setting.batch for setting in (self.setting, self.original))
+        return now / before
 
     @property
     def flags(self) -> str:
@@ -54,7 +54,7 @@ class Option:
             "max_tokens": f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}",
             "sharding": SHARDING_FLAGS[new.sharding],
         }
-        return " ".join(said for name, said in flags.items() if getattr(new, name) != getattr(self.given, name))
+        return " ".join(said for name, said in flags.items() if getattr(new, name) != getattr(self.original, name))
 
     def as_dict(self) -> dict:
         """For JSON; peak in bytes."""
@@ -82,13 +82,13 @@ def recommend(setting: Setting) -> list[Option]:
 Ways = Iterator[tuple[str, Setting]]
 
 
-def _chunked(given: Setting, last: Setting) -> Ways:
+def _chunked(original: Setting, last: Setting) -> Ways:
     chunked = last.objective.chunked
     if chunked and not last.chunked and last.sharding != "fully_sharded":
         yield "loss in chunks", replace(last, criterion=chunked)
 
 
-def _in_smaller_batches(given: Setting, last: Setting, fewest: int = BUSY_TOKENS) -> Ways:
+def _in_smaller_batches(original: Setting, last: Setting, fewest: int = BUSY_TOKENS) -> Ways:
     """As many tokens an update in batches half as large, and half of that, down to `fewest` tokens."""
     tokens, factor = last.max_tokens // 2, 2
     while tokens >= max(fewest, last.length):
@@ -97,23 +97,23 @@ def _in_smaller_batches(given: Setting, last: Setting, fewest: int = BUSY_TOKENS
         tokens, factor = tokens // 2, factor * 2
 
 
-def _recomputed(given: Setting, last: Setting) -> Ways:
+def _recomputed(original: Setting, last: Setting) -> Ways:
     """In batches as large as given: they cost nothing but memory."""
-    if not given.checkpoint_every:
-        whole = replace(last, max_tokens=given.max_tokens, update_freq=given.update_freq)
+    if not original.checkpoint_every:
+        whole = replace(last, max_tokens=original.max_tokens, update_freq=original.update_freq)
         again = replace(whole, checkpoint_every=best_group(whole))
         yield _groups(again), again
 
 
-def _recomputed_in_smaller_batches(given: Setting, last: Setting) -> Ways:
-    for batches, smaller in _in_smaller_batches(given, last, FEWEST_TOKENS) if last.checkpoint_every else ():
-        again = smaller if given.checkpoint_every else replace(smaller, checkpoint_every=best_group(smaller))
+def _recomputed_in_smaller_batches(original: Setting, last: Setting) -> Ways:
+    for batches, smaller in _in_smaller_batches(original, last, FEWEST_TOKENS) if last.checkpoint_every else ():
+        again = smaller if original.checkpoint_every else replace(smaller, checkpoint_every=best_group(smaller))
         yield f"{_groups(again)}, {batches}", again
 
 
-def _sharded(given: Setting, last: Setting) -> Ways:
+def _sharded(original: Setting, last: Setting) -> Ways:
     """The optimiser's state, then the weights and gradients too, over the GPUs there are, then over more."""
-    gpus = max(2, given.gpus)
+    gpus = max(2, original.gpus)
     while gpus <= MOST_GPUS:
         for sharding, (what, changes) in SHARDINGS.items():
             with suppress(UserError):  # not with this precision

@@ -143,17 +143,17 @@ def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -
 class Pass:
     """Stages that keep what they need, or are recomputed together; in bytes.
 
-    given: of their input; held: what they leave in the forward pass; rise: the most in it; redone: what the backward
-    pass computes again first, which then is as if it had been kept; released: what was held for later stages alone,
-    which are done by then.
+    input_bytes: of their input; held: what they leave in the forward pass; rise: the most in it; redone: what the
+    backward pass computes again first, which then is as if it had been kept; released: what was held for later stages
+    alone, which are done by then.
     """
 
-    def __init__(self, stages: list[Stage], given: int, setting: Setting):
+    def __init__(self, stages: list[Stage], input_bytes: int, setting: Setting):
         self.stages = stages
         self.held, self.rise = stages[0].forward, stages[0].forward_rise
         self.redone = self.released = 0
         if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
-            fetched = given if setting.cfg.offload_activations and setting.device == "cuda" else 0
+            fetched = input_bytes if setting.cfg.offload_activations and setting.device == "cuda" else 0
             self.released = sum(stage.outlasting for stage in stages)
             self.held = self.rise = stages[-1].output + self.released - fetched
             self.redone = sum(stage.forward for stage in stages) - stages[-1].output + fetched
@@ -169,7 +169,7 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
         else:
             groups.append([stage])
     before = [0, *(group[-1].output for group in groups)]
-    return [Pass(group, given, setting) for group, given in zip(groups, before, strict=False)]
+    return [Pass(group, input_bytes, setting) for group, input_bytes in zip(groups, before, strict=False)]
 
 
 def _backward(passes: list[Pass], waiting: int, shards: int) -> int:

@@ -222,11 +222,11 @@ def parse(flags: list[str]) -> Setting:
         near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it"
         raise UserError(f"unknown: {' '.join(rest)}; {hint}")
-    given = {name: value for name, value in vars(args).items() if name in fields}
+    overrides = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
         longest = fields & {"tokens_per_sample", "max_target_positions", "max_positions"}
-        given = dict.fromkeys(longest, args.length) | given
-    cfg = config.namespace(arch, **given)
+        overrides = dict.fromkeys(longest, args.length) | overrides
+    cfg = config.namespace(arch, **overrides)
     recomputed = Recomputation.from_config(cfg)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")

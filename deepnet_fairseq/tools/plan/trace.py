@@ -287,12 +287,12 @@ class Run:
         """What the criterion makes of features (B, T, C): a sum."""
         setting, project = self.setting, self.model.vocabulary_projection()
         rows = setting.scored
-        target, places = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
+        target, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         if setting.chunked:
             chunk = setting.loss_chunk_tokens or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
-            features = features.flatten(0, 1).index_select(0, places)
+            features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
-        logits = project(features[places, places] if setting.objective.masks else features).flatten(0, -2)
+        logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)
         lprobs = utils.log_softmax(logits, dim=-1)
         if setting.objective.translates:
             return label_smoothed_nll_loss(lprobs, target[:, None], 0.1, ignore_index=1)[0]

@@ -1,29 +1,72 @@
-"""Texts of many pairs -> one vocabulary -> binarised data for one model: the steps that multilingual recipes share."""
+"""Many languages, one vocabulary: parallel text of many pairs -> binarised data for one multilingual model.
+
+The text of a language pair is read as a stream, for a corpus may be larger than the memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
-import torch
-from fairseq.data import indexed_dataset
-
-from ...atomic_output import whole
-from ...errors import UserError
-from ..lines import write_columns, write_lines
-from ..prepare import sentencepiece_model
-from ..steps import Steps, read_json, remove
-from . import PairText
-from .vocabulary import Vocabulary, sample, shares
+from ..errors import UserError
+from ..files import whole
+from . import steps
+from .lines import write_columns, write_lines
+from .parallel_text import sentencepiece_model
+from .steps import Steps, read_json, remove
+from .vocabulary import Vocabulary, sample, sampling_probabilities
 
 LEAST = 10_000  # sentence pairs a shard; a pair that has fewer lies in fewer shards, and fairseq knows what that means
 BATCH = 20_000  # sentence pairs encoded at a time
 SAMPLE = 10_000_000  # sentences the vocabulary is trained on, at most
 CHARACTER_COVERAGE = 0.9999  # of some 6,000 characters in 76 languages of Tatoeba, this keeps those seen thrice
+
+Sentences = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class PairText:
+    """A language pair's text, which nothing holds in memory.
+
+    langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start; state:
+    whatever changes when the text does (sizes and times of its files, checksums), for the record of a step; bound: a
+    quick upper bound of the training pairs, where reading them takes long; finish: called when all of it is binarised.
+    """
+
+    langs: tuple[str, str]
+    subsets: dict[str, Callable[[], Sentences]]
+    state: dict
+    bound: Callable[[], int] | None = None
+    finish: Callable[[], None] = lambda: None
+
+    @property
+    def name(self) -> str:
+        """As "de-en"."""
+        return "-".join(self.langs)
+
+    @property
+    def directions(self) -> tuple[str, str]:
+        """As ("de-en", "en-de")."""
+        return self.name, "-".join(reversed(self.langs))
+
+
+def parse_pair(pair: str) -> tuple[str, str]:
+    """ "de-en" -> ("de", "en"); UserError for anything fairseq would misread."""
+    langs = tuple(pair.split("-"))
+    if len(langs) != 2 or langs[0] == langs[1] or not all(lang.replace("_", "").isalnum() for lang in langs):
+        raise UserError(f"--pairs {pair}: no pair of languages; write two codes with a hyphen between, de-en")
+    return langs
+
+
+def file_state(path: Path) -> list[int]:
+    """Size in bytes and time of change in ns; UserError if there is no such file."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return steps.file_state(path)
 
 
 def binarise(
@@ -34,6 +77,8 @@ def binarise(
     prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard i
     modulo their number. UserError for fewer sentences than shards.
     """
+    import torch  # which a recipe's plan does without
+
     count, pairs = 0, iter(pairs)
     with ExitStack() as files:
         shards = [[_Side(prefix, vocabulary, files) for prefix in shard] for shard in prefixes]
@@ -53,6 +98,8 @@ class _Side:
     """One language of one shard; its two files get their names when `files` closes, the index last."""
 
     def __init__(self, prefix: Path, vocabulary: Vocabulary, files: ExitStack):
+        from fairseq.data import indexed_dataset
+
         self.index = files.enter_context(whole(Path(f"{prefix}.idx")))
         data = files.enter_context(whole(Path(f"{prefix}.bin")))
         self.builder = indexed_dataset.make_builder(str(data), "mmap", len(vocabulary))
@@ -70,7 +117,7 @@ class Multilingual:
     """One preparation into DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
 
     Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
-    first shard only: fairseq takes both from there. DEST/spm.model is a copy of the file `given`, or `vocab` pieces
+    first shard only: fairseq takes both from there. DEST/spm.model is a copy of the file `spm`, or `vocab` pieces
     trained on languages drawn at `temperature`.
     """
 
@@ -78,7 +125,7 @@ class Multilingual:
     shards: int
     vocab: int
     temperature: float
-    given: Path | None = None
+    spm: Path | None = None
     threads: int = 1
 
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
@@ -91,7 +138,7 @@ class Multilingual:
         Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
         for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
             folder.mkdir(parents=True, exist_ok=True)
-        counted = {} if self.given else {text.name: self.count(text) for text in texts}
+        counted = {} if self.spm else {text.name: self.count(text) for text in texts}
         vocabulary = self.vocabulary(texts, counted)
         counts = {}
         for text in texts:  # one pair after another: it may take its archives away when it is done
@@ -113,8 +160,8 @@ class Multilingual:
 
         def make() -> dict:
             with whole(path) as part:
-                if self.given:
-                    part.write_bytes(self.given.read_bytes())
+                if self.spm:
+                    part.write_bytes(self.spm.read_bytes())
                     return {}
                 sentences = chain.from_iterable(self.draw(texts, counted).values())
                 part.write_bytes(sentencepiece_model(sentences, self.vocab, character_coverage=CHARACTER_COVERAGE))
@@ -122,7 +169,7 @@ class Multilingual:
 
         states = {text.name: text.state for text in texts}
         trained = {"vocab": self.vocab, "temperature": self.temperature, "text": states}
-        settings = {"model": Vocabulary(self.given).digest} if self.given else trained
+        settings = {"model": Vocabulary(self.spm).digest} if self.spm else trained
         Steps(self.dest).run("vocabulary", [path], settings, make)
         return Vocabulary(path)
 
@@ -131,7 +178,8 @@ class Multilingual:
         languages = sorted({lang for text in texts for lang in text.langs})
         sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
         total = min(SAMPLE, sum(sizes.values()))
-        wanted = {lang: round(total * share) for lang, share in shares(sizes, self.temperature).items()}
+        probabilities = sampling_probabilities(sizes, self.temperature)
+        wanted = {lang: round(total * probability) for lang, probability in probabilities.items()}
         print(
             f"| {self.vocab:,} pieces from {total:,} sentences in {len(languages)} languages, "
             f"{min(wanted.values()):,} to {max(wanted.values()):,} of each"

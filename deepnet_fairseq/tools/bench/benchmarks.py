@@ -21,13 +21,13 @@ from torch import Tensor
 from .contender import Clock, Contender
 from .memory import limited, measure_memory, side_by_side
 from .settings import Candidate, Settings, Shape
-from .turns import UNAVAILABLE, Cell, interleave, recorded
+from .turns import UNAVAILABLE, Cell, interleave, note_ending
 
 Cells = dict[str, Cell]  # by candidate
 
 
-class Trial(ABC):
-    """What one measure does with each candidate; to add one, derive from this, name it in TRIALS.
+class Benchmark(ABC):
+    """What one measure does with each candidate; to add one, derive from this, name it in BENCHMARKS.
 
     name: of the measure; warmup: repeats before the first that counts; alone: is memory held in a run only?
     """
@@ -55,7 +55,7 @@ class Trial(ABC):
         """What is the same in all repeats; "tokens" are compared between candidates."""
         return {"parameters": contender.parameters()}
 
-    def measure(self, candidates: list[Candidate]) -> list[Cell]:
+    def measure_candidates(self, candidates: list[Candidate]) -> list[Cell]:
         """Cells of all conditions and candidates."""
         rows = [(c, empty_cells(self.name, self.shape, candidates, c)) for c in self.conditions()]
         able = [candidate for candidate in candidates if not candidate.unavailable]
@@ -83,7 +83,7 @@ class Trial(ABC):
                 if all(cell.reason for cell in mine):
                     continue
                 made = Cell(self.name, candidate.name, self.shape.depth, self.shape.width)
-                with recorded(made, self.settings.seconds):
+                with note_ending(made, self.settings.seconds):
                     alive[candidate.name] = self.enter(candidate)
                 for cell in mine if made.reason else ():
                     cell.end(made.state, made.reason)
@@ -107,7 +107,7 @@ class Trial(ABC):
                 cells[name].facts = self.facts(alive[name], **condition)
 
 
-class Building(Trial):
+class BuildBenchmark(Benchmark):
     """Quantities: seconds of the parts of a contender's making."""
 
     name = "build"
@@ -125,7 +125,7 @@ class Building(Trial):
         return built.seconds
 
 
-class Training(Trial):
+class TrainBenchmark(Benchmark):
     """Updates of fairseq's Trainer; a repeat is a batch.
 
     Quantities: seconds of PARTS, of the "rest" and of the whole "step"; target tokens per second; flops per second of
@@ -201,7 +201,7 @@ def _lengths(tokens: Tensor, pad: int) -> Tensor:
     return tokens.ne(pad).sum(dim=1).double().cpu()
 
 
-class Generating(Trial):
+class GenerateBenchmark(Benchmark):
     """Quantities: seconds; tokens per second of the best hypotheses. A repeat is a batch of like lengths."""
 
     name = "generate"
@@ -265,7 +265,7 @@ def round_length(batch: dict) -> int:
 POSITION = {"train_iterator": {"epoch": 1, "version": 2, "iterations_in_epoch": 1}}  # without it none is resumed
 
 
-class Checkpointing(Trial):
+class CheckpointBenchmark(Benchmark):
     """Saving, resuming and loading of a trained model.
 
     Quantities: seconds to save; to resume, into a model that is built; to load for translation, which builds it; bytes
@@ -294,16 +294,18 @@ class Checkpointing(Trial):
         return clock.read() | {"bytes": size}
 
 
-TRIALS = (Building, Training, Generating, Checkpointing)
+BENCHMARKS = (BuildBenchmark, TrainBenchmark, GenerateBenchmark, CheckpointBenchmark)
 
 
-def measure(shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]) -> Iterator[Cell]:
+def run_benchmarks(
+    shape: Shape, candidates: list[Candidate], settings: Settings, only: tuple[str, ...]
+) -> Iterator[Cell]:
     """Cells of `only`, names of measures, as they are done: build, train, generate, checkpoint, memory."""
-    for kind in TRIALS:
+    for kind in BENCHMARKS:
         if kind.name in only:
             progress(kind.name, shape)
             with limited(settings.torch_device):
-                yield from kind(shape, settings).measure(candidates)
+                yield from kind(shape, settings).measure_candidates(candidates)
     for on in (False, True) if "memory" in only else ():
         condition = {"checkpointing": on}
         progress("memory", shape, **condition)

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import sentencepiece
 
-from ...errors import UserError
+from ..errors import UserError
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first four entries of every fairseq dictionary
 MULTIPLE = 8  # tensor cores want matrix sizes in such steps
@@ -33,13 +33,13 @@ class Vocabulary:
             raise UserError(f"{model}: no SentencePiece model ({error})") from error
         ids = range(len(self.processor))
         special = [self.processor.is_control(i) or self.processor.is_unknown(i) for i in ids]
-        self.pieces = [self.processor.id_to_piece(i) for i in ids if not special[i]]
+        self.subwords = [self.processor.id_to_piece(i) for i in ids if not special[i]]
         self._fairseq_id = np.cumsum([not s for s in special]) + len(FAIRSEQ_SPECIAL) - 1
         self._fairseq_id[special] = FAIRSEQ_SPECIAL.index("<unk>")
 
     def __len__(self) -> int:
         """Entries of fairseq's dictionary, its four special symbols among them."""
-        return len(FAIRSEQ_SPECIAL) + len(self.pieces)
+        return len(FAIRSEQ_SPECIAL) + len(self.subwords)
 
     def encode(self, sentences: list[str], threads: int = 1) -> list[np.ndarray]:
         """fairseq's numbers of the pieces of each sentence, the end-of-sentence symbol last."""
@@ -50,10 +50,10 @@ class Vocabulary:
     def dictionary(self, languages: int) -> list[str]:
         """Lines of dict.LANG.txt; with fillers, so that it is a multiple of 8 once fairseq adds a tag per language."""
         fillers = -(len(self) + languages) % MULTIPLE
-        return [f"{entry} 1" for entry in (*self.pieces, *(f"madeupword{i:04d}" for i in range(fillers)))]
+        return [f"{entry} 1" for entry in (*self.subwords, *(f"madeupword{i:04d}" for i in range(fillers)))]
 
 
-def shares(sizes: dict[str, int], temperature: float) -> dict[str, float]:
+def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[str, float]:
     """p_l proportional to (n_l / sum of n) ** (1 / T), as in Arivazhagan et al. (2019); T = 1 keeps the proportions.
 
     sizes: language -> sentences; the shares sum to 1. The temperature T is above 0.

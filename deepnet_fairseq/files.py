@@ -1,15 +1,16 @@
-"""Outputs that appear under their name whole, or not at all."""
+"""Files that appear under their name whole, or not at all; JSON that somebody else may have written."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from .errors import UserError
+
+WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of reading values of another type
 
 
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
@@ -58,8 +59,31 @@ def whole(path: Path, follow: bool = True):
 
 def save(content: dict, path: Path) -> None:
     """torch.save, whole; UserError, naming the file, if torch cannot write it, as on a full disk."""
+    import torch  # the parser of the command line needs the rest without it
+
     with whole(path) as part:
         try:
             torch.save(content, part)
         except RuntimeError as error:  # torch's word for a full disk
             raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]})") from error
+
+
+def parse(text: str):
+    """The value; ValueError if there is none, also for one nested so deeply that Python's parser gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_object(path: Path, mend: str) -> dict:
+    """The object in a UTF-8 file; UserError, naming it, with the way out `mend`, for a file that holds none."""
+    if not path.is_file():
+        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: is no JSON ({error}); {mend}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold one JSON object; {mend}")
+    return content

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import sentencepiece
 
-from ..atomic_output import whole
 from ..errors import UserError
+from ..files import whole
 from .binarise import binarise
 from .lines import REMOVE, Pairs, read_pairs, write_columns
 

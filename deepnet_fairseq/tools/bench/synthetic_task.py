@@ -85,10 +85,10 @@ def sentences(vocabulary: int, lengths: str | None, seed: int) -> tuple[list, li
     """SENTENCES lines of each side, int64 (length + 1,), which end in eos; types by Zipf's law."""
     sizes = log_normal(SENTENCES, seed) if lengths is None else from_file(Path(lengths), SENTENCES, seed)
     draw = numpy.random.default_rng(seed)
-    share = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
+    frequencies = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
     eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []
     for side in range(2):
-        kinds = draw.choice(len(share), sizes[:, side].sum(), p=share / share.sum()) + SPECIALS
+        kinds = draw.choice(len(frequencies), sizes[:, side].sum(), p=frequencies / frequencies.sum()) + SPECIALS
         lines = torch.from_numpy(kinds).split(sizes[:, side].tolist())
         sides.append([torch.cat([line, eos]) for line in lines])
     return tuple(sides)
