@@ -30,17 +30,17 @@ def tables(folder: Path) -> str:
     runs = [run for run in recorded_below(folder) if run.finished and (run.folder / "check.json").exists()]
     if not runs:
         raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")
-    cells, seen, agree = {}, Counter(), 0
+    cells, tally, agree = {}, Counter(), 0
     for run in runs:
         verdict, outcome = verdict_of(run), OUTCOMES[run.diverged]
         right = (verdict != "stable") == run.diverged
         cells[run.method, run.layers] = f"{verdict}, {outcome}{'' if right else ' (!)'}"
-        seen[verdict, outcome] += 1
+        tally[verdict, outcome] += 1
         agree += right
     depths = sorted({run.layers for run in runs})
     rows = [["method", *(f"{depth}L-{depth}L" for depth in depths)]]
     rows += [[m, *(cells.get((m, depth), "-") for depth in depths)] for m in sorted({run.method for run in runs})]
-    counts = [["verdict", *OUTCOMES], *([v, *(str(seen[v, outcome]) for outcome in OUTCOMES)] for v in VERDICTS)]
+    counts = [["verdict", *OUTCOMES], *([v, *(str(tally[v, outcome]) for outcome in OUTCOMES)] for v in VERDICTS)]
     closing = f"{agree} of {len(runs)} cells agree ({agree / len(runs):.0%}); (!) marks the others"
     return f"{render(rows)}\n\n{render(counts)}\n\n{closing}"
 

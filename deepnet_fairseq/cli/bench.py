@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import WRONG_VALUES, read_object
 from . import numbers
 
 MEASURES = "build,train,memory,generate,checkpoint"
@@ -47,6 +46,7 @@ def bench(args) -> None:
 
 def rendered(path: str) -> str:
     """The tables of a recorded benchmark in Markdown; UserError, naming the file, if it is none."""
+    from ..files import WRONG_VALUES, read_object
     from ..tools.bench.results import render
 
     mend = "is not what `deepnet bench --out` writes"

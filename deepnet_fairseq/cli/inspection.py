@@ -6,9 +6,7 @@ import argparse
 import json
 import sys
 
-from ..core import archs
 from ..errors import UserError
-from ..text_table import render
 from . import numbers
 
 SMALLEST_LR = 1e-10  # of `theory`; below it rounding in float64 shows
@@ -17,7 +15,9 @@ HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "
 
 def list_archs(args) -> None:
     """architecture names, depths, widths and parameter counts"""
+    from ..core import archs
     from ..core.models import parameter_count
+    from ..text_table import render
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
@@ -51,10 +51,12 @@ def report_init(args) -> None:
     """expected and measured std of every kind of weight in a built model"""
     import torch
 
+    from ..core import archs
     from ..core.config import namespace
     from ..core.initialisation import as_table, init_report
     from ..core.methods import get_method
     from ..core.models import build
+    from ..text_table import render
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
@@ -122,6 +124,7 @@ def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
 def list_methods(args) -> None:
     """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
     from ..core.methods import METHODS, get_method
+    from ..text_table import render
 
     if args.flags:
         for name in args.flags.split(","):
@@ -171,6 +174,7 @@ def theory(args) -> None:
 
     Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
     """
+    from ..text_table import render
     from ..tools.theory import as_table, measure_updates
     from ..tools.theory import check as check_names
 
@@ -205,7 +209,7 @@ def add(command) -> None:
     sub.add_argument("--method", default="deepnorm")
 
     sub = command("init-report", report_init)
-    sub.add_argument("--arch", default=archs.MODEL_NAME)
+    sub.add_argument("--arch", default="deepnet_transformer")
     sub.add_argument("--encoder-layers", type=int)
     sub.add_argument("--decoder-layers", type=int)
     sub.add_argument("--method", help="the architecture's own by default")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import check_file, check_folder
 
 
 def profile(args) -> None:
@@ -14,6 +13,7 @@ def profile(args) -> None:
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
     """
+    from ..files import check_file
     from ..plugin.admin_profile import profile_run
 
     check_file("--out", Path(args.out))
@@ -26,6 +26,7 @@ def profile(args) -> None:
 
 def export(args) -> None:
     """a trained model as a plain Transformer, for stock fairseq or CTranslate2"""
+    from ..files import check_file, check_folder
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.transformer import fold_checkpoint, write_transformer
 
@@ -53,6 +54,7 @@ def export(args) -> None:
 
 def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
+    from ..files import check_file
     from ..tools import averaging
 
     if args.last is None and args.best is None:

@@ -17,11 +17,11 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import Tensor, nn
 
-from ..atomic_output import save
 from ..core.probes import Probe, get_probes
 from ..core.probes.base import Held
 from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
+from ..files import save
 from .admin_profile import held_training_batch
 from .probe_record import FILE, Writer
 
