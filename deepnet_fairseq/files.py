@@ -76,6 +76,15 @@ def parse(text: str):
         raise ValueError("nested too deeply") from None
 
 
+def parse_row(line: str) -> dict:
+    """The object in a line; an empty one if it holds none."""
+    try:
+        found = parse(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_object(path: Path, mend: str) -> dict:
     """The object in a UTF-8 file; UserError, naming it, with the way out `mend`, for a file that holds none."""
     if not path.is_file():

@@ -18,7 +18,7 @@ VERDICTS, OUTCOMES = ("stable", "at risk", "diverging"), ("trained", "diverged")
 
 def verdict_of(run: RecordedRun) -> str:
     """The verdict in the run's check.json; UserError if there is none."""
-    path = run.folder / "check.json"
+    path = run.place / "check.json"
     verdict = read_object(path, "delete it and check again").get("verdict")
     if verdict not in VERDICTS:
         raise UserError(f"{path}: is no report of `deepnet check --json`; delete it and check again")
@@ -27,7 +27,7 @@ def verdict_of(run: RecordedRun) -> str:
 
 def tables(folder: Path) -> str:
     """Of the finished runs in `folder`; a warning, "at risk" or "diverging", is right if the training diverged."""
-    runs = [run for run in recorded_below(folder) if run.finished and (run.folder / "check.json").exists()]
+    runs = [run for run in recorded_below(folder, over=True) if (run.place / "check.json").exists()]
     if not runs:
         raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")
     cells, tally, agree = {}, Counter(), 0

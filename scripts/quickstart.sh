@@ -119,13 +119,13 @@ for folder in folders:  # one that diverged before its first checkpoint has noth
         found = metric.corpus_score(read_generated(folder / "generated.txt").translations, [sentences])
         score = {"bleu": round(found.score, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
         (folder / "score.json").write_text(json.dumps(score) + "\n")
-runs = [RecordedRun.read(folder) for folder in folders]
+runs = [RecordedRun(folder) for folder in folders]
 depth(runs, plot)
 rows = [["method", "updates", "final loss", "BLEU", "train time"]]
 for run in runs:
     loss = f"{run.log.final_loss():.2f}" + (" (diverged)" if run.log.diverged else "")
     bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
-    rows.append([run.folder.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
+    rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
 print(render(rows), "", sep="\n")
 signatures = {run.score["signature"] for run in runs if run.score}
 print("loss: bits per token, label-smoothed, mean of the last intervals;", *signatures)

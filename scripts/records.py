@@ -9,28 +9,22 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.files import read_object, whole
-from deepnet_fairseq.plugin.probe_record import FILE as PROBES
-from deepnet_fairseq.study import logs
+from deepnet_fairseq.files import whole
 from deepnet_fairseq.study.figures import EVERY, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
-from deepnet_fairseq.study.runs import RecordedRun, folder_of, name_of, runs_of
-from deepnet_fairseq.study.tables.collect import PAIRED, Report, collect
+from deepnet_fairseq.study.runs import FILES, RECORD, RecordedRun, folder_of, is_over, name_of, places, runs_of
+from deepnet_fairseq.study.tables.collect import Report, collect
 from deepnet_fairseq.study.tables.definitions import TABLES
-from deepnet_fairseq.study.tables.formats import escape, grid_text, reports
-from deepnet_fairseq.study.tables.layout import BANNER, Grid, Text, published
+from deepnet_fairseq.study.tables.formats import escape, grid_text, markdown
+from deepnet_fairseq.study.tables.layout import BANNER, Grid, Text, lay_out, published
 from deepnet_fairseq.study.tables.result import described, environment_of
 
-OBJECTS, TEXTS = ("run.json", "environment.json", "score.json"), ("command", "diverged", "trained")
-SETTINGS = re.compile(r"(\| INFO \| fairseq_cli\.train \| (\{|Namespace\()).*")
-ROW = re.compile(r"(\| INFO \| (?:train_inner|train|valid|test)[^|]* \| )(\{.*\})")
 STEP = r"(?:[\w.@%+=-]|\\.)+"  # a name in a path, blanks escaped as a shell prints them
 ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
 HOME = re.compile(rf"~/({STEP}/)*({STEP})?/?")
@@ -52,7 +46,7 @@ environment of each run are in [runs](runs); `scripts/render_results.sh` writes 
 
 
 def keep(runs: Path, dest: Path) -> Iterator[str]:
-    """Records every finished run below `runs` at the same place below `dest`; what is there of it already is replaced.
+    """Records every finished run below `runs` in a file at its place below `dest`; one that is there is replaced.
 
     Yields what it did. UserError, before that, if no run is over, one is broken or says nothing of its environment, or
     if `dest` lies in `runs`.
@@ -61,72 +55,49 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         raise UserError(f"{runs}: no such folder; name one that holds recorded runs")
     if dest.resolve().is_relative_to(runs.resolve()):
         raise UserError(f"{dest}: lies in {runs}; name another place for the records")
-    found = sorted(path.parent for path in runs.rglob("run.json"))
-    over = [run for run in found if RecordedRun.read(run).finished]
+    found = [path.parent for path in sorted(runs.rglob("run.json"))]
+    over = [RecordedRun(place) for place in found if is_over(place)]
     if not over:
         raise UserError(f"{runs}: holds no finished runs; a finished one has run.json and a file `trained`")
     for run in over:
-        if not (run / "environment.json").is_file():
-            raise UserError(f"{run}: has no environment.json; write it with `deepnet environment`")
-    tests = _paired_tests(runs)
+        if not run.environment:
+            raise UserError(f"{run.place}: has no environment.json; write it with `deepnet environment`")
+    tests = _paired_tests(runs, {run.place.parent for run in over})
     for run in over:
-        _keep(runs, run, dest / run.relative_to(runs), tests.get(run.resolve(), {}))
+        parts = run.parts | tests.get(run.place, {})
+        parts = {part: _relative_values(parts[part], runs) for part in FILES if part in parts}
+        path = dest / run.place.parent.relative_to(runs) / f"{run.name}{RECORD}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as part:
+            part.write_text(laid_out(parts) + "\n", encoding="utf-8")
     yield f"recorded {len(over)} runs in {dest}"
-    if left_out := [str(run.relative_to(runs)) for run in found if run not in over]:
+    if left_out := [str(place.relative_to(runs)) for place in found if not is_over(place)]:
         yield f"not over, left out: {', '.join(left_out)}"
 
 
-def _keep(runs: Path, run: Path, dest: Path, tests: dict[str, float]) -> None:
-    """One run; its folder appears whole."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with whole(dest) as part:
-        part.mkdir()
-        for path in sorted(run.iterdir()):
-            if path.name in OBJECTS:
-                content = _relative_values(read_object(path, "record the run again"), runs)
-                (part / path.name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            elif path.name in (*TEXTS, "train.log"):
-                text = path.read_text(encoding="utf-8", errors="replace")
-                text = short_log(text) if path.name == "train.log" else text
-                (part / path.name).write_text(relative(text, runs), encoding="utf-8")
-            elif path.name == PROBES:
-                shutil.copyfile(path, part / PROBES)
-        if tests:
-            (part / PAIRED).write_text(json.dumps(dict(sorted(tests.items()))) + "\n", encoding="utf-8")
-        if dest.is_dir():
-            shutil.rmtree(dest)
+def laid_out(value, left: str = "\n", deep: int = 3) -> str:
+    """JSON with a line for each member, down to so many levels: a fact, a score, a row of the log, a probe."""
+    if not deep or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    inner = left + " "
+    if isinstance(value, list):
+        return f"[{','.join(inner + laid_out(item, inner, deep - 1) for item in value)}{left}]"
+    rows = (f"{inner}{json.dumps(name)}: {laid_out(item, inner, deep - 1)}" for name, item in value.items())
+    return f"{{{','.join(rows)}{left}}}"
 
 
-def _paired_tests(runs: Path) -> dict[Path, dict[str, float]]:
-    """Folder of a run -> baseline's run, with its experiment -> p, of every table whose runs are there."""
-    found: dict[Path, dict[str, float]] = {}
+def _paired_tests(runs: Path, experiments: set[Path]) -> dict[Path, dict]:
+    """Folder of a run -> its part "paired", of every table with runs in one of the experiments' folders."""
+    found: dict[Path, dict] = {}
     for table in TABLES.values():
-        if any(next((runs / folder).glob("*/trained"), None) for folder in table.folders):
+        if experiments & {runs / folder for folder in table.folders}:
             entries = collect(runs, table, over=True).entries
-            folders = {entry.name: entry.run.folder for entry in entries}
+            addresses = {entry.name: entry.run.address for entry in entries}
             for entry in entries:
                 if entry.p is not None and entry.baseline is not None:
-                    rival = folders[entry.baseline]
-                    found.setdefault(entry.run.folder.resolve(), {})[f"{rival.parent.name}/{rival.name}"] = entry.p
+                    tests = found.setdefault(entry.run.place, {"paired": {}})["paired"]
+                    tests[addresses[entry.baseline]] = entry.p
     return found
-
-
-def short_log(text: str) -> str:
-    """A training's log without what no report reads.
-
-    That is the model's listing, the settings (the file `command` has them), and what was probed (probes.jsonl has it).
-    """
-
-    def without_probes(match: re.Match) -> str:
-        try:
-            row = json.loads(match.group(2))
-        except ValueError:  # a line cut off where a run was killed
-            return match.group()
-        return match.group(1) + json.dumps({key: value for key, value in row.items() if "/" not in key})
-
-    lines = [line for line in text.splitlines() if any(pattern.search(line) for pattern in logs.READ)]
-    kept = [ROW.sub(without_probes, SETTINGS.sub(r"\1...", line)) for line in lines if not line.endswith("(")]
-    return "".join(f"{line}\n" for line in kept)
 
 
 def relative(text: str, base: Path) -> str:
@@ -163,11 +134,12 @@ def render(results: Path) -> Iterator[str]:
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
         title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"
-        if any(next((runs / folder).glob("*/run.json"), None) for folder in table.folders):
-            out = results / "tables" / f"{table.folders[0]}.md"
+        if any(places(runs / folder) for folder in table.folders):
+            report, out = collect(runs, table), results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)
-            reports(runs, table.name, {"md": out})
-            rows.append((title, table.script, *_state_and_headline(collect(runs, table)), out))
+            with whole(out) as part:
+                part.write_text(markdown(report, lay_out(report, out)), encoding="utf-8")
+            rows.append((title, table.script, *_state_and_headline(report), out))
             yield f"wrote {out}"
         else:
             rows.append((title, table.script, "not run", "–", None))

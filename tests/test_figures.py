@@ -96,19 +96,19 @@ def text_only(monkeypatch):
 
 def test_a_diverged_run_needs_no_score(tmp_path, text_only):
     folder = record(tmp_path, 6, "run", "post_ln", 50)
-    with pytest.raises(UserError, match=r"score\.json: no such file"):
-        FIGURES[6]([RecordedRun.read(folder)], tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"score\.json: holds no number"):
+        FIGURES[6]([RecordedRun(folder)], tmp_path / "a.png")
     (folder / "diverged").touch()
-    text = FIGURES[6]([RecordedRun.read(folder)], tmp_path / "a.png")
+    text = FIGURES[6]([RecordedRun(folder)], tmp_path / "a.png")
     assert " x " in text and "no run of: DeepNorm" in text
-    assert "diverged" in FIGURES[8]([RecordedRun.read(folder)], tmp_path / "b.png")
+    assert "diverged" in FIGURES[8]([RecordedRun(folder)], tmp_path / "b.png")
 
 
 def test_not_finite_updates_are_marked_not_fitted(tmp_path, text_only):
     runs = []
     for layers, value in ((6, 0.1), (12, 0.2), (24, 0.4), (50, None)):
         folder = record(tmp_path, 5, str(layers), "post_ln", layers, update(value), update=10)
-        runs.append(RecordedRun.read(folder))
+        runs.append(RecordedRun(folder))
     text = FIGURES[5](runs, tmp_path / "a.png")
     assert cells(text, "Post-LN", "measured")[:2] == ["6 to 24", "1.00"]
     assert "no run of: DeepNorm (at two depths or more)" in text
@@ -117,12 +117,12 @@ def test_not_finite_updates_are_marked_not_fitted(tmp_path, text_only):
 def test_a_run_that_diverged_before_its_first_validation(tmp_path, text_only):
     folder = record(tmp_path, 7, "run", panel="lr", value="1e-2", part="curve")
     (folder / "diverged").touch()
-    text = FIGURES[7]([RecordedRun.read(folder)], tmp_path / "a.png")
+    text = FIGURES[7]([RecordedRun(folder)], tmp_path / "a.png")
     assert cells(text, "lr", "1e-2", "measured") == ["18L-18L", "0", "- (diverged)", "-"]
     assert "no run of: batch; size" in text
     folder = record(tmp_path, 3, "run", "post_ln", part="curve")
     (folder / "diverged").touch()
-    text = FIGURES[3]([RecordedRun.read(folder)], tmp_path / "b.png")
+    text = FIGURES[3]([RecordedRun(folder)], tmp_path / "b.png")
     assert cells(text, "Post-LN", "18L-18L") == ["0", "- (diverged)", "12.9"]
     assert "no run of: post_ln, profile; post_ln_init, profile; post_ln_init, curve" in text
 

@@ -11,7 +11,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.figures import FIGURES
-from deepnet_fairseq.study.logs import read_log, read_validation, training_hours
+from deepnet_fairseq.study.logs import short, training, training_hours
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
@@ -29,13 +29,13 @@ def test_which_runs_diverged(tmp_path):
     }
     for name, (losses, diverged) in cases.items():
         folder = record(tmp_path, 6, name, losses=losses)
-        assert RecordedRun.read(folder).diverged is diverged, name
+        assert RecordedRun(folder).diverged is diverged, name
         (folder / "diverged").touch()
-        assert RecordedRun.read(folder).diverged, name
+        assert RecordedRun(folder).diverged, name
     folder = record(tmp_path, 6, "told")
     with open(folder / "train.log", "a") as log:
         log.write("FloatingPointError: gradients are Nan/Inf\n")
-    assert RecordedRun.read(folder).diverged
+    assert RecordedRun(folder).diverged
 
 
 def test_validation_of_a_resumed_run(tmp_path):
@@ -43,11 +43,11 @@ def test_validation_of_a_resumed_run(tmp_path):
     with open(folder / "train.log", "a") as log:
         row = {"epoch": 2, "valid_loss": "5.5", "valid_num_updates": "200"}
         log.write(f"later | INFO | valid | {json.dumps(row)}\n")
-    curve = read_validation(folder / "train.log")
+    curve = RecordedRun(folder).validation
     assert (curve.updates, curve.epochs, curve.losses) == ([100, 200], [1, 2], [7.0, 5.5])
     assert curve.once_an_epoch
     twice = record(tmp_path, 7, "b", valid={1: (1, 7.0), 2: (1, 6.0)})
-    assert not read_validation(twice / "train.log").once_an_epoch
+    assert not RecordedRun(twice).validation.once_an_epoch
 
 
 def test_wall_time_is_that_of_the_attempts(tmp_path):
@@ -59,11 +59,13 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         + "2026-11-21 14:00:00 | INFO | fairseq.distributed.utils | distributed init (rank 0): tcp://localhost:1\n"
         + log(("14:10:00", "16:40:00"))
     )
-    assert training_hours(path) == pytest.approx(3.5)
+    assert training_hours(short(path), path) == pytest.approx(3.5)
     path.write_text("2026-11-21 09:00:00 | INFO | fairseq_cli.train | Namespace(arch='x')\n")
-    assert training_hours(path) == 0
+    assert training_hours(short(path), path) == 0
     path.write_text("now | INFO | train_inner | {}\n")
-    assert training_hours(path) is None and training_hours(tmp_path / "none") is None
+    assert training_hours(short(path), path) is None and training_hours({}, path) is None
+    with pytest.raises(UserError, match=r"train\.log: no such log"):
+        training({}, path)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         (4, {}, "series None: must be one of post_ln_no_warmup"),
         (5, {"update": "soon"}, "update 'soon': must be a number of updates"),
         (5, {"method": "pre_ln", "update": 5}, "method 'pre_ln': must be one of post_ln, deepnorm"),
-        (5, {"update": 5}, "probes.jsonl: no such file"),
+        ("depth", {"log": "nothing here\n"}, "train.log: no training progress in it"),
         (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
         (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
         (7, {"panel": "lr", "value": "high", "valid": {9: (1, 7.0)}}, "value 'high': must be a setting"),
@@ -114,7 +116,7 @@ def test_runs_that_do_not_belong_together(tmp_path):
     text = (folder / "probes.jsonl").read_text()
     (folder / "probes.jsonl").write_text(text.replace('"encoder_embed_dim": 64', '"encoder_embed_dim": 32'))
     with pytest.raises(UserError, match="runs of widths 64, 32"):
-        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.folder.name != "b"], tmp_path / "a.png")
+        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.name != "b"], tmp_path / "a.png")
 
 
 def test_figures_that_are_not_there(tmp_path):
@@ -130,27 +132,23 @@ def test_figures_that_are_not_there(tmp_path):
         main(["figures", str(tmp_path / "missing")])
 
 
-def test_broken_files(tmp_path):
+def test_a_probe_of_another_update(tmp_path):
     record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
     with pytest.raises(UserError, match="has no model_update at update 10"):
         FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
-    folder = record(tmp_path, 6, "run")
-    (folder / "score.json").write_text('{"bleu": "high"}')
-    with pytest.raises(UserError, match='holds no number "bleu"'):
-        FIGURES[6](runs_of(tmp_path, 6), tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])
 def test_a_model_of_one_stack(stack, depth, tmp_path):
     facts = {"method": "normformer", stack: 12}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    run = RecordedRun.read(tmp_path)
+    run = RecordedRun(tmp_path)
     assert (run.encoder_layers, run.decoder_layers, run.total_layers, run.depth) == (*depth, 12, "12L")
     with pytest.raises(UserError, match="12L; this figure compares N-N models"):
         _ = run.layers
     (tmp_path / "run.json").write_text('{"method": "normformer"}')
     with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
-        RecordedRun.read(tmp_path)
+        RecordedRun(tmp_path)
 
 
 def line(update, loss, wall):
@@ -163,15 +161,8 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     path = tmp_path / "train.log"
     first = line(25, 9.0, 10) + line(50, 8.0, 20) + line(75, 7.5, 30)
     path.write_text("noise\n" + first + line(75, 7.0, 12) + line(100, 6.0, 22))
-    log = read_log(path)
+    log = training(short(path), path)
     assert (log.updates, log.losses) == ([25, 50, 75, 100], [9.0, 8.0, 7.0, 6.0])
     assert log.seconds == 52
     assert log.final_loss(last=2) == 6.5
     assert not log.diverged
-
-
-def test_no_log(tmp_path):
-    (tmp_path / "train.log").write_text("nothing here\n")
-    for name, said in (("train.log", "no training progress in it"), ("none.log", "no such log")):
-        with pytest.raises(UserError, match=f"{name}: {said}"):
-            read_log(tmp_path / name)

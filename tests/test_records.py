@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from deepnet_fairseq.cli import main as deepnet
+from deepnet_fairseq.study.logs import short
 from deepnet_fairseq.study.runs import RecordedRun
-from scripts.records import main, relative, short_log
+from scripts.records import main, relative
 
 from .support.helpers import ROOT
 from .support.recorded import record, watched
-from .support.reported import as_json, log, printed, run
+from .support.reported import ENVIRONMENT, as_json, log, printed, run
 from .support.translated import noisy, sentences, write_corpus, write_generated
 
 MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users|mnt|scratch)/")
@@ -24,7 +25,7 @@ LISTING = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | DeepTransformer(\n  
 PARAMETERS = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | num. shared model params: 61,000,000 (num. trained: 1)\n"
 BLOCK = "<!-- report {0} -->\nold\n<!-- /report {0} -->\n"
 RESULTS = ROOT / "results"
-RUNS = sorted(path.parent for path in (RESULTS / "runs").rglob("run.json"))
+RUNS = sorted(path for path in (RESULTS / "runs").rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")
@@ -55,27 +56,27 @@ def recorded(runs, tmp_path_factory):
 
 
 def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
-    """But for the run that is not over, and the places in commands; the paired test is remembered."""
+    """But for the run that is not over, and places in commands and of logs; the paired test is remembered."""
     finished = tmp_path / "finished"
     shutil.copytree(runs, finished)
     shutil.rmtree(finished / "table1" / "begun")
     whole, kept = as_json(capsys, finished), as_json(capsys, recorded)
-    assert {entry.pop("command") for entry in kept["runs"]} == {
-        "fairseq-train data/bin --arch x --tensorboard-logdir .../logs"
-    }
+    said = "fairseq-train data/bin --arch x --tensorboard-logdir .../logs"
+    assert {entry.pop("command") for entry in kept["runs"]} == {said}
     assert all(entry.pop("command") for entry in whole["runs"])
-    assert kept == whole
+    records, logs = ([entry.pop("log") for entry in report["runs"]] for report in (kept, whole))
+    assert kept == whole and records == [path.replace("/train.log", ".run.json") for path in logs]
     found = {entry["name"]: entry for entry in kept["runs"]}
     assert found["worse"]["p"] == pytest.approx(1 / 1001) and found["worse"]["baseline_run"] == "base"
     assert found["worse"]["parameters"] == 61_000_000 and found["worse"]["wall_hours"] == 3
     assert found["gone"]["diverged_at"] == 150
-    assert printed(capsys, recorded, "--table", "1") == printed(capsys, finished, "--table", "1")
+    page = printed(capsys, finished, "--table", "1")
+    assert printed(capsys, recorded, "--table", "1") == page.replace("/train.log)", ".run.json)")
 
 
 def test_nothing_heavy_and_no_path_is_kept(recorded):
     files = [path for path in recorded.rglob("*") if path.is_file()]
-    assert {path.parent.name for path in files} == {"base", "worse", "gone"}
-    assert {path.suffix for path in files} == {".json", ".log", ""}
+    assert {path.name for path in files} == {"base.run.json", "worse.run.json", "gone.run.json"}
     for path in files:
         assert not MACHINE.search(path.read_text()) and "Encoder" not in path.read_text(), path
 
@@ -89,7 +90,7 @@ def test_recording_again_replaces(runs, tmp_path, capsys):
     assert {path.relative_to(dest): path.read_bytes() for path in dest.rglob("*") if path.is_file()} == first
     (copy / "table1" / "worse" / "score.json").unlink()
     main(["keep", str(copy), str(dest)])
-    assert not (dest / "table1" / "worse" / "score.json").exists()
+    assert RecordedRun(dest / "table1" / "worse.run.json").score is None
     assert "not over, left out: table1/begun" in capsys.readouterr().out
 
 
@@ -109,16 +110,13 @@ def test_places(text, said):
     assert relative(text, Path("/home/me/runs")) == said
 
 
-def test_log_keeps_what_is_read_and_no_probes():
+def test_log_keeps_what_is_read_and_no_probes(tmp_path):
     row = '2026-11-21 10:00:02 | INFO | train_inner | {"loss": "9", "num_updates": "1", "wall": "2", "probe/x": "1"}'
-    kept = short_log(
-        f"{LISTING}{PARAMETERS}{row}\n2026-11-21 10:00:03 | INFO | other | words\nerror: diverged at update 1\n"
-    )
-    assert [line.split(" | ")[-1] for line in kept.splitlines()] == [
-        "num. shared model params: 61,000,000 (num. trained: 1)",
-        '{"loss": "9", "num_updates": "1", "wall": "2"}',
-        "error: diverged at update 1",
-    ]
+    text = f"{LISTING}{PARAMETERS}{row}\n2026-11-21 10:00:03 | INFO | other | words\nerror: diverged at update 1\n"
+    (tmp_path / "train.log").write_text(text)
+    rows = [{"num_updates": "1", "loss": "9", "wall": "2"}]
+    kept = {"parameters": 61_000_000, "attempts": [], "diverged": True, "train_inner": rows, "valid": []}
+    assert short(tmp_path / "train.log") == kept
 
 
 @pytest.mark.parametrize(
@@ -146,22 +144,25 @@ def test_mistakes(change, said, runs, tmp_path):
 def test_paired_test_that_is_no_number(recorded, tmp_path):
     copy = tmp_path / "records"
     shutil.copytree(recorded, copy)
-    (copy / "table1/worse/paired.json").write_text(json.dumps({"table1/base": "x"}))
-    with pytest.raises(SystemExit, match=r"paired\.json: p against table1/base is 'x'"):
+    path = copy / "table1/worse.run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"paired": {"table1/base": "x"}}))
+    with pytest.raises(SystemExit, match=r"worse\.run\.json: paired: p against table1/base is 'x'"):
         deepnet(["report", str(copy), "--table", "1"])
 
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes."""
+    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes: of records, but for a run."""
     root = tmp_path_factory.mktemp("render")
     results = root / "results"
     for layers, bleu in ((6, 27.0), (18, 28.5), (19, 99.0)):
-        run(results / "runs", "table1", f"deep-{layers}", layers=layers, bleu=bleu)
-    run(results / "runs", "table1", "post", "post_ln", layers=100, bleu=1.0)
+        run(root / "live", "table1", f"deep-{layers}", layers=layers, bleu=bleu)
     for series in ("post_ln_warmup", "post_ln_no_warmup", "post_ln_init_warmup"):
-        record(results / "runs", 4, series, "post_ln", probes=watched(), series=series, smoke=True)
-    record(results / "runs", 5, "broken", "deepnorm", 6, update=5)
+        facts = {"series": series, "smoke": True, "environment": ENVIRONMENT}
+        record(root / "live", 4, series, "post_ln", probes=watched(), **facts)
+    record(root / "live", 5, "broken", "deepnorm", 6, update=5, environment=ENVIRONMENT)
+    main(["keep", str(root / "live"), str(results / "runs")])
+    run(results / "runs", "table1", "post", "post_ln", layers=100, bleu=1.0)
     (results / "README.md").write_text(f"before\n{BLOCK.format('index')}after\n")
     with open(root / "said", "w") as said, redirect_stdout(said):
         main(["render", str(results)])
@@ -171,7 +172,7 @@ def rendered(tmp_path_factory):
 def test_rendered_pages(rendered):
     said = (rendered / "said").read_text()
     assert "28.50" in (rendered / "results/tables/table1.md").read_text()
-    assert f"left out figure5: {rendered / 'results/runs/figure5/broken'}" in said
+    assert f"left out figure5: {rendered / 'results/runs/figure5/broken.run.json'}: probes: has no model_up" in said
     assert "wrote" in said and (rendered / "results/figures/miniature/figure4.png").stat().st_size > 5000
     numbers = (rendered / "results/miniatures.md").read_text()
     assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
@@ -205,15 +206,12 @@ def test_results_are_what_the_records_give(tmp_path):
 
 def test_every_record_says_what_it_is():
     """Log, command, commit, versions, hardware; nothing else lies there, and no path of a machine."""
-    known = {"run.json", "environment.json", "score.json", "paired.json", "probes.jsonl", "train.log"}
-    for folder in RUNS:
-        found = RecordedRun.read(folder)
-        assert found.finished and found.log.updates and (folder / "command").read_text().strip(), folder
+    for path in RUNS:
+        found = RecordedRun(path)
+        assert path.name.endswith(".run.json") and found.log.updates and found.hours and found.command, path
         assert re.fullmatch(r"[0-9a-f]{7,40}", found.environment["commit"]) and not found.environment["modified"]
-        assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= found.environment["versions"].keys(), folder
+        assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= found.environment["versions"].keys(), path
         assert found.environment["hardware"]
-        assert {path.name for path in folder.iterdir()} <= known | {"command", "trained", "diverged"}
-    texts = [path for path in RESULTS.rglob("*") if path.suffix not in (".png", "") or path.name == "command"]
+    texts = [path for path in RESULTS.rglob("*") if path.suffix in (".md", ".json")]
     assert len(texts) > 20 and not [path for path in texts if MACHINE.search(path.read_text())]
-    weight = sum(path.stat().st_size for path in (RESULTS / "runs").rglob("*") if path.is_file())
-    assert RUNS and weight < 3_000_000
+    assert RUNS and sum(path.stat().st_size for path in RUNS) < 3_000_000

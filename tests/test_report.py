@@ -72,7 +72,7 @@ def test_differences_by_hand(runs, capsys):
     assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the mean of the samples
     assert row["cost"] == "24 GPU-hours"  # three hours on eight
     assert row["updates"] == "200" and row["trained with"] == "a"
-    assert row["log"] == "[train.log](table1/pre-18/train.log)"
+    assert row["log"] == "[log](table1/pre-18/train.log)"
     cell = results_by_place(as_json(capsys, runs))["deepnorm", "18L-18L"]["cells"]["bleu"]
     assert (cell["mean"], cell["sd"], cell["n"]) == (pytest.approx(MEAN), pytest.approx(SD), 3)
     assert cell["difference"] == pytest.approx(MEAN - 28.8)

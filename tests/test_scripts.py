@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from deepnet_fairseq.study.logs import read_log
+from deepnet_fairseq.study.runs import RecordedRun
 
 from .support.experiments import start, until
 from .support.helpers import ROOT
@@ -82,7 +82,7 @@ def test_quickstart_resumes_after_ctrl_c(quickstart_out):
     table = result(bash("scripts/quickstart.sh", *options).stdout)
     assert table["deepnorm"]["updates"] == "600"
     assert "Loaded checkpoint" in (run / "train.log").read_text()
-    assert read_log(run / "train.log").updates == list(range(25, 601, 25))
+    assert RecordedRun(run).log.updates == list(range(25, 601, 25))
 
 
 @needs_venv

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..core.probes.base import Values
 from ..errors import UserError
-from ..files import WRONG_VALUES, parse, whole
+from ..files import WRONG_VALUES, parse_row, whole
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
 FORMAT = 1
@@ -61,25 +61,34 @@ def _short(value: float) -> float | None:
     return rounded if math.isfinite(rounded) else None
 
 
-def read_record(path: Path) -> Record:
-    """The rows of a run's file, the later of two for one update; null is NaN. UserError, naming it, if it is none."""
+def read_rows(path: Path) -> list[dict]:
+    """Of each line, the header's too; an empty row for one that is broken. UserError if there is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # the last is whole, or a killed run's
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [parse_row(line) for line in text.split("\n")[:-1]]  # the last is whole, or a killed run's
+
+
+def record_of(lines: list[dict], where: object) -> Record:
+    """Of read_rows, the later of two for one update; null is NaN. UserError, with `where` they are from, if broken."""
     header, rows = {}, {}
     try:
-        for line in lines:
-            row = parse(line)
+        for row in lines:
             if "format" in row:
-                header = row
-                continue
-            update = int(row.pop("update"))
-            rows[update] = {probe: _floats(values) for probe, values in row.items()}
+                header = dict(row)
+            else:
+                found = {probe: _floats(values) for probe, values in row.items() if probe != "update"}
+                rows[int(row["update"])] = found
     except WRONG_VALUES as error:
-        raise UserError(f"{path}: is no record of probes, or broken ({error}); delete it") from error
+        raise UserError(f"{where}: is no record of probes, or broken ({error}); delete it") from error
     if header.get("format") != FORMAT:
-        raise UserError(f"{path}: is of format {header.get('format')}, this package reads {FORMAT}")
+        raise UserError(f"{where}: is of format {header.get('format')}, this package reads {FORMAT}")
     return Record(header, rows)
+
+
+def read_record(path: Path) -> Record:
+    """The rows of a run's file; UserError as above."""
+    return record_of(read_rows(path), path)
 
 
 def _floats(values: dict) -> Values:

@@ -4,26 +4,52 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import WRONG_VALUES, parse
+from ..files import WRONG_VALUES, parse_row
 
-TRAIN = re.compile(r"\| INFO \| train_inner \| (\{.*\})")
-VALID = re.compile(r"\| INFO \| valid \| (\{.*\})")
+ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
+READ = {  # of a row, by who logged it
+    "train_inner": {"num_updates": int, "loss": float, "wall": float},
+    "valid": {"valid_num_updates": int, "epoch": int, "valid_loss": float},
+}
+MORE = ("lr", "gnorm")  # kept besides, for who reads a record
+MEANT = {"train_inner": "training progress", "valid": "validation loss"}
 DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
 # Who speaks once a training runs: others, as what announces the processes, also speak before the next attempt begins.
 RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fairseq\.checkpoint|train|valid)")
-READ = (TRAIN, VALID, DIVERGED, PARAMETERS, RUNNING)  # a line that none of them finds is read by nothing
 
 
-@dataclass
+def short(path: Path) -> dict:
+    """What is kept of a log, in the shape that a record of the run has it in.
+
+    parameters: of the model, None if the log does not say it. attempts: times of the settings and of the last line of
+    training, of each. diverged: was it stopped as such, by fairseq or by this package? train_inner, valid: fairseq's
+    rows, cut; an empty one for a line that is broken.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    attempts: list[list[str]] = []
+    for line in text.splitlines():
+        if match := BEGIN.match(line):
+            attempts.append([match.group(1)] * 2)
+        elif attempts and (match := RUNNING.match(line)):
+            attempts[-1][1] = match.group(1)
+    found = PARAMETERS.search(text)
+    number = int(found.group(1).replace(",", "")) if found else None
+    rows: dict[str, list[dict]] = {tag: [] for tag in READ}
+    for tag, content in ROW.findall(text):
+        row = parse_row(content)
+        rows[tag].append({key: row[key] for key in (*READ[tag], *MORE) if key in row})
+    return {"parameters": number, "attempts": attempts, "diverged": bool(DIVERGED.search(text)), **rows}
+
+
+@dataclass(frozen=True)
 class RunLog:
     """updates[i] optimiser updates -> training losses[i], label-smoothed, in bits per token.
 
@@ -31,10 +57,10 @@ class RunLog:
     as such, by fairseq or by this package?
     """
 
-    updates: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    diverged: bool = False
+    updates: list[int]
+    losses: list[float]
+    seconds: float
+    diverged: bool
 
     def final_loss(self, last: int = 4) -> float:
         """Mean of the last few logged intervals, bits per token."""
@@ -65,57 +91,42 @@ class Validation:
         return len(set(self.epochs)) == len(self.epochs)
 
 
-def read_log(path: Path) -> RunLog:
-    """The curve, where a resumed run replaces what it repeats; UserError if there is no log or nothing in it."""
-    text = _text(path)
-    rows = _rows(path, text, TRAIN, {"num_updates": int, "loss": float, "wall": float}, "a line of progress")
-    if not rows:
-        raise UserError(f"{path}: no training progress in it (is it a log of --log-format json?)")
+def training(log: dict, where: object) -> RunLog:
+    """The curve, where a resumed run replaces what it repeats; UserError if there is no log or nothing in it.
+
+    log: see short(); empty if there is none. where: names it in errors.
+    """
+    rows = _numbers(log, "train_inner", where)
     losses = {update: loss for update, loss, _ in rows}
     walls = [wall for *_, wall in rows]  # fairseq's clock starts anew at a resume
     seconds = sum(wall for wall, later in zip(walls, [*walls[1:], 0.0], strict=True) if later < wall)
     updates = sorted(losses)
-    return RunLog(updates, [losses[u] for u in updates], seconds, bool(DIVERGED.search(text)))
+    return RunLog(updates, [losses[u] for u in updates], seconds, bool(log.get("diverged")))
 
 
-def read_validation(path: Path) -> Validation:
+def validation(log: dict, where: object) -> Validation:
     """The validation losses, where a resumed run replaces what it repeats; UserError if there is none."""
-    kinds = {"valid_num_updates": int, "epoch": int, "valid_loss": float}
-    found = {update: values for update, *values in _rows(path, _text(path), VALID, kinds, "a validation line")}
-    if not found:
-        raise UserError(f"{path}: no validation loss in it (train with a validation set and --log-format json)")
+    found = {update: values for update, *values in _numbers(log, "valid", where)}
     updates = sorted(found)
     return Validation(updates, [found[u][0] for u in updates], [found[u][1] for u in updates])
 
 
-def training_hours(path: Path) -> float | None:
+def training_hours(log: dict, where: object) -> float | None:
     """Hours from each attempt's settings to the last line of its training, summed; None if no attempt is in the log."""
-    attempts: list[list[datetime]] = []
-    for line in _text(path).splitlines() if path.is_file() else ():
-        if match := BEGIN.match(line):
-            attempts.append([datetime.fromisoformat(match.group(1))])
-        elif attempts and (match := RUNNING.match(line)):
-            attempts[-1].append(datetime.fromisoformat(match.group(1)))
-    seconds = sum((times[-1] - times[0]).total_seconds() for times in attempts)
-    return seconds / 3600 if attempts else None
-
-
-def parameters(path: Path) -> int | None:
-    """How many its model has; None if the log does not say it."""
-    found = PARAMETERS.search(_text(path)) if path.is_file() else None
-    return int(found.group(1).replace(",", "")) if found else None
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f"{path}: no such log")
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _rows(path: Path, text: str, pattern: re.Pattern, kinds: dict[str, Callable], what: str) -> list[tuple]:
-    """The numbers called so in every line that the pattern finds; UserError where they are not there."""
     try:
-        rows = [parse(match.group(1)) for match in pattern.finditer(text)]
-        return [tuple(kind(row[name]) for name, kind in kinds.items()) for row in rows]
+        times = [[datetime.fromisoformat(time) for time in attempt] for attempt in log.get("attempts", ())]
+        return sum((end - start).total_seconds() for start, end in times) / 3600 if times else None
     except WRONG_VALUES as error:
-        raise UserError(f"{path}: {what} lacks {error}; train with --log-format json") from error
+        raise UserError(f"{where}: its times are broken ({error}); record the run again") from error
+
+
+def _numbers(log: dict, tag: str, where: object) -> list[tuple]:
+    """READ of every row; UserError where one is not there, or no row is."""
+    try:
+        rows = [tuple(number(row[name]) for name, number in READ[tag].items()) for row in log.get(tag, ())]
+    except WRONG_VALUES as error:
+        raise UserError(f"{where}: a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
+    if not rows:
+        lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"
+        raise UserError(f"{where}: {lacking}")
+    return rows

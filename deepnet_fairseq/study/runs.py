@@ -1,53 +1,67 @@
-"""A training run on disk: what was set (run.json), its log, its probes and its score."""
+"""A training run on disk, as a live folder or as the one file of its record: settings, log, probes, score."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..core.methods import METHODS
 from ..errors import UserError
 from ..files import read_object
-from ..plugin.probe_record import FILE, Record, read_record
-from .logs import RunLog, Validation, read_log, read_validation
+from ..plugin.probe_record import FILE, Record, read_rows, record_of
+from .logs import RunLog, Validation, short, training, training_hours, validation
 
+RECORD = ".run.json"  # how the name of a record ends, behind the run's
+FILES = {  # in a live folder, by the part of a record
+    "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
+    "score": "score.json", "paired": "paired.json", "log": "train.log", "probes": FILE,
+}  # fmt: skip
+KINDS = {"command": str, "diverged": str, "probes": list}  # of parts; the others are objects
+MEND = "record the run again"
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
 STUCK = 0.68  # of the loss of the first logged interval
 
 
-@dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """One folder: run.json, train.log and, as the figure needs them, probes.jsonl and score.json.
+    """One run, live or recorded. place: its folder, with run.json and what else a figure needs, or its record.
 
-    facts: run.json, with method, a name of METHODS, and encoder_layers, decoder_layers or both, as the model has
-    stacks, at least; a stack that is not there has 0 layers. seed: None where run.json has none.
+    parts: what is there, by FILES, as a record has it. facts: the part "run", with method, a name of METHODS, and
+    encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there has 0 layers.
+    seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was not recorded.
+    command, score: None where there is none. paired: address of a baseline's run -> p, of a record, which has neither
+    translations nor references. log_file: where its log stands.
     """
 
-    folder: Path
-    facts: dict
-    method: str
-    encoder_layers: int
-    decoder_layers: int
-    seed: int | None
-
-    @classmethod
-    def read(cls, folder: Path) -> RecordedRun:
-        """UserError if run.json is missing, broken, or lacks what every run has."""
-        path = folder / "run.json"
-        facts = _json(path)
+    def __init__(self, place: Path):
+        """UserError if something is broken, or facts are missing."""
+        self.place, self.name = place, place.name.removesuffix(RECORD)
+        self.address = f"{place.parent.name}/{self.name}"
+        self.parts = read_object(place, MEND) if is_record(place) else _parts(place)
+        self.log_file = place if is_record(place) else place / FILES["log"]
+        for part, value in self.parts.items():
+            if not isinstance(value, KINDS.get(part, dict)):
+                raise UserError(f"{self.where(part)}: is broken; {MEND}")
+        facts = self.facts = self.parts.get("run", {})
         if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
-            raise UserError(f"{path}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
+            raise UserError(f"{self.where()}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
         for key in [key for key in STACKS if key in facts] or STACKS:
             if type(facts.get(key)) is not int or facts[key] < 1:
-                raise UserError(f"{path}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
+                raise UserError(f"{self.where()}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
         if not isinstance(facts.get("seed"), int | None):
-            raise UserError(f"{path}: seed {facts['seed']!r}: must be a number")
-        encoder, decoder = (facts.get(key, 0) for key in STACKS)
-        return cls(folder, facts, facts["method"], encoder, decoder, facts.get("seed"))
+            raise UserError(f"{self.where()}: seed {facts['seed']!r}: must be a number")
+        self.method: str = facts["method"]
+        self.seed: int | None = facts.get("seed")
+        self.encoder_layers, self.decoder_layers = (facts.get(key, 0) for key in STACKS)
+        self.environment, self.paired = (self.parts.get(part, {}) for part in ("environment", "paired"))
+        self.command, self.score = self.parts.get("command"), self.parts.get("score")
+
+    def where(self, part: str = "run") -> str:
+        """Names a part of it in errors."""
+        return f"{self.place}: {part}" if is_record(self.place) else str(self.place / FILES[part])
 
     @property
     def depth(self) -> str:
@@ -63,49 +77,36 @@ class RecordedRun:
     def layers(self) -> int:
         """N of an N-N model; UserError if it is none."""
         if self.encoder_layers != self.decoder_layers:
-            raise UserError(f"{self.folder / 'run.json'}: {self.depth}; this figure compares N-N models, move it away")
+            raise UserError(f"{self.where()}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 
     @property
     def finished(self) -> bool:
         """Is its training over, well or not?"""
-        return (self.folder / "trained").exists()
+        return is_over(self.place)
 
     @property
     def ended_in_nan(self) -> bool:
         """Did its script record that the numbers ended? `diverged` below also judges by the loss."""
-        return (self.folder / "diverged").exists()
+        return "diverged" in self.parts
 
-    @cached_property
+    @property
     def diverged_at(self) -> int | None:
-        """The update, of the file "diverged"; None if it names none."""
-        text = (self.folder / "diverged").read_text(encoding="utf-8", errors="replace") if self.ended_in_nan else ""
-        found = re.search(r"update (\d+)", text)
+        """The update at which the numbers ended; None if none is named."""
+        found = re.search(r"update (\d+)", self.parts.get("diverged", ""))
         return int(found.group(1)) if found else None
 
-    @cached_property
-    def environment(self) -> dict:
-        """environment.json: commit, versions, hardware, gpus; empty if that was not recorded."""
-        path = self.folder / "environment.json"
-        return _json(path) if path.exists() else {}
-
-    @cached_property
-    def score(self) -> dict | None:
-        """The content of score.json; None where there is none."""
-        path = self.folder / "score.json"
-        return _json(path) if path.exists() else None
-
     def choice(self, key: str, choices) -> str:
-        """run.json's value of `key`; UserError unless it is one of `choices`."""
+        """The fact `key`; UserError unless it is one of `choices`."""
         value = self.facts.get(key)
         if not isinstance(value, str) or value not in choices:
-            raise UserError(f"{self.folder / 'run.json'}: {key} {value!r}: must be one of {', '.join(choices)}")
+            raise UserError(f"{self.where()}: {key} {value!r}: must be one of {', '.join(choices)}")
         return value
 
     @cached_property
     def log(self) -> RunLog:
-        """Of train.log; UserError if there is none, or nothing in it."""
-        return read_log(self.folder / "train.log")
+        """Its training; UserError if there is no log, or nothing in it."""
+        return training(self.parts.get("log", {}), self.where("log"))
 
     @cached_property
     def validation(self) -> Validation:
@@ -114,16 +115,28 @@ class RecordedRun:
         UserError if any other run has none.
         """
         try:
-            return read_validation(self.folder / "train.log")
+            return validation(self.parts.get("log", {}), self.where("log"))
         except UserError:
             if self.diverged:
                 return Validation([], [], [])
             raise
 
+    @property
+    def hours(self) -> float | None:
+        """Of training, all attempts together; None if the log does not tell."""
+        return training_hours(self.parts.get("log", {}), self.where("log"))
+
+    @property
+    def parameters(self) -> int | None:
+        """How many its model has, by its log; None if that does not say it."""
+        known = self.parts.get("log", {}).get("parameters")
+        return known if isinstance(known, int) else None
+
     @cached_property
     def record(self) -> Record:
-        """What the probes found, of probes.jsonl; UserError if it is missing or broken."""
-        return read_record(self.folder / FILE)
+        """What the probes found; nothing if there were none, UserError if that is broken."""
+        rows = self.parts.get("probes")
+        return Record({}, {}) if rows is None else record_of(rows, self.where("probes"))
 
     def probed(self, probe: str) -> list[int]:
         """The updates at which that probe found something, in their order."""
@@ -133,7 +146,8 @@ class RecordedRun:
         """address -> value; UserError if that probe was not recorded at that update."""
         values = self.record.rows.get(update, {}).get(probe)
         if not values:
-            raise UserError(f"{self.folder / FILE}: has no {probe} at update {update}; record it again with that probe")
+            lacking = f"has no {probe} at update {update}; train with --deepnet-probe {probe}"
+            raise UserError(f"{self.where('probes')}: {lacking}")
         return values
 
     @cached_property
@@ -144,26 +158,23 @@ class RecordedRun:
         above 68% of that of the first logged interval. On the embedded corpus, logged every 25 updates, runs that fail
         are at 75-82% after 400 updates and others below 63%; a log without the start of the run is misjudged.
         """
-        if self.ended_in_nan:
-            return True
-        if not (self.folder / "train.log").is_file():
-            return False
+        if self.ended_in_nan or "log" not in self.parts:
+            return self.ended_in_nan
         log, final = self.log, self.log.final_loss()
         stuck = log.updates[-1] >= ENOUGH and final > STUCK * log.losses[0]
         return log.diverged or stuck or not math.isfinite(final)
 
-    @cached_property
+    @property
     def bleu(self) -> float | None:
         """BLEU in 0..100; None if the run diverged before there was anything to score.
 
         UserError if any other run has none.
         """
-        path = self.folder / "score.json"
         if self.score is None and self.diverged:
             return None
-        value = _json(path).get("bleu")
+        value = (self.score or {}).get("bleu")
         if not isinstance(value, (int, float)):
-            raise UserError(f'{path}: holds no number "bleu"; score the run again')
+            raise UserError(f'{self.where("score")}: holds no number "bleu"; score the run again')
         return float(value)
 
 
@@ -181,29 +192,54 @@ def folder_of(figure: int | str) -> str:
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     """The figure's finished runs below folder, by name; UserError if there is none."""
-    finished = [path for path in _folders(folder / folder_of(figure)) if (path / "trained").exists()]
+    finished = recorded_below(folder / folder_of(figure), over=True)
     if not finished:
         raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
-    return [RecordedRun.read(path) for path in finished]
+    return finished
 
 
 def unfinished(folder: Path, figure: int | str) -> list[str]:
     """Names of the figure's runs below folder that were begun and are not over."""
-    return [path.name for path in _folders(folder / folder_of(figure)) if not (path / "trained").exists()]
+    return [place.name for place in places(folder / folder_of(figure)) if not is_over(place)]
 
 
-def recorded_below(folder: Path) -> list[RecordedRun]:
-    """The runs in `folder`, finished or not, by name."""
-    return [RecordedRun.read(path) for path in _folders(folder)]
+def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
+    """The runs in `folder`, by name. over: only those that are; others may be half-written."""
+    return [RecordedRun(place) for place in places(folder) if is_over(place) or not over]
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Folders with a run.json; the scripts add an empty file `trained` when the run is over.
+def _parts(folder: Path) -> dict[str, Any]:
+    """Of a live run: what a record holds of it. UserError for a broken file, or if there is no run.json."""
+    there = {part: folder / name for part, name in FILES.items() if part == "run" or (folder / name).exists()}
+    return {part: READERS.get(part, _object)(path) for part, path in there.items()}
+
+
+def _object(path: Path) -> dict:
+    return read_object(path, MEND)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+READERS = {"command": _text, "diverged": _text, "log": short, "probes": read_rows}
+
+
+def is_record(place: Path) -> bool:
+    """By its name; else it is a live run's folder."""
+    return place.name.endswith(RECORD)
+
+
+def is_over(place: Path) -> bool:
+    """The scripts add an empty file `trained` to a live run that is; of others there are no records."""
+    return is_record(place) or (place / "trained").exists()
+
+
+def places(folder: Path) -> list[Path]:
+    """Of the runs in `folder`, in the order of their names: records, and folders with a run.json.
 
     The quickstart's lie one deeper, in a folder of their depth, length and seed.
     """
-    return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern))
-
-
-def _json(path: Path) -> dict:
-    return read_object(path, "record the run again")
+    found = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern)]
+    found += [path for pattern in (f"*{RECORD}", f"*/*{RECORD}") for path in folder.glob(pattern)]
+    return sorted(found, key=lambda place: place.with_name(place.name.removesuffix(RECORD)))

@@ -62,7 +62,7 @@ def figure5(runs: list[RecordedRun], path: Path) -> str:
     for run in runs:
         run.choice("method", COMPARED)
         if early(run) != early(runs[0]):
-            raise UserError(f"{run.folder / 'run.json'}: update {early(run)}, others {early(runs[0])}; move one away")
+            raise UserError(f"{run.where()}: update {early(run)}, others {early(runs[0])}; move one away")
     sheet = Sheet(2, 1, paper.SETTING[5], size=(4.8, 4.2))
     points = {method: _updates(sheet, [run for run in runs if run.method == method], method) for method in COMPARED}
     when = f"after {early(runs[0])} updates"
@@ -79,7 +79,7 @@ def early(run: RecordedRun) -> int:
     """U, the number of updates after which the paper's figure is taken; UserError if run.json names none."""
     update = run.facts.get("update")
     if not isinstance(update, int) or update < 1:
-        raise UserError(f"{run.folder / 'run.json'}: update {update!r}: must be a number of updates, 1 or more")
+        raise UserError(f"{run.where()}: update {update!r}: must be a number of updates, 1 or more")
     return update
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UserError
-from ...plugin.probe_record import FILE
 from .. import paper
 from ..runs import RecordedRun
 from ..style import Style, style_of
@@ -138,11 +137,11 @@ def figure4(runs: list[RecordedRun], path: Path) -> str:
     found: dict[str, RecordedRun] = {}
     for run in runs:
         if found.setdefault(run.choice("series", SERIES), run) is not run:
-            raise UserError(f"{run.folder}: is a second run of series {run.facts['series']}; move one away")
+            raise UserError(f"{run.place}: is a second run of series {run.facts['series']}; move one away")
     sheet = Sheet(2, 2, paper.SETTING[4], size=(4.8, 3.4))
     widths = [run.record.header.get("encoder_embed_dim", PAPER_WIDTH) for run in runs]  # of the residual stream
     if len(set(widths)) > 1:
-        raise UserError(f"{runs[0].folder.parent}: runs of widths {', '.join(map(str, widths))}; record them at one")
+        raise UserError(f"{runs[0].place.parent}: runs of widths {', '.join(map(str, widths))}; record them at one")
     tables = [_over_updates(sheet, panel, found, widths[0]) for panel in range(len(OVER_UPDATES))]
     tables.append(_by_layer(sheet, found))
     sheet.save(path)
@@ -151,7 +150,7 @@ def figure4(runs: list[RecordedRun], path: Path) -> str:
 
 
 def _lacking(run: RecordedRun, what: str) -> UserError:
-    return UserError(f"{run.folder / FILE}: has no {what}; record it again with that probe")
+    return UserError(f"{run.where('probes')}: has no {what}; record it again with that probe")
 
 
 def _over_updates(sheet: Sheet, panel: int, runs: dict[str, RecordedRun], width: int) -> list[list[str]]:

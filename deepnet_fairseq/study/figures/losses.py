@@ -23,7 +23,7 @@ def setting(run: RecordedRun) -> str:
     """run.json's "value", which begins with a number; UserError if it does not."""
     value = str(run.facts.get("value", ""))
     if not re.match(r"\d", value):
-        raise UserError(f"{run.folder / 'run.json'}: value {value!r}: must be a setting such as 5e-4 or 512-2048-8")
+        raise UserError(f"{run.where()}: value {value!r}: must be a setting such as 5e-4 or 512-2048-8")
     return value
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from ...core.probes.learned_scale import STATISTICS
 from ...errors import UserError
-from ...plugin.probe_record import FILE, Values
+from ...plugin.probe_record import Values
 from .. import paper
 from ..runs import RecordedRun
 from ..style import PLAIN, Style, style_of, style_of_setting
@@ -33,9 +33,9 @@ PANELS = {  # slot of the paper's Figure 4 -> title, and the slots where a model
 
 def probed(runs: list[RecordedRun], probe: str, what: str) -> list[RecordedRun]:
     """The runs that recorded something of this probe; UserError, calling the runs `what`, if there is none."""
-    if found := [run for run in runs if (run.folder / FILE).is_file() and run.probed(probe)]:
+    if found := [run for run in runs if run.probed(probe)]:
         return found
-    raise UserError(f"{runs[0].folder.parent}: no {what} with {probe}; record one with --deepnet-probe {probe}")
+    raise UserError(f"{runs[0].place.parent}: no {what} with {probe}; record one with --deepnet-probe {probe}")
 
 
 def layers(run: RecordedRun) -> range:
@@ -59,7 +59,7 @@ def styles(runs: list[RecordedRun]) -> dict[RecordedRun, Style]:
     """A method's style for its only run; several of one method are told apart by their folder's name."""
     count = Counter(run.method for run in runs)
     alone = {run: style_of(run.method) for run in runs if count[run.method] == 1}
-    labels = {run: f"{style_of(run.method).label}, {run.folder.name}" for run in runs if run not in alone}
+    labels = {run: f"{style_of(run.method).label}, {run.name}" for run in runs if run not in alone}
     return alone | {run: style_of_setting(rank, label) for rank, (run, label) in enumerate(labels.items())}
 
 
@@ -95,7 +95,7 @@ def _gradients(sheet: Sheet, runs: list[RecordedRun]) -> list[list[list[str]]]:
         norms = {update: along(run, run.probe(update, "gradient_l1"), "ffn.fc2") for update in updates}
         early_updates = [update for update in norms if update <= EARLY]
         if not early_updates:
-            raise UserError(f"{run.folder / FILE}: has no gradient_l1 in the first {EARLY:,} updates")
+            raise UserError(f"{run.where('probes')}: has no gradient_l1 in the first {EARLY:,} updates")
         mean, last = np.mean([norms[update] for update in early_updates], axis=0), max(last, *early_updates)
         ratio = {update: float(values[0] / values[-1]) for update, values in norms.items()}
         sheet.curve(0, layers(run), mean, style)

@@ -11,12 +11,9 @@ from string import ascii_lowercase
 
 from ...core.methods import METHODS
 from ...errors import UserError
-from ...files import read_object
-from ..runs import recorded_below
+from ..runs import MEND, recorded_below
 from .definitions import Table
 from .result import Entry, Result, State, environment_of, results_of
-
-PAIRED = "paired.json"  # of a record: p against each baseline's run; for it has neither translations nor references
 
 
 @dataclass
@@ -45,11 +42,11 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken.
 
     baseline: method that the others are compared with at the same depth; "" compares none, None is the table's own.
-    over: only of runs that are over; others may be half-written.
+    over: see recorded_below.
     """
     if baseline and baseline not in METHODS:
         raise UserError(f"--baseline {baseline}: no such method; see `deepnet methods`")
-    recorded = [run for folder in table.folders for run in recorded_below(runs / folder) if run.finished or not over]
+    recorded = [run for folder in table.folders for run in recorded_below(runs / folder, over)]
     if not recorded:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
     entries = [Entry(table, run) for run in recorded]
@@ -120,23 +117,22 @@ def _place(entry: Entry) -> tuple:
 def _p(baseline: Entry, entry: Entry) -> float | None:
     from ..scoring import compare_to_baseline
 
-    folder, rival = entry.run.folder, baseline.run.folder
-    path, name = folder / PAIRED, f"{rival.parent.name}/{rival.name}"
-    recorded = read_object(path, "record the run again").get(name) if path.is_file() else None
+    run, rival = entry.run, baseline.run
+    recorded = run.paired.get(rival.address)
     if recorded is not None:
         if not isinstance(recorded, (int, float)):
-            raise UserError(f"{path}: p against {name} is {recorded!r}, no number; record the run again")
+            raise UserError(f"{run.where('paired')}: p against {rival.address} is {recorded!r}, no number; {MEND}")
         return recorded
     data = _data(entry)
     if data is not None and data == _data(baseline):
         with suppress(UserError):  # as where translations were not kept
-            return compare_to_baseline(rival, folder, data)
+            return compare_to_baseline(rival.place, run.place, data)
     return None
 
 
 def _data(entry: Entry) -> str | None:
     """The binarised data a run was trained on, if it is still there."""
     with suppress(OSError, ValueError, IndexError):
-        data = shlex.split(entry.command or "")[1]
+        data = shlex.split(entry.run.command or "")[1]
         return data if Path(data.split(":")[0]).is_dir() else None
     return None

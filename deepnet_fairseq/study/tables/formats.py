@@ -154,9 +154,9 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
     }
     return (
         found
-        | _picked(entry, "p", "parameters", "updates", "wall_hours")
-        | {"cost_hours": amount, "cost_unit": unit, "environment": entry.environment}
-        | {"log": document.logs.get(entry.name), "command": entry.command, "facts": entry.run.facts}
+        | _picked(entry, "p", "parameters", "updates")
+        | {"wall_hours": entry.run.hours, "cost_hours": amount, "cost_unit": unit, "environment": entry.environment}
+        | {"log": document.logs.get(entry.name), "command": entry.run.command, "facts": entry.run.facts}
     )
 
 

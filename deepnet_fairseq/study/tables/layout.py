@@ -112,7 +112,7 @@ def interval(score: dict, metric: str) -> Text:
 def lay_out(report: Report, out: Path | None) -> Document:
     """out: the file it is written to; links to logs are relative to its folder, without one to RUNS."""
     start = out.resolve().parent if out else report.runs.resolve()
-    logs = {entry.name: entry.run.folder / "train.log" for entry in report.entries}
+    logs = {entry.name: entry.run.log_file for entry in report.entries}
     links = {name: relative_link(path, start) for name, path in logs.items() if path.exists()}
     return Document(
         overview=_overview(report),
@@ -232,7 +232,7 @@ def _run_list(report: Report, logs: dict[str, str]) -> Grid:
                 *(interval(entry.score, key) for key in metrics.values()),
                 *[numeral(_p(entry, report.baseline))] * tested,
                 numeral(entry.updates), hours(entry.cost), Text(entry.environment, "environment"),
-                Text("train.log", link=logs[entry.name]) if entry.name in logs else MISSING,
+                Text("log", link=logs[entry.name]) if entry.name in logs else MISSING,
             ])  # fmt: skip
     return Grid("runs", "Runs", "one row a training", header, rows)
 

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from ...core.methods import METHODS
 from ...errors import UserError
-from .. import logs
 from ..runs import RecordedRun
 from ..style import style_of
 from .definitions import DEPTH, Row, Table, number_at
@@ -58,8 +57,7 @@ class Entry:
     @property
     def name(self) -> str:
         """Of its folder; with the experiment's where a table reads several."""
-        folder = self.run.folder
-        return folder.name if len(self.table.folders) == 1 else f"{folder.parent.name}/{folder.name}"
+        return self.run.name if len(self.table.folders) == 1 else self.run.address
 
     @property
     def miniature(self) -> bool:
@@ -72,8 +70,7 @@ class Entry:
         table, facts = self.table, self.run.facts
         for key in filter(None, (*table.keys, table.tuned)):
             if not isinstance(facts.get(key), (str, int)):
-                path = self.run.folder / "run.json"
-                raise UserError(f"{path}: {key} is missing; table {table.name} tells its rows apart by it")
+                raise UserError(f"{self.run.where()}: {key} is missing; table {table.name} tells its rows apart by it")
         return tuple(facts[key] for key in table.keys)
 
     @cached_property
@@ -94,7 +91,7 @@ class Entry:
         score = (self.run.score or {}) if self.status.state is State.SCORED else {}
         if score and all(column.read(score) is None for column in self.table.columns):
             asked = " or ".join(f'"{column.path}"' for column in self.table.columns)
-            raise UserError(f"{self.run.folder / 'score.json'}: holds no number {asked}; score the run again")
+            raise UserError(f"{self.run.where('score')}: holds no number {asked}; score the run again")
         return score
 
     @cached_property
@@ -105,24 +102,13 @@ class Entry:
         except UserError:
             return None
 
-    @cached_property
-    def wall_hours(self) -> float | None:
-        """Hours of training, all attempts together; None if the log does not tell."""
-        return logs.training_hours(self.run.folder / "train.log")
-
     @property
     def cost(self) -> tuple[float, str] | None:
         """Hours of wall time times GPUs, "GPU"; on a CPU those of wall time, "CPU"; None if either is not recorded."""
-        gpus = self.run.environment.get("gpus")
-        if self.wall_hours is None or not isinstance(gpus, int):
+        gpus, hours = self.run.environment.get("gpus"), self.run.hours
+        if hours is None or not isinstance(gpus, int):
             return None
-        return (self.wall_hours * gpus, "GPU") if gpus else (self.wall_hours, "CPU")
-
-    @property
-    def command(self) -> str | None:
-        """How it was trained; None if that was not recorded."""
-        path = self.run.folder / "command"
-        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
+        return (hours * gpus, "GPU") if gpus else (hours, "CPU")
 
     @cached_property
     def parameters(self) -> int | None:
@@ -130,7 +116,7 @@ class Entry:
         known = self.run.facts.get("parameters")
         if isinstance(known, int):
             return known
-        return None if "fully_sharded" in (self.command or "") else logs.parameters(self.run.folder / "train.log")
+        return None if "fully_sharded" in (self.run.command or "") else self.run.parameters
 
 
 def environment_of(run: RecordedRun) -> dict:
