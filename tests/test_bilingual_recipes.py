@@ -16,6 +16,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import bilingual
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.language import make_corpus
+from deepnet_fairseq.data.miniature import write
 from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.bilingual import published_segments, segments, training_lines
@@ -48,7 +49,7 @@ def quick(monkeypatch):
 def options(tmp_path_factory):
     """Of an uninterrupted build."""
     dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # and a comma, which ends a prefix for fairseq
-    return Options(dest, dest / "downloads", miniature=True, workers=2)
+    return Options(dest, dest / "downloads", fetch=write, workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path):
 def test_wmt(tmp_path, quick):
     """fairseq's, cleaned after BPE, and that of the Admin authors, cleaned before it, with newstest2013 to validate."""
     for name in ("wmt17_en_de", "wmt14_en_de"):
-        RECIPES[name].build(Options(tmp_path / name, tmp_path, miniature=True, workers=2))
+        RECIPES[name].build(Options(tmp_path / name, tmp_path, fetch=write, workers=2))
     text, binarised = tmp_path / "wmt17_en_de" / "text", tmp_path / "wmt17_en_de" / "bin"
     tokenised = {lang: lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")}
     for lang, side in tokenised.items():
@@ -180,7 +181,7 @@ def given(tmp_path):
 
 
 def from_text(folder, dest, **more):
-    options = Options(dest, dest / "downloads", text=folder, vocab=60, miniature=False)
+    options = Options(dest, dest / "downloads", text=folder, vocab=60)
     RECIPES["iwslt14_de_en"].build(replace(options, **more))
     return json.loads((dest / "recipe.json").read_text())
 
@@ -256,7 +257,7 @@ def test_counts_beside_what_is_expected(tmp_path, capsys):
         assert said in capsys.readouterr().out
     with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
         recipe.check_count(options, "train", 150_000)
-    recipe.check_count(replace(options, miniature=True), "train", 5)
+    recipe.check_count(replace(options, fetch=write), "train", 5)
     assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
 
 

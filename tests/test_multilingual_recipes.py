@@ -9,9 +9,9 @@ import pytest
 from fairseq.data import data_utils
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.data import miniature
 from deepnet_fairseq.data.archive import stream_lines
-from deepnet_fairseq.data.download import fetch_all
-from deepnet_fairseq.data.recipes import m2m102 as sources
+from deepnet_fairseq.data.miniature import write
 from deepnet_fairseq.data.recipes.m2m102 import FLORES, archive_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
@@ -135,12 +135,12 @@ def test_m2m102_with_further_test_sets(m2m, tmp_path):
 
 
 def test_a_corpus_without_the_pair_is_passed_over(tmp_path, monkeypatch, capsys):
-    def fetched(files, folder, small):
+    def fetched(files, folder):
         if files[0].name.endswith(".zip") and files[0] != archive_of("CCMatrix", "de-en"):
             raise UserError(f"{files[0].name}: no address gives it ({files[0].urls[0]}: 404 Not Found)")
-        return fetch_all(files, folder, small)
+        return write(files, folder)
 
-    monkeypatch.setattr(sources, "fetch_all", fetched)
+    monkeypatch.setattr(miniature, "write", fetched)
     main(command("m2m102", tmp_path / "dest", "--pairs", "de-en"))
     assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
     assert json.loads((tmp_path / "dest" / "recipe.json").read_text())["counts"]["train"] == 2000

@@ -36,14 +36,17 @@ def prepare_corpus(args) -> None:
 
 
 def _prepare_corpus(args) -> None:
+    from ..data import miniature
+    from ..data.download import fetch_all
     from ..data.recipes import Options, find
 
     recipe, dest = find(args.recipe), Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
-    same = ("miniature", "workers", "text", "vocab", "shards", "temperature", "spm")
+    same = ("workers", "text", "vocab", "shards", "temperature", "spm")
     options = Options(
         dest,
         downloads / "miniature" if args.miniature else downloads,
+        fetch=miniature.write if args.miniature else fetch_all,
         pairs=tuple(args.pairs.split(",")) if args.pairs else None,
         **{name: getattr(args, name) for name in same},
     )

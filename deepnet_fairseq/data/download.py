@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,21 +62,19 @@ def at(address: str, http: bool = False, **facts) -> RemoteFile:
     return RemoteFile(address.rpartition("/")[2], tuple(f"{scheme}://{address}" for scheme in schemes), **facts)
 
 
+Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or what stands in for it
+
+
 class Unavailable(Exception):
     """An address does not give the file; says why."""
 
 
-def fetch_all(files: Iterable[RemoteFile], folder: Path, miniature: bool = False) -> dict[str, Path]:
+def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     """Name -> path in `folder`, which is made. Files that are there and verified cost no request.
 
-    miniature: nothing is fetched, the files are generated (data/miniature).
     UserError: a file that is there is another; the disk has no room; no address gives a file.
     """
     files = list(files)
-    if miniature:
-        from .miniature import write
-
-        return write(files, folder)
     with writing(folder, "name another place"):
         folder.mkdir(parents=True, exist_ok=True)
     if missing := [file for file in files if not _is_there(file, folder)]:
@@ -101,10 +99,10 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path, miniature: bool = False
     return {file.name: folder / file.name for file in files}
 
 
-def described(files: Iterable[RemoteFile], folder: Path, miniature: bool) -> dict[str, dict]:
+def described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
     """fetch_all; name -> {"sha256", "size" in bytes, "url"}."""
     files = list(files)
-    paths = fetch_all(files, folder, miniature)
+    paths = fetch(files, folder)
     return {
         file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
         for file, path in zip(files, paths.values(), strict=True)

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...errors import UserError
-from ..download import RemoteFile, amount, described, locked, need_space
+from ..download import Fetch, RemoteFile, amount, described, fetch_all, locked, need_space
 from ..steps import Steps, read_json, write_json
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
@@ -23,13 +23,14 @@ FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "shards": "--
 class Options:
     """What `deepnet prepare` was asked for; None where the recipe's own value holds.
 
-    dest: the folder to fill; miniature: the files are generated ones; pairs: as "de-en"; vocab: BPE merges or
-    SentencePiece pieces; temperature: of the sampling of languages, for the vocabulary.
+    dest: the folder to fill; fetch: how the published files come, or who generates a miniature's (miniature.write);
+    pairs: as "de-en"; vocab: BPE merges or SentencePiece pieces; temperature: of the sampling of languages, for the
+    vocabulary.
     """
 
     dest: Path
     downloads: Path
-    miniature: bool = False
+    fetch: Fetch = fetch_all
     workers: int = 1
     pairs: tuple[str, ...] | None = None
     text: Path | None = None  # --from: a folder of text that is tokenised already
@@ -37,6 +38,11 @@ class Options:
     shards: int | None = None
     temperature: float | None = None
     spm: Path | None = None  # a SentencePiece model to take instead of training one
+
+    @property
+    def miniature(self) -> bool:
+        """Are the files generated ones?"""
+        return self.fetch is not fetch_all
 
 
 class Recipe(ABC):
@@ -140,7 +146,7 @@ class Recipe(ABC):
 
         settings = {"files": facts, "miniature": options.miniature}
         return steps.run(
-            "download", paths, settings, lambda: described(files, options.downloads, options.miniature), keep=True
+            "download", paths, settings, lambda: described(files, options.downloads, options.fetch), keep=True
         )
 
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:

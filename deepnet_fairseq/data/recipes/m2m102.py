@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..archive import stream_lines, unpack
-from ..download import RemoteFile, at, described, fetch_all, say
+from ..download import RemoteFile, at, described, say
 from ..lines import align, one_line, read_lines, read_pairs
 from ..multilingual import PairText, Sentences, file_state, parse_pair
 from ..steps import Steps
@@ -68,7 +68,7 @@ class Archives:
         for corpus in VERSIONS:
             file = archive_of(corpus, self.pair)
             try:
-                paths[corpus] = fetch_all([file], self.options.downloads, self.options.miniature)[file.name]
+                paths[corpus] = self.options.fetch([file], self.options.downloads)[file.name]
             except UserError as error:
                 if ": 404 " not in str(error):
                     raise
@@ -139,7 +139,7 @@ class Evaluation:
         folders = [self.root / name for name in ("flores101", "opus100")]
 
         def make() -> dict:
-            found = described(files, self.options.downloads, self.options.miniature)
+            found = described(files, self.options.downloads, self.options.fetch)
             for name, folder in zip(found, folders, strict=True):
                 unpack(self.options.downloads / name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
             return found
