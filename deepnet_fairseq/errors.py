@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hydra.errors import CompactHydraException
 
-
-class UserError(CompactHydraException, ValueError):
-    """What a user asked for cannot be: str(error) is the line to print. A ValueError for Python callers.
-
-    A subclass of hydra's error too, for hydra prints its kind without a traceback.
-    """
+class UserError(ValueError):
+    """What a user asked for cannot be: str(error) is the line to print. A ValueError for Python callers."""
 
 
 def user_error_line(error: BaseException | None) -> str | None:

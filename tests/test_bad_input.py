@@ -68,6 +68,7 @@ YAML_MISTAKES = {
     "+model.adaptive_softmax_cutoff=[10]": "model.adaptive_softmax_cutoff: deepnet_transformer has no such setting",
     "model._name=deepnet_transformer_18_19": "model._name deepnet_transformer_18_19: no such architecture",
     "+model.encoder_layers=many": "model.encoder_layers: ",
+    "optimizer.adam_betas=\"__import__('os').abort()\"": "is no plain value",
 }
 
 
@@ -79,6 +80,7 @@ def test_a_mistake_in_yaml(setting, data, tmp_path):
     assert done.returncode != 0
     assert YAML_MISTAKES[setting] in done.stdout
     assert "Traceback" not in done.stdout
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_checkpoint_of_another_model(data, trained, tmp_path):

@@ -4,6 +4,7 @@ import argparse
 import logging
 import warnings
 
+import fairseq_cli.train
 import numpy
 import pytest
 import torch
@@ -12,11 +13,12 @@ from fairseq.data.token_block_dataset import TokenBlockDataset
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from deepnet_fairseq import plugin
+from deepnet_fairseq import plugin, register, study
 from deepnet_fairseq.errors import UserError, user_error_line
+from deepnet_fairseq.plugin import patches
 from deepnet_fairseq.plugin.building import blank_task
 
-from .support.helpers import EOS, PAD, VOCAB, sentences, small
+from .support.helpers import EOS, PAD, VOCAB, run_cold, sentences, small
 
 SHORT, EMPTY = [[7, 8, 9], [7, EOS, PAD]], [[7, 8, 9], [EOS, PAD, PAD]]
 
@@ -28,6 +30,30 @@ def test_no_sentence_is_lost_in_batches(count):
     batches = data_utils.batch_by_size(numpy.arange(count), **length, max_tokens=1000, required_batch_size_multiple=8)
     assert numpy.concatenate(batches).tolist() == list(range(count))
     assert all(len(batch) * sizes[batch[-1]] <= 1000 for batch in batches)
+
+
+COLD = """import sys
+from deepnet_fairseq import __version__, errors, register
+print({"torch", "numpy"} & sys.modules.keys())
+import deepnet_fairseq.core, deepnet_fairseq.cli
+print({"fairseq", "hydra", "omegaconf"} & sys.modules.keys())
+from fairseq.trainer import Trainer
+print(hasattr(Trainer.load_checkpoint, "handlers"))"""
+
+
+def test_importing_the_package_patches_nothing():
+    assert run_cold("python", "-c", COLD).stdout.splitlines()[-3:] == ["set()", "set()", "False"]
+
+
+def test_what_is_listed_is_patched_once_and_in_that_order():
+    """Each entry is a function that fairseq has."""
+    listed = patches.PATCHES | {(fairseq_cli.train, name): handlers for name, handlers in patches.PROGRAM.items()}
+    register()
+    before = [getattr(owner, name) for owner, name in listed]
+    register()
+    for function, (owner, name), handlers in zip(before, listed, listed.values(), strict=True):
+        assert function is getattr(owner, name)
+        assert [mark.rpartition(".")[2] for mark in function.handlers] == [handler.__name__ for handler in handlers]
 
 
 def test_denormals_are_flushed():
@@ -71,11 +97,9 @@ def test_an_empty_line_of_a_language_models_text():
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
 
 
-@pytest.mark.parametrize("name", plugin.LOGGED)
+@pytest.mark.parametrize("name", study.LOGGED)
 def test_matplotlib_on_its_caches(name, caplog):
-    plugin.silence()
-    plugin.silence()
-    for text in (*plugin.LOGGED[name], "findfont: Font family 'Arial' not found."):
+    for text in (*study.LOGGED[name], "findfont: Font family 'Arial' not found."):
         logging.getLogger(name).warning("%s", text)
     assert [record.getMessage()[:8] for record in caplog.records] == ["findfont"]
 
@@ -89,10 +113,8 @@ def test_buckets_have_few_shapes_and_every_sentence():
     pairs = LanguagePairDataset(sides[0], lengths[0], words, sides[1], lengths[1], words, num_buckets=4)
     batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=1000, required_batch_size_multiple=8)
     assert sorted(numpy.concatenate(batches)) == list(range(3000))
-    shapes = set()
-    for batch in batches:
-        inputs = pairs.collater([pairs[i] for i in batch])["net_input"]
-        shapes.add((*inputs["src_tokens"].shape, inputs["prev_output_tokens"].size(1)))
+    inputs = [pairs.collater([pairs[i] for i in batch])["net_input"] for batch in batches]
+    shapes = {(*sides["src_tokens"].shape, sides["prev_output_tokens"].size(1)) for sides in inputs}
     assert len(shapes) < 40 < len(batches)
 
 

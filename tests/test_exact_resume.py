@@ -68,8 +68,8 @@ def test_float32_weights_and_loss_scale_go_on(flat):
         value.mul_(1 + 1e-5)
     for _ in range(3):
         first.scaler.update()
-    state = exact_resume._state_dict(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
-    exact_resume._load_state_dict(lambda *_: None, second, state)
+    state = exact_resume.state_with_weights(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
+    exact_resume.load_with_weights(lambda *_: None, second, state)
     assert all(map(torch.equal, exact_resume.weights(first), exact_resume.weights(second)))
     assert not torch.equal(exact_resume.weights(second)[0], params[0].float())
     second.scaler.loss_scale = first.scaler.loss_scale
@@ -84,5 +84,5 @@ def test_float32_weights_and_loss_scale_go_on(flat):
 def test_weights_of_another_model_are_not_taken():
     first, second = (Optimiser([torch.randn(4).half()], flat=False) for _ in range(2))
     before = second.fp32_params[0].detach().clone()
-    exact_resume._load_state_dict(lambda *_: None, second, {exact_resume.WEIGHTS: exact_resume.weights(first)})
+    exact_resume.load_with_weights(lambda *_: None, second, {exact_resume.WEIGHTS: exact_resume.weights(first)})
     assert torch.equal(second.fp32_params[0], before)

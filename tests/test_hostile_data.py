@@ -245,12 +245,6 @@ def test_training_on_broken_data(copied, tmp_path):
     assert_one_line(done, "--share-all-embeddings", "two dictionaries")
 
 
-def test_dictionary_of_another_checkpoint(copied, sound):
-    dictionary(lambda data: data + b"word 3\n")(copied)
-    done = run("fairseq-generate", copied, "--path", sound, *GENERATE, check=False)
-    assert_one_line(done, "holds 144 encoder embeddings, these data have 145")
-
-
 def test_long_sentences_of_the_training_are_left_out(copied, tmp_path):
     """As fairseq does, with a warning that counts them; those of a validation must be said to be."""
     both("train", LONG, *[SHORT] * 20)(copied)

@@ -28,7 +28,7 @@ from deepnet_fairseq.tools.bench import synthetic_task as lengths
 
 from .conftest import TRAIN_FLAGS
 from .support.broken import DEEP, check_line, sentences
-from .support.helpers import ROOT, USER_DIR, run
+from .support.helpers import run
 from .support.lives import TINY
 from .test_bad_input import assert_one_line
 
@@ -102,17 +102,6 @@ def test_sentencepiece_models(tmp_path):
         with pytest.raises(UserError) as caught:
             Vocabulary(path)
         check_line(caught.value, str(path), "no SentencePiece model")
-
-
-def test_yaml_that_calls(data, tmp_path):
-    """hydra prints calls besides: status and reason are held to."""
-    config = [f"hydra.run.dir={tmp_path}/hydra", f"common.user_dir={USER_DIR}", f"task.data={data}",
-              f"checkpoint.save_dir={tmp_path}/save", "hydra.output_subdir=null",
-              f"optimizer.adam_betas=\"__import__('os').system('touch {tmp_path}/proof')\""]  # fmt: skip
-    words = ("--config-dir", ROOT / "configs", "--config-name", "quickstart", *config)
-    done = run("fairseq-hydra-train", *words, check=False)
-    assert done.returncode == 1 and "is no plain value" in done.stdout, done.stdout[-2000:]
-    assert not (tmp_path / "proof").exists() and not list(tmp_path.rglob("*.pt"))
 
 
 def whole_run(path):

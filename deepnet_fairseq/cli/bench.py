@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from .. import register
 from ..errors import UserError
 from . import numbers
 
@@ -17,15 +18,16 @@ def bench(args) -> None:
     All candidates of a depth and width run in turn in this process, on the same batches. Results go to --out as JSON,
     whole after each depth and width; a table goes to the standard output.
     """
+    if args.render:
+        print(rendered(args.render))
+        return
     import torch
 
+    register()
     from ..files import check_file
     from ..tools.bench.results import failures, render, run
     from ..tools.bench.settings import Settings, candidates, shapes
 
-    if args.render:
-        print(rendered(args.render))
-        return
     only = tuple(args.only.split(","))
     if unknown := set(only) - set(MEASURES.split(",")):
         raise UserError(f"--only {','.join(sorted(unknown))}: no measure; there are {MEASURES}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .. import register
 from ..errors import UserError
 
 VOCAB = 32_000  # of a language model
@@ -55,6 +56,7 @@ def _prepare_corpus(args) -> None:
 
 def prepare_lm(args) -> None:
     """plain text -> SentencePiece or GPT-2's BPE -> binarised data for language models"""
+    register()
     from ..data.lm_text import prepare_lm
 
     if args.workers < 1:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from .. import register
 from ..errors import UserError
 from . import numbers
 
@@ -147,6 +148,7 @@ def check(args) -> None:
     Takes every flag of fairseq-train: DATA and those of the run to come. Leaves no file behind. The exit status is 3
     where the verdict is "diverging".
     """
+    register()
     from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
 
     if args.updates < 2 * LATEST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import register
 from ..errors import UserError
 
 
@@ -13,6 +14,7 @@ def profile(args) -> None:
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
     """
+    register()
     from ..files import check_file
     from ..plugin.admin_profile import profile_run
 
@@ -26,6 +28,7 @@ def profile(args) -> None:
 
 def export(args) -> None:
     """a trained model as a plain Transformer, for stock fairseq or CTranslate2"""
+    register()
     from ..files import check_file, check_folder
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.transformer import fold_checkpoint, write_transformer
@@ -54,6 +57,7 @@ def export(args) -> None:
 
 def average(args) -> None:
     """the mean of a run's last or best checkpoints, or of the files given"""
+    register()
     from ..files import check_file
     from ..tools import averaging
 
@@ -78,6 +82,7 @@ def generate(args) -> None:
 
     Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
     """
+    register()
     from ..tools.generation import translate
 
     translate(args.directions.split(","), Path(args.out), args.rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from .. import register
 from ..errors import UserError
 
 
@@ -22,6 +23,7 @@ def plan(args) -> None:
 
     How it is computed, and how far it is from what was measured: docs/planning.md.
     """
+    register()
     from ..tools.plan.measured import cases, check_table
     from ..tools.plan.setting import parse
     from ..tools.plan.summary import as_dict, as_text

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 from fairseq.models.ema.ema import EMA
-from fairseq.optim import OPTIMIZER_REGISTRY, FP16Optimizer
-
-from .patches import wrap
+from fairseq.optim import OPTIMIZER_REGISTRY
 
 TOGETHER = 512  # tensors, whose float32 copies are there at one moment
 
@@ -20,29 +18,18 @@ def flush_denormals() -> None:
     torch.set_flush_denormal(True)
 
 
-def bring_their_own_half_precision() -> None:
-    """FP16Optimizer.build_optimizer makes the one that the registered optimiser names as its `half_precision`.
-
-    fairseq's trainer names one for --fp16 and --bf16; deepnet_adam has its own.
-    """
-    wrap(FP16Optimizer, "build_optimizer", _its_own)
-
-
-def _its_own(original, cfg, params, **kwargs):
+def build_half_precision(original, cfg, params, **kwargs):
+    """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
     own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
     return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
 
 
-def average_all_at_once() -> None:
-    """Wraps EMA._step_internal (--store-ema), for float32: a few operations instead of some for every tensor.
+def average_together(original, ema: EMA, new_model, updates=None):
+    """The average of float32 weights (--store-ema) in a few operations instead of some for every tensor.
 
     The numbers are fairseq's to the bit, but for matrices that have several names: they are averaged once, where
     fairseq averages them once a name. Other averages, and those of other tensors, are made fairseq's way.
     """
-    wrap(EMA, "_step_internal", _at_once)
-
-
-def _at_once(original, ema: EMA, new_model, updates=None):
     average, new = ema.model.state_dict(), new_model.state_dict()
     kept = ema.fp32_params if ema.config.ema_fp32 else average
     if ema.skip_keys or not _alike(kept, new) or not _alike(average, new, any_type=True):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options, tasks
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.file_io import PathManager
 from fairseq.models import MODEL_REGISTRY
@@ -27,7 +26,6 @@ from . import config, datasets
 from .admin_profile import check_source
 from .distributed.sharded_trainer import check_sharding
 from .optimisers import deepnet_adam
-from .patches import wrap
 
 # which of fairseq's tasks and losses go with which of our models; what is not named here goes with any
 TOKENS = ("cross_entropy", "label_smoothed_cross_entropy")
@@ -50,23 +48,11 @@ NEVER = ("masked_lm", "sentence_prediction", "sentence_ranking", "adaptive_loss"
 PEERS = {archs.MODEL_NAME: "transformer", archs.LM: "transformer_lm", archs.MASKED_LM: "roberta"}  # fairseq's
 
 
-def explain_mistakes() -> None:
-    """Wraps fairseq's argument parser, options.parse_args_and_arch: a mistake ends in one line and status 2.
-
-    In fairseq's own programs an uncaught UserError is printed in one line too. Idempotent.
-    """
-    wrap(options, "parse_args_and_arch", _careful)
+def explain_uncaught() -> None:
+    """In fairseq's own programs a UserError that nobody caught is printed in one line."""
     program = Path(sys.argv[0])
     if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
         sys.excepthook = _print_one_line
-
-
-def refuse_misfits() -> None:
-    """Wraps tasks.setup_task, for YAML and Python; the command line is checked when it is parsed. Idempotent.
-
-    fairseq pairs tasks, losses and models by what fails: a page of calls about an argument or an attribute.
-    """
-    wrap(tasks, "setup_task", _fitting)
 
 
 def _print_one_line(kind, error, traceback) -> None:
@@ -76,7 +62,8 @@ def _print_one_line(kind, error, traceback) -> None:
         sys.__excepthook__(kind, error, traceback)
 
 
-def _careful(parse, parser, input_args=None, *args, **kwargs):
+def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
+    """A mistake ends in one line and status 2."""
     parser.error = functools.partial(_error, parser, sys.argv[1:] if input_args is None else input_args)
     try:
         result = parse(parser, input_args, *args, **kwargs)
@@ -210,7 +197,11 @@ def check_pair(arch: str | None, task: str | None, criterion: str | None) -> Non
         raise UserError(f"--criterion {criterion}: --task {task} is trained by --criterion {usual}")
 
 
-def _fitting(setup, cfg, *args, **kwargs):
+def refuse_misfits(setup, cfg, *args, **kwargs):
+    """For YAML and Python, as the command line is checked when it is parsed.
+
+    fairseq pairs tasks, losses and models by what fails: a page of calls about an argument or an attribute.
+    """
     whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole is not None and not kwargs.get("from_checkpoint"):
         name = {section: getattr(whole.get(section), "_name", None) for section in ("model", "criterion")}

@@ -11,22 +11,16 @@ import logging
 import os
 import re
 import struct
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
-from fairseq.data import Dictionary, bucket_pad_length_dataset, data_utils, indexed_dataset
-from fairseq.data.iterators import EpochBatchIterator
-from fairseq.data.language_pair_dataset import LanguagePairDataset
-from fairseq.tasks import FairseqTask, translation
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
-from fairseq.trainer import Trainer
 
 from ..errors import UserError
-from .patches import wrap
 
 log = logging.getLogger(__name__)
 PROCESSES = "num_shards"  # in the state of an iterator
@@ -48,24 +42,8 @@ LONGER = {
 }
 
 
-def explain_broken_data() -> None:
-    """Wraps what opens dictionaries and data: UserError, naming the file and the way out, where they cannot be used.
-
-    In fairseq these are Dictionary.add_from_file, indexed_dataset.make_dataset, LanguagePairDataset,
-    FairseqTask.filter_indices_by_size, tasks.translation.load_langpair_dataset, load_dataset of the tasks in LONGER,
-    and, for --prefix-size, FairseqTask.inference_step. Idempotent.
-    """
-    wrap(indexed_dataset, "make_dataset", _checked)
-    wrap(Dictionary, "add_from_file", _read_dictionary)
-    wrap(LanguagePairDataset, "__init__", _same_length)
-    wrap(FairseqTask, "filter_indices_by_size", _short_enough)
-    wrap(translation, "load_langpair_dataset", _found)
-    wrap(FairseqTask, "inference_step", _begun)
-    for task in LONGER:
-        wrap(task, "load_dataset", _found_lm)
-
-
-def _checked(make, path: str, impl, *args, dictionary=None, **kwargs):
+def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
+    """UserError, naming the file, for what fairseq-preprocess has not written."""
     index = indexed_dataset.index_file_path(path)
     if impl in ("mmap", "cached", "lazy", None) and os.path.exists(index):
         start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
@@ -111,7 +89,8 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
-def _read_dictionary(read, dictionary: Dictionary, file) -> None:
+def read_dictionary(read, dictionary: Dictionary, file) -> None:
+    """UserError, naming the file, for one that is missing, empty or something else."""
     if not isinstance(file, str):
         read(dictionary, file)
         return
@@ -128,7 +107,8 @@ def _read_dictionary(read, dictionary: Dictionary, file) -> None:
         raise UserError(f"{file}: is no dictionary of fairseq ({reason}); {MEND}")
 
 
-def _same_length(init, pairs, src, src_sizes, src_dict, tgt=None, *args, **kwargs) -> None:
+def require_pairs(init, pairs, src, src_sizes, src_dict, tgt=None, *args, **kwargs) -> None:
+    """UserError for sides of different lengths."""
     if tgt is not None and len(src) != len(tgt):
         told = f"{_name(src)} has {len(src):,} sentences, {_name(tgt)} {len(tgt):,}"
         raise UserError(f"{told}: each needs its twin; {MEND}")
@@ -139,7 +119,8 @@ def _name(dataset) -> str:
     return str(getattr(dataset, "_path", "the data"))
 
 
-def _found(load, data_path: str, split: str, src: str, src_dict, tgt: str, *args, **kwargs):
+def load_pairs(load, data_path: str, split: str, src: str, src_dict, tgt: str, *args, **kwargs):
+    """FileNotFoundError in one line, a UserError."""
     try:
         return load(data_path, split, src, src_dict, tgt, *args, **kwargs)
     except FileNotFoundError as error:
@@ -147,7 +128,7 @@ def _found(load, data_path: str, split: str, src: str, src_dict, tgt: str, *args
         raise UserError(f"{told}; {MEND}, or name the languages that are there") from error
 
 
-def _short_enough(filtered, task, indices, dataset, max_positions=None, *args, **kwargs):
+def explain_lengths(filtered, task, indices, dataset, max_positions=None, *args, **kwargs):
     """fairseq's words for a sentence that is too long, a bare Exception, in one line; and not all may be."""
     path = _name(getattr(dataset, "src", None))
     way_out = next((f"; {LONGER[kind]}" for kind in type(task).__mro__ if kind in LONGER), "")
@@ -191,7 +172,7 @@ def check_settings(task: str | None, setting: Callable[[str, object], object]) -
         raise UserError("--leave-unmasked-prob and --random-token-prob: must be at most 1 together")
 
 
-def _found_lm(load, task, split: str, *args, **kwargs):
+def load_sentences(load, task, split: str, *args, **kwargs):
     """FileNotFoundError and the assertions of these three tasks, in one line."""
     data = getattr(task, "args", None) or task.cfg
     if isinstance(task, SentencePredictionTask) and not task.cfg.regression_target:
@@ -225,7 +206,7 @@ def _check_labels(task: SentencePredictionTask, split: str) -> None:
         raise UserError(f"{path}.bin: label {name} is class {wrong[0] + 1} of --num-classes {task.cfg.num_classes}")
 
 
-def _begun(step, task, generator, models, sample, prefix_tokens=None, constraints=None):
+def refuse_empty_prefix(step, task, generator, models, sample, prefix_tokens=None, constraints=None):
     """UserError for an empty reference: its </s> ends one hypothesis of the beam, and the others never end."""
     searched = prefix_tokens is not None and getattr(generator, "beam_size", 1) > 1
     if searched and (empty := prefix_tokens[:, 0] == task.target_dictionary.eos()).any():
@@ -237,25 +218,11 @@ def _begun(step, task, generator, models, sample, prefix_tokens=None, constraint
     return step(task, generator, models, sample, prefix_tokens=prefix_tokens, constraints=constraints)
 
 
-def lose_no_sentence() -> None:
-    """Wraps what fairseq's batches are made, counted and resumed by. Idempotent.
+def keep_last_batch(batch_by_size, indices, *args, **kwargs):
+    """fairseq drops a last batch whose size is no multiple of --required-batch-size-multiple (8).
 
-    It drops a last batch whose size is no multiple of --required-batch-size-multiple (8): of the 6,750 sentences of
-    IWSLT-14's test set fairseq-generate then translates and scores 6,744, without a word. And --num-batch-buckets needs
-    two names that numpy 2 has no more: a TypeError.
+    Of the 6,750 sentences of IWSLT-14's test set fairseq-generate then translates and scores 6,744, without a word.
     """
-    wrap(data_utils, "batch_by_size", _complete)
-    wrap(Trainer, "train_step", _empty_first)
-    wrap(FairseqTask, "train_step", _as_nothing)
-    wrap(EpochBatchIterator, "state_dict", _of_how_many)
-    wrap(EpochBatchIterator, "load_state_dict", _for_as_many)
-    for module in (data_utils, bucket_pad_length_dataset):
-        module.get_buckets = get_buckets
-    if not hasattr(numpy, "compat"):
-        vars(numpy)["compat"] = types.SimpleNamespace(long=int)
-
-
-def _complete(batch_by_size, indices, *args, **kwargs):
     if not isinstance(indices, numpy.ndarray):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
     batches = list(batch_by_size(indices, *args, **kwargs))
@@ -266,7 +233,7 @@ def _complete(batch_by_size, indices, *args, **kwargs):
     return batches
 
 
-def _empty_first(train_step, trainer, samples, *args, **kwargs):
+def put_empty_first(train_step, trainer, samples, *args, **kwargs):
     """At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
 
     fairseq takes all of an update's batches on a process for such if its last one is: with --update-freq the gradients
@@ -275,17 +242,19 @@ def _empty_first(train_step, trainer, samples, *args, **kwargs):
     return train_step(trainer, sorted(samples, key=bool), *args, **kwargs)
 
 
-def _as_nothing(train_step, task, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+def count_as_nothing(train_step, task, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+    """A batch that stands for none has no size and logs zeros."""
     loss, size, logged = train_step(task, sample, model, criterion, optimizer, update_num, ignore_grad)
     return (loss, size * 0, {key: value * 0 for key, value in logged.items()}) if ignore_grad else (loss, size, logged)
 
 
-def _of_how_many(state_dict, iterator) -> dict:
+def note_processes(state_dict, iterator) -> dict:
     """A checkpoint counts the batches of one process, which has more of them when there are fewer processes."""
     return state_dict(iterator) | {PROCESSES: iterator.num_shards}
 
 
-def _for_as_many(load_state_dict, iterator, state: dict) -> None:
+def resume_on_processes(load_state_dict, iterator, state: dict) -> None:
+    """As many sentences as were read, on more or fewer processes than they were counted on."""
     before, now = state.get(PROCESSES, iterator.num_shards), iterator.num_shards
     done = state["iterations_in_epoch"] * before
     if done % now:

@@ -1,28 +1,207 @@
-"""A function of fairseq's with something of ours around it, put there once by each room that has something to add."""
+"""Everything that is different in fairseq while this plug-in is there: one list, read from top to bottom.
+
+An entry is a function of fairseq and its handlers, each around the ones before it: the first is next to fairseq's own,
+the last is called first. A handler takes what it is around and that function's arguments; it stands where its subject
+is and knows of no other handler. Where fairseq copied a name (`from x import y`), the entry is the copy that is called.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import hydra._internal.utils
+import numpy
+from fairseq import checkpoint_utils, models, options, tasks, utils
+from fairseq.data import Dictionary, LanguagePairDataset, bucket_pad_length_dataset, data_utils, indexed_dataset
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass import utils as dataclass_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from fairseq.models import distributed_fairseq_model
+from fairseq.models.ema.ema import EMA
+from fairseq.optim import AMPOptimizer, FP16Optimizer, fp16_optimizer
+from fairseq.tasks import FairseqTask, translation
+from fairseq.trainer import Trainer
+from torch.utils.data._utils import signal_handling
 
-def wrap(owner, name: str, around: Callable[..., object]) -> None:
-    """owner.name(...) becomes around(original, ...); owner: a module or a class; for a method `self` comes second.
+from ..errors import UserError
+from . import arithmetic, calm_root_logger, command_line, datasets, yaml_config
+from .checkpoints import exact_resume, reading, saving, train_loop
+from .distributed import launch, sharded_trainer
+from .divergence import watched_trainer
 
-    Idempotent, also for a package that is imported under two names; several rooms may wrap one function, the last
-    outermost. A static method stays one, and a class method becomes one, of `owner`.
+Handlers = dict[Callable[..., Any], str]  # handler: why
+# optimisers for half precision
+HALF = (fp16_optimizer._FP16OptimizerMixin, fp16_optimizer._MemoryEfficientFP16OptimizerMixin, AMPOptimizer)
+
+
+def import_user_module(original, *args, **kwargs) -> None:
+    """Patches the program too: where this package was imported before it, it is not there until now."""
+    original(*args, **kwargs)
+    around_program()
+
+
+PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its handlers
+    # the command line and YAML: a mistake in one line, before anything is made
+    (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
+    (dataclass_utils, "merge_with_parent"): {yaml_config.name_setting: "an unknown key, a value of the wrong type"},
+    (models, "build_model"): {yaml_config.refuse_unknown_arch: "the nearest architecture in place of an assertion"},
+    (tasks, "setup_task"): {
+        yaml_config.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
+        command_line.refuse_misfits: "a task, loss and model that fairseq pairs by what fails",
+    },
+    (utils, "import_user_module"): {import_user_module: "by fairseq-train's main: now the program is there"},
+    # data
+    (Dictionary, "add_from_file"): {datasets.read_dictionary: "a file that is no dictionary, by name"},
+    (indexed_dataset, "make_dataset"): {datasets.open_checked: "binarised files that are truncated or another's"},
+    (LanguagePairDataset, "__init__"): {datasets.require_pairs: "sides of different lengths"},
+    (translation, "load_langpair_dataset"): {datasets.load_pairs: "files that are not there, by name"},
+    **{(task, "load_dataset"): {datasets.load_sentences: "missing files, wrong labels"} for task in datasets.LONGER},
+    (FairseqTask, "filter_indices_by_size"): {datasets.explain_lengths: "sentences that are too long, and the way out"},
+    (FairseqTask, "inference_step"): {datasets.refuse_empty_prefix: "--prefix-size with an empty line never ends"},
+    (data_utils, "batch_by_size"): {datasets.keep_last_batch: "fairseq drops the last sentences"},
+    (FairseqTask, "get_batch_iterator"): {exact_resume.batches_as_before: "a resumed run gets the batches it would"},
+    (EpochBatchIterator, "state_dict"): {datasets.note_processes: "how many read the batches that are counted"},
+    (EpochBatchIterator, "load_state_dict"): {datasets.resume_on_processes: "as many sentences on more or fewer"},
+    (signal_handling, "_set_worker_signal_handlers"): {train_loop.spare_worker: "a job's signal is for the training"},
+    # processes; `models.DistributedFairseqModel` is the name that Trainer looks up
+    (distributed_utils, "call_main"): {launch.call_main: "torchrun, CPUs, and one line when a process is lost"},
+    (distributed_fairseq_model, "DistributedDataParallel"): {launch.parallel_on_any_device: "CPUs take no device ids"},
+    (models, "DistributedFairseqModel"): {
+        sharded_trainer.shard_model: "--ddp-backend fully_sharded without fairscale",
+        launch.without_heartbeat: "fairseq's kills the whole process group without a word",
+    },
+    # updates
+    (Trainer, "__init__"): {watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks"},
+    (Trainer, "_build_optimizer"): {sharded_trainer.build_optimizer: "--zero-sharding os without fairscale"},
+    (FP16Optimizer, "build_optimizer"): {arithmetic.build_half_precision: "an optimiser brings its own"},
+    (Trainer, "train_step"): {
+        datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
+        watched_trainer.watch_step: "a loss that is not finite",
+    },
+    (FairseqTask, "train_step"): {datasets.count_as_nothing: "an empty batch, whatever its loss counts"},
+    (Trainer, "clip_grad_norm"): {
+        sharded_trainer.clip_over_ranks: "a norm over shards",
+        watched_trainer.watch_norm: "an overflow, a norm that is not finite",
+    },
+    (AMPOptimizer, "clip_grad_norm"): {watched_trainer.clip_under_amp: "--amp on a CPU has no loss scale to ask for"},
+    (Trainer, "valid_step"): {train_loop.validate_unless_stopped: "a signal is answered between two batches"},
+    (EMA, "_step_internal"): {arithmetic.average_together: "a few operations instead of some for every tensor"},
+    # saving
+    (checkpoint_utils, "save_checkpoint"): {
+        sharded_trainer.save_from_all: "all ranks give what they have before the first writes",
+        watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
+        saving.save_or_warn: "a full disk is no end of the run; --write-checkpoints-asynchronously",
+    },
+    (Trainer, "consolidate_optimizer"): {
+        sharded_trainer.consolidate_unless_sharded: "it is done, or the other ranks are gone",
+        watched_trainer.end_diverged: "before fairseq writes crash.pt and trains on under NanDetector",
+    },
+    (Trainer, "save_checkpoint"): {
+        sharded_trainer.write_unless_alone: "after an error the other ranks' parts are not there",
+        exact_resume.save_forgotten: "what fairseq keeps in the process only",
+        saving.lose_no_error: "a crash.pt that cannot be written hid the crash",
+    },
+    (Trainer, "state_dict"): {sharded_trainer.whole_state: "what the ranks gave"},
+    **{(kind, "state_dict"): {exact_resume.state_with_weights: "float32 weights, the loss scale"} for kind in HALF},
+    (checkpoint_utils, "torch_persistent_save"): {saving.write_whole: "a file is whole or absent"},
+    (PathManager, "copy"): {saving.copy_whole: "checkpoint_last.pt, killed while it is copied, was lost"},
+    # loading
+    (checkpoint_utils, "load_checkpoint"): {train_loop.resume_from_whole: "of the newest that is whole; what was left"},
+    (checkpoint_utils, "load_checkpoint_to_cpu"): {
+        sharded_trainer.read_shards: "the whole of a checkpoint that lies in shards",
+        train_loop.read_verified: "torch does not look at its checksums",
+        reading.explain_unreadable: "whatever a damaged file makes its readers raise, in one line",
+    },
+    (Trainer, "load_checkpoint"): {
+        sharded_trainer.read_on_every_rank: "sent by the first, all would come to lie on each GPU",
+        watched_trainer.resume_rollbacks: "the rollbacks that the run has had count on",
+        exact_resume.load_forgotten: "what fairseq kept in the process only",
+        reading.explain_unusable: "an optimiser's state that is another's, in one line",
+    },
+    **{(kind, "load_state_dict"): {exact_resume.load_with_weights: "as they were saved"} for kind in HALF},
+}
+
+PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs: fairseq_cli.train or __main__
+    "add_defaults": {saving.begin: "main's first step with a config: the folder is this training's"},
+    "train": {
+        train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
+        watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
+    },
+    "validate_and_save": {train_loop.save_if_stopped: "a signal is answered after each update"},
+}
+
+# also set
+PROGRAM_ASSIGNED = {"fsdp_enable_wrap": contextlib.nullcontext, "fsdp_wrap": lambda model: model}  # fairscale's
+ASSIGNED: dict[tuple[Any, str], Any] = {
+    (Trainer, "is_fsdp"): property(lambda self: False),  # fairscale's
+    (utils, "move_to_cpu"): reading.move_to_cpu,  # views of one memory stay
+    (data_utils, "get_buckets"): datasets.get_buckets,  # --num-batch-buckets needs a name that numpy 2 lacks
+    (bucket_pad_length_dataset, "get_buckets"): datasets.get_buckets,  # its copy
+    (numpy, "compat"): getattr(numpy, "compat", types.SimpleNamespace(long=int)),  # the same, in collating buckets
+    # of what it catches, hydra prints this kind in one line
+    (hydra._internal.utils, "CompactHydraException"): (hydra._internal.utils.CompactHydraException, UserError),
+}
+
+
+def know_this_package() -> None:
+    """fairseq's list of the --user-dir that it has imported has this one, whoever imported it."""
+    vars(utils.import_user_module).setdefault("memo", set()).add(str(Path(__file__).parents[1]))
+
+
+CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
+    launch.end_with_launcher: "no process outlives its torchrun or srun",
+    calm_root_logger: "importing fairseq sets the root logger to DEBUG",
+    arithmetic.flush_denormals: "a deep Post-LN model's gradients underflow",
+    reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
+    yaml_config.read_without_running: "eval of settings, in 18 modules",
+    command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",
+    know_this_package: "--user-dir in a process that has imported it has nothing to do",
+}
+
+
+def apply() -> None:
+    """Idempotent, also for a package that is imported under two names."""
+    for call in CALLED:
+        call()
+    for (owner, name), value in ASSIGNED.items():
+        setattr(owner, name, value)
+    for (owner, name), handlers in PATCHES.items():
+        for handler in handlers:
+            wrap(owner, name, handler)
+    around_program()
+
+
+def around_program() -> None:
+    """Patches fairseq-train's own functions, if it is there; other programs do not have them. Idempotent."""
+    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
+        if hasattr(module, "validate_and_save"):
+            vars(module).update(PROGRAM_ASSIGNED)
+            for name, handlers in PROGRAM.items():
+                for handler in handlers:
+                    wrap(module, name, handler)
+
+
+def wrap(owner: Any, name: str, handler: Callable[..., Any]) -> None:
+    """owner.name(...) becomes handler(original, ...), once; for a method `self` comes second.
+
+    A static method stays one, and a class method becomes one, of `owner`.
     """
     static = isinstance(getattr(owner, "__dict__", {}).get(name), (staticmethod, classmethod))
     original = getattr(owner, name)
-    mark = f"{around.__module__.partition('.')[2]}.{around.__qualname__}"
-    rooms = getattr(original, "rooms", frozenset())
-    if mark in rooms:
+    before, mark = getattr(original, "handlers", ()), f"{handler.__module__.partition('.')[2]}.{handler.__qualname__}"
+    if mark in before:
         return
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
+        return handler(original, *args, **kwargs)
 
-    vars(wrapped)["rooms"] = rooms | {mark}
+    vars(wrapped)["handlers"] = (*before, mark)
     setattr(owner, name, staticmethod(wrapped) if static else wrapped)

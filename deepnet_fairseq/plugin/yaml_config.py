@@ -13,14 +13,12 @@ import operator
 import sys
 
 from fairseq import models, tasks
-from fairseq.dataclass import utils as dataclass_utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, ValidationError
 
 from ..errors import UserError
 from .command_line import unknown_arch
 from .config import CONFIGS
-from .patches import wrap
 
 NAMES = {kind: name for name, kind in CONFIGS.items()}
 SECTIONS = ("common", "dataset", "optimization", "checkpoint")
@@ -34,18 +32,8 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 LONGEST = 100_000  # entries of a list
 
 
-def explain_mistakes() -> None:
-    """Unknown keys and values of the wrong type by name; unknown architectures with the nearest one: UserError.
-
-    Wraps dataclass.utils.merge_with_parent, models.build_model, which answer with a page of calls or a wrong error, and
-    tasks.setup_task. Idempotent.
-    """
-    wrap(dataclass_utils, "merge_with_parent", _named)
-    wrap(models, "build_model", _known)
-    wrap(tasks, "setup_task", _by_flags)
-
-
-def _named(merge, dc, cfg, *args, **kwargs):
+def name_setting(merge, dc, cfg, *args, **kwargs):
+    """UserError, by name, for a key that a model lacks and a value of the wrong type."""
     name = NAMES.get(dc) if isinstance(dc, type) else None
     try:
         return merge(dc, cfg, *args, **kwargs)
@@ -56,14 +44,15 @@ def _named(merge, dc, cfg, *args, **kwargs):
         raise UserError(f"model.{error.full_key}: {unknown or str(error.msg).splitlines()[0]}") from error
 
 
-def _known(build, cfg, task, *args, **kwargs):
+def refuse_unknown_arch(build, cfg, task, *args, **kwargs):
+    """UserError that names the nearest architecture."""
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name and name not in models.ARCH_MODEL_REGISTRY and name not in models.MODEL_REGISTRY:
         raise UserError(unknown_arch(f"model._name {name}"))
     return build(cfg, task, *args, **kwargs)
 
 
-def _by_flags(setup, cfg, **kwargs):
+def setup_by_flags(setup, cfg, **kwargs):
     """Such a task gets what its flags would have been, their defaults where YAML has no word; UserError without one."""
     name = getattr(cfg, "_name", None)
     if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:

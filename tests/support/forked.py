@@ -87,7 +87,7 @@ def _run(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [str(BIN / words[0]), *words[1:]]
-            command_line.explain_mistakes()  # its hook goes by the program's name
+            command_line.explain_uncaught()  # its hook goes by the program's name
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
     except SystemExit as error:

@@ -17,7 +17,6 @@ import torch._dynamo  # a second and a half, which comes with the first optimise
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-import deepnet_fairseq  # noqa: F401  the user-dir, imported once
 from deepnet_fairseq.errors import user_error_line
 
 CONTEXT = multiprocessing.get_context("forkserver")  # forks a process that has imported this file and run nothing

@@ -4,12 +4,3 @@ atomic.py writes a file, saving.py a training's; integrity.py verifies one and s
 exact_resume.py does what else it takes to go on exactly; holding.py keeps a second training out of the folder, and
 train_loop.py stops one. docs/checkpoints.md.
 """
-
-
-def install() -> None:
-    """Patches fairseq's saving, loading and training loop; may be called again."""
-    from . import exact_resume, saving, train_loop
-
-    exact_resume.install()
-    saving.install()
-    train_loop.install()

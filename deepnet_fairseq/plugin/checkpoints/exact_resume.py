@@ -16,15 +16,11 @@ from types import SimpleNamespace
 
 import torch
 from fairseq.logging import meters, metrics, progress_bar
-from fairseq.optim.amp_optimizer import AMPOptimizer
-from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
-from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch import Tensor
 
 from ..distributed import agreement
 from ..optimisers.flat_adam import FlatAdam
-from ..patches import wrap
 
 KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
@@ -33,17 +29,7 @@ unfinished: bool | None = None  # set while a training is saved that a signal st
 averages: dict = {}  # of the epoch, as they were before the resume; set while what was left over is done
 
 
-def install() -> None:
-    """Patches fairseq's batches, Trainer and optimisers for half precision; may be called again."""
-    wrap(FairseqTask, "get_batch_iterator", _get_batch_iterator)
-    wrap(Trainer, "save_checkpoint", _save)
-    wrap(Trainer, "load_checkpoint", _load)
-    for kind in (_FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin, AMPOptimizer):
-        wrap(kind, "state_dict", _state_dict)
-        wrap(kind, "load_state_dict", _load_state_dict)
-
-
-def _get_batch_iterator(original, task, *args, **kwargs):
+def batches_as_before(original, task, *args, **kwargs):
     """Makes the first training batches after a resume as in the epoch that made those of the training it continues."""
     now = kwargs.get("epoch")
     epoch, seed_moves = vars(task).pop("make_as_in", (None, False))
@@ -62,7 +48,8 @@ def _early_stopping():
     return getattr(sys.modules.get("fairseq_cli.train"), "should_stop_early", None)
 
 
-def _save(original, trainer: Trainer, filename, extra_state):
+def save_forgotten(original, trainer: Trainer, filename, extra_state):
+    """Beside fairseq's extra state, under KEY: patience, the schedule's counts, averages, where batches were made."""
     patience, schedule = _early_stopping(), getattr(trainer.lr_scheduler, "lr_scheduler", None)
     batches = trainer.task.dataset_to_epoch_iter.get(trainer.task.datasets.get(trainer.cfg.dataset.train_subset))
     ours = {
@@ -85,8 +72,9 @@ def _averages() -> dict:
     return {name: value.item() if torch.is_tensor(value) else value for name, value in values.items() if name[0] != "_"}
 
 
-def _load(original, trainer: Trainer, filename, reset_optimizer=False, reset_lr_scheduler=False,
-          optimizer_overrides=None, reset_meters=False):  # fmt: skip
+def load_forgotten(original, trainer: Trainer, filename, reset_optimizer=False, reset_lr_scheduler=False,
+                   optimizer_overrides=None, reset_meters=False):  # fmt: skip
+    """What save_forgotten saved, and the averages of a training that was saved between two epochs."""
     extra_state = original(
         trainer, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters=reset_meters
     )
@@ -130,7 +118,8 @@ def weights(optimizer) -> list[Tensor]:
     return [next(parts[param.device.index]).view(param.shape) for param in half]
 
 
-def _state_dict(original, optimizer) -> dict:
+def state_with_weights(original, optimizer) -> dict:
+    """With the float32 weights, and when the loss scale was changed."""
     state = original(optimizer)
     if values := weights(optimizer):
         state[WEIGHTS] = values
@@ -148,7 +137,8 @@ def _counts(scaler) -> dict:
     return {name: value for name, value in vars(scaler).items() if name.startswith("_")}
 
 
-def _load_state_dict(original, optimizer, state_dict, optimizer_overrides=None) -> None:
+def load_with_weights(original, optimizer, state_dict, optimizer_overrides=None) -> None:
+    """The float32 weights come back if they are those of the weights in half precision."""
     original(optimizer, state_dict, optimizer_overrides)
     scaler, counts = getattr(optimizer, "scaler", None), state_dict.get(SCALER) or {}
     if counts and hasattr(scaler, "load_state_dict"):

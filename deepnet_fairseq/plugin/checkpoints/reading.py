@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig
@@ -27,7 +27,6 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from ...errors import UserError
-from ..patches import wrap
 from . import saving
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
@@ -64,17 +63,7 @@ def allow_plain_data() -> None:
     )
 
 
-def explain_unreadable_files() -> None:
-    """UserError, naming the file, where fairseq ends with a page of calls.
-
-    It opens every checkpoint through checkpoint_utils.load_checkpoint_to_cpu, and takes up a training through
-    Trainer.load_checkpoint.
-    """
-    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _explained)
-    wrap(Trainer, "load_checkpoint", _resumed)
-
-
-def _explained(load, path, *args, **kwargs) -> dict:
+def explain_unreadable(load, path, *args, **kwargs) -> dict:
     """Whatever a file makes its readers say becomes one line: what they raise for a damaged one has no end of kinds."""
     _check_ordinary(path)
     try:
@@ -98,7 +87,7 @@ def _check_ordinary(path: str) -> None:
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
 
 
-def _resumed(load, trainer: Trainer, filename: str, *args, **kwargs):
+def explain_unusable(load, trainer: Trainer, filename: str, *args, **kwargs):
     """The optimiser's and the schedule's state, which fairseq passes on as it is; it starts anew where a folder is."""
     _check_ordinary(filename)
     try:
@@ -149,11 +138,6 @@ def not_finite(weights: Mapping[str, Tensor]) -> str | None:
         if value.is_floating_point() and not value.sum(dtype=kind).isfinite() and not value.isfinite().all():
             return name
     return None
-
-
-def keep_views() -> None:
-    """Replaces fairseq.utils.move_to_cpu, which moves each tensor by itself."""
-    utils.move_to_cpu = move_to_cpu
 
 
 def move_to_cpu(sample):

@@ -16,14 +16,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from fairseq import checkpoint_utils
 from fairseq.checkpoint_utils import checkpoint_paths
 from fairseq.file_io import PathManager
-from fairseq.trainer import Trainer
 
 from ...errors import UserError
 from ..distributed import agreement
-from ..patches import wrap
 from . import atomic, holding, integrity
 from .atomic import SaveError
 
@@ -34,14 +31,6 @@ _in_background = False
 _failure: SaveError | None = None  # of the latest save
 _held: list[Job] | None = None  # of the save that is being put together for the background
 _thread: threading.Thread | None = None
-
-
-def install() -> None:
-    """Patches how fairseq's checkpoints are written and copied; may be called again."""
-    wrap(PathManager, "copy", _copy)
-    wrap(checkpoint_utils, "torch_persistent_save", _persist)
-    wrap(checkpoint_utils, "save_checkpoint", _save)
-    wrap(Trainer, "save_checkpoint", _lose_no_error)
 
 
 def begin(original, cfg) -> None:
@@ -86,14 +75,15 @@ def _do(job: Job) -> None:
         _held.append(job)
 
 
-def _persist(original, obj, filename, async_write: bool = False) -> None:
+def write_whole(original, obj, filename, async_write: bool = False) -> None:
+    """In place of fairseq's, which tries three times into the same open file."""
     if PathManager.supports_rename(str(filename)):
         _do(lambda: atomic.save(obj, filename))
     else:
         original(obj, filename)
 
 
-def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
+def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
     """fairseq copies the file of a save over others, checkpoint_last.pt among them: killed there, a run has lost it."""
     if not PathManager.supports_rename(dst_path):
         return original(src_path, dst_path, overwrite=overwrite)
@@ -101,7 +91,7 @@ def _copy(original, src_path: str, dst_path: str, overwrite: bool = False):
     return dst_path
 
 
-def _save(original, cfg, trainer, epoch_itr, val_loss):
+def save_or_warn(original, cfg, trainer, epoch_itr, val_loss):
     """Now, or put together for a thread, but for shards, which the ranks write themselves."""
     global _failure, _held, _thread
     wait()
@@ -178,7 +168,7 @@ def _left(cfg) -> str:
     return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"
 
 
-def _lose_no_error(original, trainer, filename, extra_state):
+def lose_no_error(original, trainer, filename, extra_state):
     """crash.pt is saved while an error is on its way to the user: that it cannot be is not to hide the error."""
     try:
         return original(trainer, filename, extra_state)

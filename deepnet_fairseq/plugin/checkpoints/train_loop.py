@@ -11,20 +11,16 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils
 from fairseq.logging import metrics
-from fairseq.trainer import Trainer
-from torch.utils.data._utils import signal_handling
 
 from ...errors import UserError
 from ..distributed import agreement
 from ..divergence import Diverged
-from ..patches import wrap
 from . import atomic, exact_resume, holding, integrity, saving
 
 log = logging.getLogger(__name__)
@@ -39,38 +35,14 @@ class Stopped(Exception):
     """A signal came: raised out of a validation, and caught where fairseq-train would save."""
 
 
-def install() -> None:
-    """Patches fairseq-train's loop, what it loads, and how processes that load data end; may be called again."""
-    wrap(signal_handling, "_set_worker_signal_handlers", _spare_worker)
-    wrap(utils, "import_user_module", _import)
-    wrap(checkpoint_utils, "load_checkpoint", _load)
-    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _verified)
-    wrap(Trainer, "valid_step", _valid_step)
-    _around_program()
-
-
-def _around_program() -> None:
-    """fairseq-train's own functions, looked up when they are called; other programs do not have them."""
-    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
-        if hasattr(module, "validate_and_save"):
-            wrap(module, "add_defaults", saving.begin)
-            wrap(module, "train", _train)
-            wrap(module, "validate_and_save", _validate_and_save)
-
-
-def _import(original, *args, **kwargs) -> None:
-    """The first thing that fairseq-train's main does: by now the program is there."""
-    original(*args, **kwargs)
-    _around_program()
-
-
-def _verified(original, path, *args, **kwargs):
+def read_verified(original, path, *args, **kwargs):
+    """UserError for an archive that is damaged."""
     if Path(path).is_file():
         integrity.check(path)
     return original(path, *args, **kwargs)
 
 
-def _load(original, cfg, trainer, **kwargs):
+def resume_from_whole(original, cfg, trainer, **kwargs):
     """Of what --restore-file names, or of the newest checkpoint that is whole."""
     saving.wait()
     trainer.over = None
@@ -92,7 +64,7 @@ def _load(original, cfg, trainer, **kwargs):
     return extra_state, epoch_itr
 
 
-def _train(original, cfg, trainer, task, epoch_itr):
+def train_until_over(original, cfg, trainer, task, epoch_itr):
     """One epoch."""
     over = getattr(trainer, "over", None)
     ended = True
@@ -114,7 +86,7 @@ def _train(original, cfg, trainer, task, epoch_itr):
             holding.release()
 
 
-def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+def save_if_stopped(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
     """After each update."""
     try:
         _stop_if_told(trainer)
@@ -124,7 +96,8 @@ def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, e
     _save_and_exit(trainer, epoch_itr, end_of_epoch)
 
 
-def _valid_step(original, trainer, *args, **kwargs):
+def validate_unless_stopped(original, trainer, *args, **kwargs):
+    """One batch; Stopped if a signal came."""
     _stop_if_told(trainer)
     return original(trainer, *args, **kwargs)
 
@@ -185,7 +158,7 @@ def _notice(kind: int, frame) -> None:
         os.kill(os.getpid(), kind)
 
 
-def _spare_worker(original) -> None:
+def spare_worker(original) -> None:
     """A process that loads data ends when its parent says so: a signal to all processes of a job is not for it.
 
     It would die, and the training of its death, before that has saved.

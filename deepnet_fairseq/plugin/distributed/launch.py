@@ -19,15 +19,13 @@ import time
 from datetime import timedelta
 
 import torch
-from fairseq import models
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
 
+from ... import register
 from ...errors import UserError, user_error_line
 from ..checkpoints import holding
-from ..patches import wrap
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -37,18 +35,8 @@ LOST = re.compile(
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, which save
 
 
-def start_and_watch() -> None:
-    """Wraps distributed_utils.call_main, and what makes a model one of several processes'.
-
-    The latter are DistributedDataParallel and DistributedFairseqModel, by the names fairseq looks up. UserError where a
-    process is lost or cannot be reached. Idempotent.
-    """
-    wrap(distributed_utils, "call_main", _call_main)
-    wrap(distributed_fairseq_model, "DistributedDataParallel", _on_any_device)
-    wrap(models, "DistributedFairseqModel", _without_heartbeat)
-
-
-def _call_main(original, cfg, main, **kwargs):
+def call_main(original, cfg, main, **kwargs):
+    """One of torchrun's or srun's processes, or all of them here; UserError where one is lost or cannot be reached."""
     place = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
@@ -114,8 +102,9 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
             signal.signal(kind, handler)
 
 
+@functools.cache
 def end_with_launcher() -> None:
-    """In one of torchrun's or srun's processes, from the package's import on."""
+    """In one of torchrun's or srun's processes, from register() on."""
     if LAUNCHED in os.environ or _slurm():
         end_with(os.getppid())
 
@@ -136,7 +125,8 @@ def _watch(parent: int) -> None:
 
 
 def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """One of those; importing this file has put everything else in place."""
+    """One of those, which has unpickled this function and no more."""
+    register()
     end_with(parent)
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
@@ -205,7 +195,7 @@ def _again(cfg) -> str:
     return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
-def _on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
+def parallel_on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
     """DistributedDataParallel, which takes no device ids for a model on a CPU, and waits for every gradient."""
     if getattr(module, "has_idle_parameters", False):
         kwargs["find_unused_parameters"] = True
@@ -216,7 +206,7 @@ def _on_any_device(original, module, device_ids=None, output_device=None, **kwar
     return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
 
 
-def _without_heartbeat(original, args, *rest, **kwargs):
+def without_heartbeat(original, args, *rest, **kwargs):
     """Without fairseq's wrapper, which kills the whole process group, whoever is in it, without a word.
 
     A collective that waits too long raises instead.

@@ -5,13 +5,12 @@ Checkpoints are whole ones, which any number of processes and any program reads,
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from fairseq import checkpoint_utils, models, utils
+from fairseq import utils
 from fairseq.models import BaseFairseqModel
 from fairseq.optim import FairseqOptimizer
 from fairseq.trainer import Trainer
@@ -19,7 +18,6 @@ from torch import distributed
 
 from ...errors import UserError
 from ..optimisers import deepnet_adam
-from ..patches import wrap
 from . import shards
 
 BACKEND = "fully_sharded"
@@ -34,22 +32,6 @@ REFUSED = {
     ("common", "memory_efficient_bf16"): (True, "take --bf16"),
     ("optimization", "use_bmuf"): (True, "take --ddp-backend pytorch_ddp"),
 }
-
-
-def install() -> None:
-    """Patches how fairseq's Trainer wraps a model, builds its optimiser, clips, saves, loads; may be called again."""
-    Trainer.is_fsdp = property(lambda self: False)  # fairscale's
-    wrap(models, "DistributedFairseqModel", _sharded)
-    wrap(Trainer, "_build_optimizer", _build)
-    wrap(Trainer, "clip_grad_norm", _clip)
-    if train := sys.modules.get("fairseq_cli.train"):
-        vars(train).update(fsdp_enable_wrap=contextlib.nullcontext, fsdp_wrap=lambda model: model)
-    wrap(checkpoint_utils, "save_checkpoint", _save)
-    wrap(checkpoint_utils, "load_checkpoint_to_cpu", _load_to_cpu)
-    wrap(Trainer, "consolidate_optimizer", _consolidate)
-    wrap(Trainer, "save_checkpoint", _write)
-    wrap(Trainer, "state_dict", _state_dict)
-    wrap(Trainer, "load_checkpoint", _load)
 
 
 def sharded(trainer: Trainer):
@@ -71,7 +53,8 @@ def check_sharding(setting: Callable[[str, str], object]) -> None:
             raise UserError(f"--{key.replace('_', '-')}: not with --ddp-backend {BACKEND}: {reason}")
 
 
-def _sharded(original, args, model, process_group, device):
+def shard_model(original, args, model, process_group, device):
+    """A FullySharded for --ddp-backend fully_sharded."""
     if args.ddp_backend != BACKEND:
         return original(args, model, process_group, device)
     if not isinstance(model, BaseFairseqModel):
@@ -81,7 +64,8 @@ def _sharded(original, args, model, process_group, device):
     return FullySharded(model, process_group, device, keep_gathered=args.no_reshard_after_forward)
 
 
-def _build(original, trainer: Trainer) -> None:
+def build_optimizer(original, trainer: Trainer) -> None:
+    """Shares its state over ranks (--zero-sharding os), or reads the rows of a sharded model from checkpoints."""
     cfg = trainer.cfg
     check_sharding(lambda section, key: getattr(getattr(cfg, section, None), key, None))
     place = cfg.distributed_training
@@ -106,7 +90,8 @@ def _read_rows(model, optimizer: FairseqOptimizer, name: str) -> None:
     optimizer.load_state_dict = lambda state, *args: load(cut(state), *args)
 
 
-def _clip(original, trainer: Trainer, clip_norm: float):
+def clip_over_ranks(original, trainer: Trainer, clip_norm: float):
+    """By the norm of all shards."""
     if not sharded(trainer):
         return original(trainer, clip_norm)
 
@@ -118,7 +103,7 @@ def _clip(original, trainer: Trainer, clip_norm: float):
     return trainer.optimizer.clip_grad_norm(clip_norm, aggregate_norm_fn=of_all)
 
 
-def _save(original, cfg, trainer: Trainer, epoch_itr, val_loss):
+def save_from_all(original, cfg, trainer: Trainer, epoch_itr, val_loss):
     """All ranks give what they have before the first one writes; what no checkpoint asks for any more is removed."""
     model = sharded(trainer)
     if not model or cfg.no_save:
@@ -149,13 +134,13 @@ def _gathered(model, state: dict, shapes: list[torch.Size]) -> dict:
     return shards.changed(state, local, lambda number, key, value: model.gather(value, shapes[number]))
 
 
-def _consolidate(original, trainer: Trainer) -> None:
+def consolidate_unless_sharded(original, trainer: Trainer) -> None:
     """Of sharded models it is done; after an error there are no other ranks to do it with."""
     if not sharded(trainer) and not _left_alone(trainer):
         original(trainer)
 
 
-def _write(original, trainer: Trainer, filename: str, extra_state: dict):
+def write_unless_alone(original, trainer: Trainer, filename: str, extra_state: dict):
     """Without the other ranks, as after an error, nothing of a sharded model can be saved."""
     if _left_alone(trainer) or (sharded(trainer) and getattr(trainer, "found", None) is None):
         return None
@@ -167,7 +152,7 @@ def _left_alone(trainer: Trainer) -> bool:
     return sys.exc_info()[1] is not None and getattr(trainer.optimizer.optimizer, "is_shared", False)
 
 
-def _state_dict(original, trainer: Trainer) -> dict:
+def whole_state(original, trainer: Trainer) -> dict:
     """Called by the first rank alone: what all ranks have to do is done."""
     if not sharded(trainer):
         return original(trainer)
@@ -181,14 +166,14 @@ def _state_dict(original, trainer: Trainer) -> dict:
     return state | trainer.found
 
 
-def _load(original, trainer: Trainer, *args, **kwargs):
+def read_on_every_rank(original, trainer: Trainer, *args, **kwargs):
     """Every rank of a sharded model reads for itself: sent by the first, all would come to lie on each GPU."""
     if sharded(trainer):
         trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
     return original(trainer, *args, **kwargs)
 
 
-def _load_to_cpu(original, path, *args, **kwargs) -> dict:
+def read_shards(original, path, *args, **kwargs) -> dict:
     """The whole of a checkpoint that lies in shards."""
     state = original(path, *args, **kwargs)
     return shards.read(path, state) if shards.KEY in state else state

@@ -14,14 +14,10 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.logging import metrics
-from fairseq.optim.amp_optimizer import AMPOptimizer
-from fairseq.trainer import Trainer
 
 from ..checkpoints import holding
 from ..distributed import agreement
-from ..patches import wrap
 from . import FLOOR, GRADIENTS, LOSS, STATUS, WEIGHTS, Diverged, Stop, diagnosis
 from .rollback import Rollbacks
 from .search import broken_parameters
@@ -66,26 +62,13 @@ class Watch:
             self.healthy = row["update"] if row["loss"] <= 2 * self.least else self.healthy
 
 
-def install() -> None:
-    """Patches fairseq's Trainer and checkpoints, and with a trainer built the loop; may be called again."""
-    wrap(Trainer, "__init__", _build)
-    wrap(Trainer, "train_step", _train_step)
-    wrap(Trainer, "clip_grad_norm", _clip_grad_norm)
-    wrap(Trainer, "consolidate_optimizer", _consolidate_optimizer)
-    wrap(Trainer, "load_checkpoint", _load)
-    wrap(AMPOptimizer, "clip_grad_norm", _clip_under_amp)
-    wrap(checkpoint_utils, "save_checkpoint", _save)
-
-
-def _build(original, trainer, cfg, *args, **kwargs):
+def begin_watch(original, trainer, cfg, *args, **kwargs):
+    """A trainer has a Watch and its rollbacks."""
     original(trainer, cfg, *args, **kwargs)
     trainer.watch, trainer.rollbacks = Watch(), Rollbacks(trainer.cfg)
-    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):  # either may be the program
-        if hasattr(module, "validate_and_save"):
-            wrap(module, "train", _train)
 
 
-def _train_step(original, trainer, samples, *args, **kwargs):
+def watch_step(original, trainer, samples, *args, **kwargs):
     """Diverged for a loss that is not finite."""
     watch, common = trainer.watch, trainer.cfg.common
     watch.samples, before, rate = samples, trainer.get_num_updates(), trainer.get_lr()
@@ -103,7 +86,7 @@ def _train_step(original, trainer, samples, *args, **kwargs):
     return logged
 
 
-def _clip_grad_norm(original, trainer, clip_norm):
+def watch_norm(original, trainer, clip_norm):
     """Where fairseq's loss scalers find an overflow. FloatingPointError for a norm that is not finite."""
     watch = trainer.watch
     watch.norm = None
@@ -116,7 +99,7 @@ def _clip_grad_norm(original, trainer, clip_norm):
     return watch.norm if trainer.cfg.common.amp else _finite(watch.norm)
 
 
-def _clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
+def clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
     """AMPOptimizer's would ask for the loss scale on a CPU too, where --amp scales no loss."""
     if optimizer.scaler.is_enabled():
         return original(optimizer, max_norm, aggregate_norm_fn)
@@ -130,7 +113,7 @@ def _finite(norm):
     return norm
 
 
-def _consolidate_optimizer(original, trainer):
+def end_diverged(original, trainer):
     """The first thing fairseq does when training has raised. Diverged for a FloatingPointError on its way."""
     error = sys.exc_info()[1]
     if isinstance(error, Diverged):
@@ -142,12 +125,13 @@ def _consolidate_optimizer(original, trainer):
     raise Diverged(Stop(trainer.get_num_updates() + 1, kind, reason, trainer.watch.samples)) from error
 
 
-def _load(original, trainer, filename, *args, **kwargs):
+def resume_rollbacks(original, trainer, filename, *args, **kwargs):
+    """Those that a run has had count on, and its learning rate is what they left."""
     trainer.rollbacks.resume(filename)
     return original(trainer, filename, *args, **kwargs)
 
 
-def _save(original, cfg, trainer, *args, **kwargs):
+def save_if_finite(original, cfg, trainer, *args, **kwargs):
     """Only weights that can be trained on take the place of a checkpoint."""
     if cfg.no_save:
         return original(cfg, trainer, *args, **kwargs)
@@ -159,7 +143,7 @@ def _save(original, cfg, trainer, *args, **kwargs):
     return saved
 
 
-def _train(original, cfg, trainer, task, epoch_itr):
+def train_or_set_back(original, cfg, trainer, task, epoch_itr):
     """Around fairseq_cli.train.train, one epoch."""
     trainer.rollbacks.begin()
     while True:

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from ... import register
 from ...errors import UserError
 from ..environment import kernel_bytes
 from .contender import Contender
@@ -84,6 +85,7 @@ def measure_memory(candidate: Candidate, shape: Shape, settings: Settings, cell:
 
 def _alone(sender: Connection, candidate: Candidate, shape: Shape, settings: Settings, cell: Cell) -> None:
     """In a process of its own: trains the candidate for some steps and sends the fields of its cell."""
+    register()
     register_torchscale()
     with limited(settings.torch_device):
         try:

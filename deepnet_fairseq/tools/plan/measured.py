@@ -25,6 +25,7 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor
 
+from ... import register
 from ...core.models import SPECIALS
 from ...errors import UserError
 from ...plugin import config
@@ -187,6 +188,7 @@ def main(flags: list[str]) -> None:
 
     baseline: held once an update of a model of one layer a stack has been made; peak: the most beyond it.
     """
+    register()
     setting = parse(flags)
     _train(shallow(setting, 1, vocab=(100, 100), max_tokens=setting.length), 2)
     gc.collect()
