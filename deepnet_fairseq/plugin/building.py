@@ -73,7 +73,8 @@ def own_config(state: dict, path: str) -> Any:
 def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
 
-    Needs neither data nor dictionaries. UserError, naming the file, if it is no checkpoint or another model's.
+    Needs neither data nor dictionaries, but deepnet_fairseq.register() before. UserError, naming the file, if it is no
+    checkpoint or another model's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
