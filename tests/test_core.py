@@ -8,9 +8,45 @@ import torch
 from deepnet_fairseq.core import METHODS, beam_search, build
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 
-from .support.helpers import EOS, PAD, ROOT, VOCAB
+from .support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
 from .test_decoding import generated, sources
+
+ALONE = """
+import importlib, pkgutil, sys
+import torch
+import deepnet_fairseq.core as core
+
+for module in pkgutil.walk_packages(core.__path__, "deepnet_fairseq.core."):
+    importlib.import_module(module.name)
+from deepnet_fairseq.core.probes import PROBES
+from deepnet_fairseq.core.probes.session import Session
+from deepnet_fairseq.core.profile import profile_omegas
+
+tokens = torch.randint(4, 30, (2, 5))
+for arch in ("deepnet_transformer_tiny", "deepnet_lm_tiny", "deepnet_masked_lm_tiny"):
+    for method in core.METHODS:
+        model = core.build(arch, vocab=30, method=method)
+        given = {"src_tokens": tokens, "src_lengths": None}
+        if arch == "deepnet_transformer_tiny":
+            given["prev_output_tokens"] = tokens
+        if core.METHODS[method].profiled:
+            profile_omegas(model, given, seed=1)
+        session = Session(model, [probe for probe in PROBES.values() if not probe.needs_held])
+        session.begin()
+        model(**given)[0].square().mean().backward()
+        session.gradients(1.0)
+        assert session.values()
+        session.end()
+        if arch != "deepnet_masked_lm_tiny":
+            assert len(core.beam_search(model, tokens, beams=2, max_length=3)[1]) == 2
+print({name.partition(".")[0] for name in sys.modules} & {"fairseq", "hydra", "omegaconf", "fairseq_cli"})
+"""
+
+
+def test_torch_is_all_it_needs():
+    """Every method in every kind of model: built, trained, profiled, watched and decoded, with nothing of fairseq."""
+    assert run_cold("python", "-c", ALONE).stdout.split("\n")[-2] == "set()"
 
 
 @pytest.mark.parametrize("kind", EVERY)
