@@ -31,10 +31,11 @@ from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
 from ..errors import UserError
-from . import arithmetic, calm_root_logger, command_line, datasets, yaml_config
+from . import calm_root_logger, command_line, datasets, yaml_config
 from .checkpoints import exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import watched_trainer
+from .optimisers import deepnet_adam
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -80,7 +81,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     # updates
     (Trainer, "__init__"): {watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks"},
     (Trainer, "_build_optimizer"): {sharded_trainer.build_optimizer: "--zero-sharding os without fairscale"},
-    (FP16Optimizer, "build_optimizer"): {arithmetic.build_half_precision: "an optimiser brings its own"},
+    (FP16Optimizer, "build_optimizer"): {deepnet_adam.build_half_precision: "an optimiser brings its own"},
     (Trainer, "train_step"): {
         datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
         watched_trainer.watch_step: "a loss that is not finite",
@@ -92,7 +93,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     },
     (AMPOptimizer, "clip_grad_norm"): {watched_trainer.clip_under_amp: "--amp on a CPU has no loss scale to ask for"},
     (Trainer, "valid_step"): {train_loop.validate_unless_stopped: "a signal is answered between two batches"},
-    (EMA, "_step_internal"): {arithmetic.average_together: "a few operations instead of some for every tensor"},
+    (EMA, "_step_internal"): {deepnet_adam.average_together: "a few operations instead of some for every tensor"},
     # saving
     (checkpoint_utils, "save_checkpoint"): {
         sharded_trainer.save_from_all: "all ranks give what they have before the first writes",
@@ -158,7 +159,7 @@ def know_this_package() -> None:
 CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
     launch.end_with_launcher: "no process outlives its torchrun or srun",
     calm_root_logger: "importing fairseq sets the root logger to DEBUG",
-    arithmetic.flush_denormals: "a deep Post-LN model's gradients underflow",
+    launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
     yaml_config.read_without_running: "eval of settings, in 18 modules",
     command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",

@@ -1,12 +1,17 @@
-"""`--optimizer deepnet_adam`: fairseq's adam, its flags, numbers and checkpoints, for tens of thousands of tensors."""
+"""`--optimizer deepnet_adam`: fairseq's adam, its flags, numbers and checkpoints, for tens of thousands of tensors.
+
+And their moving average (--store-ema) in as few operations.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
 
+import torch
 from fairseq import optim
-from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.models.ema.ema import EMA
+from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from torch import Tensor
@@ -15,6 +20,7 @@ from ...errors import UserError
 from .flat_adam import FlatAdam
 
 NAME = "deepnet_adam"
+TOGETHER = 512  # tensors, whose float32 copies are there at one moment
 FLAT = "it updates flat weights; take --optimizer adam, or pytorch_ddp with --zero-sharding os"
 # (section of fairseq's config, setting): the values it is refused with, and why
 REFUSED = {
@@ -136,3 +142,39 @@ class DeepnetAdam(FairseqOptimizer):
 # what a checkpoint says of its optimiser, and fairseq compares when it resumes: runs may switch between the two
 DeepnetAdam.__name__ = FairseqAdam.__name__
 FlatFP16Optimizer.__name__ = FP16Optimizer.__name__
+
+
+def build_half_precision(original, cfg, params, **kwargs):
+    """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
+    own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
+    return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
+
+
+def average_together(original, ema: EMA, new_model, updates=None):
+    """The average of float32 weights (--store-ema) in a few operations instead of some for every tensor.
+
+    The numbers are fairseq's to the bit, but for matrices that have several names: they are averaged once, where
+    fairseq averages them once a name. Other averages, and those of other tensors, are made fairseq's way.
+    """
+    average, new = ema.model.state_dict(), new_model.state_dict()
+    kept = ema.fp32_params if ema.config.ema_fp32 else average
+    if ema.skip_keys or not _alike(kept, new) or not _alike(average, new, any_type=True):
+        return original(ema, new_model, updates)
+    owners = {(value.data_ptr(), value.shape): name for name, value in kept.items() if "version" not in name}
+    names = list(owners.values())
+    for start in range(0, len(names), TOGETHER):
+        part = names[start : start + TOGETHER]
+        sums = [kept[name] for name in part]
+        torch._foreach_mul_(sums, ema.decay)
+        torch._foreach_add_(sums, [new[name].float() for name in part], alpha=1 - ema.decay)
+    if ema.config.ema_fp32:
+        names = [name for name in kept if "version" not in name]
+        torch._foreach_copy_([average[name] for name in names], [kept[name] for name in names])
+
+
+def _alike(ours: dict, theirs: dict, any_type: bool = False) -> bool:
+    """The same names and shapes, and ours in float32."""
+    return ours.keys() == theirs.keys() and all(
+        value.shape == theirs[name].shape and (any_type or value.dtype == torch.float32 or "version" in name)
+        for name, value in ours.items()
+    )
