@@ -13,7 +13,7 @@ import pytest
 
 from deepnet_fairseq import __version__, cli
 
-from .support.helpers import ROOT, run
+from .support.helpers import ROOT, run, run_cold
 
 
 def test_version_is_the_packages(capsys):
@@ -27,6 +27,14 @@ def test_version_is_the_packages(capsys):
 
 def test_module_is_the_command():
     assert run("-m", "deepnet_fairseq", "archs", "--help").stdout == run("deepnet", "archs", "--help").stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "archs", "coefficients 6 6", "methods"])
+def test_commands_import_what_they_use(words):
+    """In thirds of a second without torch; torch alone without fairseq and without its own compiler."""
+    program = "import sys; from deepnet_fairseq import cli\ntry: cli.main(sys.argv[1:])\nfinally: print(*sys.modules)"
+    loaded = set(run_cold(sys.executable, "-c", program, *words.split()).stdout.splitlines()[-1].split())
+    assert loaded.isdisjoint({"torch"} if words[0] == "-" else {"fairseq", "hydra", "omegaconf", "torch._dynamo"})
 
 
 def test_every_tool_of_the_tests_is_pinned():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import cache
 
 from .. import register
 from ..errors import UserError
@@ -86,20 +87,21 @@ def row_of(name: str) -> tuple[list[str], str | None]:
 
     Extra parameters are those beside Post-LN at 6L-6L of width 512. UserError for a name that none has.
     """
-    import torch
-
     from ..core.methods import get_method
-    from ..core.models import build
     from ..tools.export.fold import why_not_foldable
 
-    method = get_method(name)
-    with torch.device("meta"):
-        model, base = (build(method=m, encoder_layers=6, decoder_layers=6, vocab=10) for m in (name, "post_ln"))
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, base)]
-    extra = f"{sizes[0] - sizes[1]:+,}" if sizes[0] != sizes[1] else "0"
+    method, model = get_method(name), _example(name)
+    extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in _example("post_ln").parameters())
     why, last = why_not_foldable(model), "no" if model.encoder.layer_norm is None else "yes"
-    cells = [name, method.equation, method.paper, extra, last, "no" if why else "yes", " ".join(method.train_flags)]
-    return cells, why
+    more, folds = f"{extra:+,}" if extra else "0", "no" if why else "yes"
+    return [name, method.equation, method.paper, more, last, folds, " ".join(method.train_flags)], why
+
+
+@cache
+def _example(method: str):
+    from ..core.models import blueprint
+
+    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10)
 
 
 def markdown(rows: list[tuple[list[str], str | None]]) -> str:

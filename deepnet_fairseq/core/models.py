@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import archs, checkpoint_fit, config
 from .initialisation import initialize
@@ -275,10 +276,24 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> Dee
     return MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
 
 
+class _Unfilled(TorchFunctionMode):
+    """Tensors get no values: on the device meta torch would load its compiler, which takes a second, to draw none."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__ in ("normal_", "uniform_", "fill_", "zero_", "tril_", "triu_", "div_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+    """The model of `build` in shapes alone, on the device meta: for its modules and the sizes of its parameters."""
+    with torch.device("meta"), _Unfilled():
+        return build(arch, vocab, **fields)
+
+
 @lru_cache
 def _size(arch: str, vocab: int, fields: frozenset) -> int:
-    with torch.device("meta"):  # shapes only
-        return sum(parameter.numel() for parameter in build(arch, vocab, **dict(fields)).parameters())
+    return sum(parameter.numel() for parameter in blueprint(arch, vocab, **dict(fields)).parameters())
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:

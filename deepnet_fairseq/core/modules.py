@@ -180,7 +180,9 @@ class SinusoidalPositions(nn.Module):
 
     def table(self, rows: int) -> Tensor:
         """(rows, C), the row of padding_idx zero."""
-        half = self.dim // 2
+        table, half = torch.empty(rows, self.dim), self.dim // 2
+        if table.is_meta:  # shapes alone, as models.blueprint wants them
+            return table
         rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
         angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * rates
         table = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(rows, self.dim % 2)], dim=1)

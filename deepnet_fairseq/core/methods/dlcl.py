@@ -49,8 +49,9 @@ class LayerWeights(FullPrecision):
     def __init__(self, size: int, init: str, window: int | None):
         super().__init__()
         self.window = window or size
-        rows = torch.ones(size, size).tril().triu(1 - self.window)
-        self.weight = nn.Parameter(rows / rows.sum(1, keepdim=True) if init == "average" else rows)
+        rows = torch.ones(size, size).tril_().triu_(1 - self.window)
+        ones = torch.tensor([[min(row, self.window)] for row in range(1, size + 1)])
+        self.weight = nn.Parameter(rows.div_(ones) if init == "average" else rows)
 
     def forward(self, history: list[Tensor]) -> Tensor:
         """The outputs so far, (B, T, C) each -> their combination (B, T, C)."""
