@@ -18,8 +18,8 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
 from deepnet_fairseq.study.figures import EVERY, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
-from deepnet_fairseq.study.runs import FILES, RECORD, RecordedRun, folder_of, is_over, name_of, places, runs_of
-from deepnet_fairseq.study.tables.collect import Report, collect
+from deepnet_fairseq.study.runs import FILES, RECORD, RecordedRun, folder_of, is_over, name_of, run_paths, runs_of
+from deepnet_fairseq.study.tables.collect import TableReport, collect
 from deepnet_fairseq.study.tables.definitions import TABLES
 from deepnet_fairseq.study.tables.formats import escape, grid_text, markdown
 from deepnet_fairseq.study.tables.layout import BANNER, Grid, Text, lay_out, published
@@ -134,7 +134,7 @@ def render(results: Path) -> Iterator[str]:
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
         title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"
-        if any(places(runs / folder) for folder in table.folders):
+        if any(run_paths(runs / folder) for folder in table.folders):
             report, out = collect(runs, table), results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)
             with whole(out) as part:
@@ -160,7 +160,7 @@ def _put(page: Path, name: str, text: str) -> Iterator[str]:
         yield f"put {name} into {page}"
 
 
-def _state_and_headline(report: Report) -> tuple[str, str]:
+def _state_and_headline(report: TableReport) -> tuple[str, str]:
     """What was run; and the number of the deepest model of the paper's own method, if it can be one that was published.
 
     "–" where nothing has a number.

@@ -21,7 +21,7 @@ from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.datasets import check_mapped
 from deepnet_fairseq.plugin.probe_record import read_record
 from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
-from deepnet_fairseq.study.logs import READ, short, training, validation
+from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
 from deepnet_fairseq.tools.bench import synthetic_task as lengths
@@ -121,8 +121,8 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
     "record": (log_of_a_record, ("parameters", "attempts", "train_inner"), b""),
-    "train.log": (lambda path: training(short(path), path), (*READ["train_inner"],), b"now | INFO | train_inner | "),
-    "valid.log": (lambda path: validation(short(path), path), (*READ["valid"],), b"now | INFO | valid | "),
+    "train.log": (lambda p: training_curve(short(p), p), (*READ["train_inner"],), b"now | INFO | train_inner | "),
+    "valid.log": (lambda path: validation_curve(short(path), path), (*READ["valid"],), b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
     "bench.json": (lambda p: rendered(str(p)), ("cells", "settings", "environment", "candidates", "depths"), b""),
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),

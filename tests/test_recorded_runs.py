@@ -11,7 +11,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.figures import FIGURES
-from deepnet_fairseq.study.logs import short, training, training_hours
+from deepnet_fairseq.study.logs import short, training_curve, training_hours
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
@@ -65,7 +65,7 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
     path.write_text("now | INFO | train_inner | {}\n")
     assert training_hours(short(path), path) is None and training_hours({}, path) is None
     with pytest.raises(UserError, match=r"train\.log: no such log"):
-        training({}, path)
+        training_curve({}, path)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     path = tmp_path / "train.log"
     first = line(25, 9.0, 10) + line(50, 8.0, 20) + line(75, 7.5, 30)
     path.write_text("noise\n" + first + line(75, 7.0, 12) + line(100, 6.0, 22))
-    log = training(short(path), path)
+    log = training_curve(short(path), path)
     assert (log.updates, log.losses) == ([25, 50, 75, 100], [9.0, 8.0, 7.0, 6.0])
     assert log.seconds == 52
     assert log.final_loss(last=2) == 6.5

@@ -47,7 +47,7 @@ def table_report(args) -> None:
 
     Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
     """
-    from ..study.tables.formats import FORMATS, reports
+    from ..study.tables.formats import FORMATS, render_report
 
     forms = args.format.split(",")
     for form in forms:
@@ -58,7 +58,7 @@ def table_report(args) -> None:
     out = Path(args.out) if args.out else None
     several = out if len(forms) > 1 else None
     paths = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
-    texts = reports(Path(args.runs), args.table, paths, args.baseline)
+    texts = render_report(Path(args.runs), args.table, paths, args.baseline)
     for form, path in paths.items():
         print(f"wrote {path}" if path else texts[form], end="\n" if path else "")
 

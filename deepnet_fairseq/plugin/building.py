@@ -60,9 +60,9 @@ def own_config(state: dict, path: str) -> Any:
     known = {field.name: field for field in dataclasses.fields(kind)}
     followers = {name for name, field in known.items() if str(field.default).startswith("${")}  # of a task not at hand
     fields = {name: getattr(saved, name) for name in [*known, "arch"] if hasattr(saved, name)}
-    given = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
+    overrides = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
     try:
-        cfg = merge_with_parent(kind(), given)
+        cfg = merge_with_parent(kind(), overrides)
     except OmegaConfBaseException as error:
         reason = str(error.msg).split("\n")[0]
         raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error

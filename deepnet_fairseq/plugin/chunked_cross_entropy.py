@@ -76,8 +76,8 @@ class _ProjectedLoss(torch.autograd.Function):
         of_features = torch.empty(features.shape, **new) if wanted[0] else None
         of_weight = torch.zeros(weight.shape, **new) if wanted[1] else None
         number = max(1, math.ceil(len(targets) / chunk))
-        places = of_features.tensor_split(number) if wanted[0] else [None] * number
-        chunks = zip(features.tensor_split(number), targets.unsqueeze(1).tensor_split(number), places, strict=True)
+        parts = of_features.tensor_split(number) if wanted[0] else [None] * number
+        chunks = zip(features.tensor_split(number), targets.unsqueeze(1).tensor_split(number), parts, strict=True)
         with torch.autocast(features.device.type, enabled=False):
             for x, y, of_x in chunks:
                 lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=new["dtype"])

@@ -137,13 +137,13 @@ def _check_exists(flag: str, path: str | None) -> None:
         raise UserError(f"{flag} {path}: no such file or folder")
 
 
-def _error(parser: argparse.ArgumentParser, given: list[str], message: str) -> None:
+def _error(parser: argparse.ArgumentParser, argv: list[str], message: str) -> None:
     """In place of argparse's: without the usage of three hundred flags, with the way out where one is known."""
     program = Path(sys.argv[0]).name
     if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
         message = unknown_arch(f"--arch {match.group(1)}")
     elif match := re.match(r"unrecognized arguments: (.*)", message):
-        message = _unknown_flags(match.group(1).split(), _model(given))
+        message = _unknown_flags(match.group(1).split(), _model(argv))
     parser.exit(2, f"{program}: error: {message}\n")
 
 

@@ -73,12 +73,12 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{index}: holds no sentence; {MEND}")
     size = os.path.getsize(data)
     sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)
-    places = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)
+    offsets = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)
     short = numpy.flatnonzero(sizes < (0 if vocabulary is None else 1))  # alignments may be empty
     if short.size:
         raise UserError(f"{index}: sentence {short[0]} has no token, not even its end; {MEND}")
-    ends = places + sizes.astype("i8") * kind.itemsize
-    if (places < 0).any() or (ends > size).any() or (places % kind.itemsize).any():
+    ends = offsets + sizes.astype("i8") * kind.itemsize
+    if (offsets < 0).any() or (ends > size).any() or (offsets % kind.itemsize).any():
         raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
     if vocabulary is None:
         return

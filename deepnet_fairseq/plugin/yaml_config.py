@@ -64,12 +64,12 @@ def setup_by_flags(setup, cfg, **kwargs):
         raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
     with open_dict(cfg):  # the model's settings refer to the task's
         cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
-    whole, given = cfg._get_parent(), OmegaConf.to_container(cfg)
+    whole, settings = cfg._get_parent(), OmegaConf.to_container(cfg)
     values = {}  # with flags such a task sees the settings of common, dataset and so on beside its own
     for section in () if whole is None else (whole[key] for key in SECTIONS if key in whole):
         values |= OmegaConf.to_container(section)
     for dest, action in flags.items():  # words as the flags would read them
-        value = given[dest]
+        value = settings[dest]
         values[dest] = action.type(value) if action.type and isinstance(value, str) else value
     return setup(argparse.Namespace(**(values | {"task": name})), **kwargs)
 

@@ -91,7 +91,7 @@ class Validation:
         return len(set(self.epochs)) == len(self.epochs)
 
 
-def training(log: dict, where: object) -> RunLog:
+def training_curve(log: dict, where: object) -> RunLog:
     """The curve, where a resumed run replaces what it repeats; UserError if there is no log or nothing in it.
 
     log: see short(); empty if there is none. where: names it in errors.
@@ -104,7 +104,7 @@ def training(log: dict, where: object) -> RunLog:
     return RunLog(updates, [losses[u] for u in updates], seconds, bool(log.get("diverged")))
 
 
-def validation(log: dict, where: object) -> Validation:
+def validation_curve(log: dict, where: object) -> Validation:
     """The validation losses, where a resumed run replaces what it repeats; UserError if there is none."""
     found = {update: values for update, *values in _numbers(log, "valid", where)}
     updates = sorted(found)

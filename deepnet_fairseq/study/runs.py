@@ -12,7 +12,7 @@ from ..core.methods import METHODS
 from ..errors import UserError
 from ..files import read_object
 from ..plugin.probe_record import FILE, Record, read_rows, record_of
-from .logs import RunLog, Validation, short, training, training_hours, validation
+from .logs import RunLog, Validation, short, training_curve, training_hours, validation_curve
 
 RECORD = ".run.json"  # how the name of a record ends, behind the run's
 FILES = {  # in a live folder, by the part of a record
@@ -106,7 +106,7 @@ class RecordedRun:
     @cached_property
     def log(self) -> RunLog:
         """Its training; UserError if there is no log, or nothing in it."""
-        return training(self.parts.get("log", {}), self.where("log"))
+        return training_curve(self.parts.get("log", {}), self.where("log"))
 
     @cached_property
     def validation(self) -> Validation:
@@ -115,7 +115,7 @@ class RecordedRun:
         UserError if any other run has none.
         """
         try:
-            return validation(self.parts.get("log", {}), self.where("log"))
+            return validation_curve(self.parts.get("log", {}), self.where("log"))
         except UserError:
             if self.diverged:
                 return Validation([], [], [])
@@ -200,12 +200,12 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
 
 def unfinished(folder: Path, figure: int | str) -> list[str]:
     """Names of the figure's runs below folder that were begun and are not over."""
-    return [place.name for place in places(folder / folder_of(figure)) if not is_over(place)]
+    return [place.name for place in run_paths(folder / folder_of(figure)) if not is_over(place)]
 
 
 def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
     """The runs in `folder`, by name. over: only those that are; others may be half-written."""
-    return [RecordedRun(place) for place in places(folder) if is_over(place) or not over]
+    return [RecordedRun(place) for place in run_paths(folder) if is_over(place) or not over]
 
 
 def _parts(folder: Path) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def is_over(place: Path) -> bool:
     return is_record(place) or (place / "trained").exists()
 
 
-def places(folder: Path) -> list[Path]:
+def run_paths(folder: Path) -> list[Path]:
     """Of the runs in `folder`, in the order of their names: records, and folders with a run.json.
 
     The quickstart's lie one deeper, in a folder of their depth, length and seed.

@@ -155,7 +155,7 @@ def load_with_weights(original, optimizer, state_dict, optimizer_overrides=None)
     else:
         with torch.no_grad():
             ours = weights(optimizer)
-            torch._foreach_copy_(ours, [given.to(value.device) for value, given in zip(ours, saved, strict=True)])
+            torch._foreach_copy_(ours, [loaded.to(value.device) for value, loaded in zip(ours, saved, strict=True)])
 
 
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:

@@ -107,12 +107,12 @@ class FullySharded(nn.Module):
     def _state(self, read, everywhere: bool = False) -> dict[str, Tensor]:
         self.scalars.update()
         self.module.reshard()
-        state, seen = {}, {}
+        state, read_once = {}, {}
         for name, value in self.module.state_dict(keep_vars=True).items():
             if isinstance(value, DTensor):
-                if (found := seen.get(value)) is None:  # tied parameters have several names and one memory
+                if (found := read_once.get(value)) is None:  # tied parameters have several names and one memory
                     whole = read(value).detach()
-                    found = seen[value] = whole.cpu() if self.rank == 0 or everywhere else whole.new_empty(0)
+                    found = read_once[value] = whole.cpu() if self.rank == 0 or everywhere else whole.new_empty(0)
                 state[name] = found
             elif self.rank == 0:
                 state[name] = value.detach()

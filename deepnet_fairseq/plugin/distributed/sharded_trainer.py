@@ -75,7 +75,7 @@ def build_optimizer(original, trainer: Trainer) -> None:
     finally:
         place.zero_sharding = zero
     if zero == "os" and trainer.data_parallel_world_size > 1:
-        trainer.optimizer.share(trainer.data_parallel_process_group)
+        trainer.optimizer.shard(trainer.data_parallel_process_group)
     if model := sharded(trainer):
         _read_rows(model, trainer.optimizer, trainer.cfg.optimizer._name)
 

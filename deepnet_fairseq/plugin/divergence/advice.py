@@ -61,9 +61,9 @@ def _on_model_and_text(event: dict, trainer) -> Iterator[str]:
 
 
 def _on_training(event: dict, clip_norm: float) -> Iterator[str]:
-    given, warmup = max(event["setting"]["lr"]), event["setting"]["warmup_updates"]
-    if given > USUAL[1]:
-        yield f"--lr {given:g} is above all that is usual: {USUAL[0]:g} to {USUAL[1]:g} with Adam"
+    lr, warmup = max(event["setting"]["lr"]), event["setting"]["warmup_updates"]
+    if lr > USUAL[1]:
+        yield f"--lr {lr:g} is above all that is usual: {USUAL[0]:g} to {USUAL[1]:g} with Adam"
     if not warmup:
         yield "there is no warm-up: --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7"
     elif event["update"] <= warmup:
@@ -79,6 +79,6 @@ def _on_training(event: dict, clip_norm: float) -> Iterator[str]:
     if losses and last > 1.5 * (least := min(losses)):
         rose = f"the loss rose from {least:.4g} at update {losses[least]} to {last:.4g}"
         yield f"{rose}: go on from a checkpoint before it did"
-    if given <= USUAL[1]:
+    if lr <= USUAL[1]:
         again = "" if event["rollbacks"]["limit"] else ", or --rollbacks 3, which does so from a checkpoint by itself"
-        yield f"--lr {given / 2:.3g}, half of what it was{again}"
+        yield f"--lr {lr / 2:.3g}, half of what it was{again}"

@@ -37,7 +37,7 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
     """
     watch, cfg = trainer.watch, trainer.cfg
     everyone = agreement.gathered(_on_this_rank(trainer, stop))
-    seen = next((i for i, one in enumerate(everyone) if one["first"]), 0)
+    first = next((i for i, one in enumerate(everyone) if one["first"]), 0)
     broken = sorted({name for one in everyone for name in one["broken"]})
     bad_loss = not all(math.isfinite(one["loss"]) for one in everyone if one["loss"] is not None)
     found = {
@@ -46,12 +46,12 @@ def event(trainer, stop: Stop, epoch: int) -> dict:
         "reason": stop.reason,
         "epoch": epoch,
         "lr": trainer.get_lr(),
-        "first": everyone[seen]["first"],
-        "rank": seen,
-        "search": everyone[seen]["failed"],
-        "loss": everyone[seen]["loss"],
+        "first": everyone[first]["first"],
+        "rank": first,
+        "search": everyone[first]["failed"],
+        "loss": everyone[first]["loss"],
         "parameters": {"count": len(broken), "first": broken[:NAMED]},
-        "batch": everyone[seen]["batch"],
+        "batch": everyone[first]["batch"],
         "skipped": {"in_a_row": watch.skipped, "in_all": watch.skipped_in_all, "from_scale": watch.scale_before},
         "updates": watch.rows(),
         "probes": _probes(cfg.model),

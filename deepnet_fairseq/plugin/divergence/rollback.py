@@ -50,7 +50,7 @@ class Rollbacks:
         self.cfg, self.folder = cfg, Path(cfg.checkpoint.save_dir)
         self.limit = getattr(cfg.model, "rollbacks", 0) or 0
         self.factor = getattr(cfg.model, "rollback_lr_factor", 0.5)
-        self.given = [float(rate) for rate in cfg.optimization.lr]
+        self.lrs = [float(rate) for rate in cfg.optimization.lr]
         self.taken: list[Taken] = []
         self.home = False  # are the checkpoints of the folder this run's?
         self.begun = False
@@ -112,7 +112,7 @@ class Rollbacks:
             "checkpoint": f"{name}.pt",
             "update": trainer.get_num_updates(),
             "factor": self.factor,
-            "given": self.given,
+            "given": self.lrs,
             "lr": [float(rate) for rate in self.cfg.optimization.lr],
         }
 
@@ -121,7 +121,7 @@ class Rollbacks:
         if not os.path.exists(path):
             return False, []
         taken = [(event["update"], event["rollback"]) for event in diagnosis.read(self.folder) if event.get("rollback")]
-        return True, [Taken(at, one["update"], one["factor"]) for at, one in taken if one["given"] == self.given]
+        return True, [Taken(at, one["update"], one["factor"]) for at, one in taken if one["given"] == self.lrs]
 
     def _good(self, trainer, stop: Stop) -> str | None:
         """The checkpoint to go back to, its name without suffix: the newest whole one of good weights.

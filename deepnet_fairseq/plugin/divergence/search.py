@@ -76,12 +76,12 @@ class Search:
         if math.isfinite(largest):
             self.largest[direction] = max(self.largest[direction], (largest, self._where(path)))
             return
-        share = (~torch.isfinite(tensor)).float().mean().item()
-        self.found[direction] = self.place(direction, path, "nan" if math.isnan(largest) else "inf", share)
+        fraction = (~torch.isfinite(tensor)).float().mean().item()
+        self.found[direction] = self.place(direction, path, "nan" if math.isnan(largest) else "inf", fraction)
 
-    def place(self, direction: str, path: str, value: str, share: float) -> dict:
+    def place(self, direction: str, path: str, value: str, fraction: float) -> dict:
         """An entry of `found`; what NORM names is among the gradients."""
-        found = {"direction": direction, "where": self._where(path), "module": path, "value": value, "share": share}
+        found = {"direction": direction, "where": self._where(path), "module": path, "value": value, "share": fraction}
         return found | dict(zip(("largest", "at"), self.largest[FORWARD if direction == FORWARD else BACKWARD]))
 
     def _where(self, path: str) -> str:
@@ -105,8 +105,8 @@ def repeat(trainer, samples: list, update: int) -> dict:
         for sample in samples:
             sample, dummy = trainer._prepare_sample(sample)
             # the class's, for probes watch the task itself
-            given = (task, sample, trainer.model, trainer.criterion, trainer.optimizer, update)
-            loss, size, _ = type(task).train_step(*given, ignore_grad=dummy)
+            step_args = (task, sample, trainer.model, trainer.criterion, trainer.optimizer, update)
+            loss, size, _ = type(task).train_step(*step_args, ignore_grad=dummy)
             losses, sizes = losses + float(loss.detach()), sizes + (0.0 if dummy else float(size))
     first = search.found[FORWARD] or search.found[BACKWARD] or _overflowing_norm(trainer.get_model(), search)
     drop_gradients(trainer)

@@ -40,8 +40,8 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
     for (section, key), (values, reason) in REFUSED.items():
         value = setting(section, key)
         if value in values:
-            given = "" if value is True else f" {value}"
-            raise UserError(f"--{key.replace('_', '-')}{given}: not with --optimizer {NAME}: {reason}")
+            value_said = "" if value is True else f" {value}"
+            raise UserError(f"--{key.replace('_', '-')}{value_said}: not with --optimizer {NAME}: {reason}")
 
 
 def settings(cfg) -> dict:
@@ -77,9 +77,9 @@ class FlatFP16Optimizer(FP16Optimizer):
         adam.merge = not (cfg.common.bf16 or cfg.common.fp16_no_flatten_grads)
         return cls(cfg, params, fp32_optimizer, [part.flat.weights for part in adam.parts], **kwargs)
 
-    def share(self, group) -> None:
-        """FlatAdam.share; float32 weights of others' shares go."""
-        self.optimizer.share(group)
+    def shard(self, group) -> None:
+        """FlatAdam.shard; float32 weights of others' shards go."""
+        self.optimizer.shard(group)
         self.fp32_params = [part.flat.weights for part in self.optimizer.parts]
 
     def _sync_fp16_grads_to_fp32(self) -> None:
@@ -112,9 +112,9 @@ class DeepnetAdam(FairseqOptimizer):
         """What is given now and replaces what a checkpoint holds."""
         return settings(self.cfg)
 
-    def share(self, group) -> None:
+    def shard(self, group) -> None:
         """--zero-sharding os: each process of `group` keeps the state of its share; before the first update."""
-        self.optimizer.share(group)
+        self.optimizer.shard(group)
 
     @property
     def _multiply_factor(self) -> float | Tensor:

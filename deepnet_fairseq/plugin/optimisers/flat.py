@@ -13,35 +13,35 @@ HALF = (torch.float16, torch.bfloat16)
 ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
 # elements of gradient that are copied into one piece at a time: as many as stay in a core's cache, or 1 GiB
 CHUNK = {"cpu": 2**18, "cuda": 2**28}
-PIECE = 2**24  # elements that are gathered at a time, in each process's share
+GATHERED = 2**24  # elements that are gathered at a time, in each process's shard
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # before torch 2.13
 
 
-class Share:
-    """This process's share of vectors whose length is a multiple of the group's size."""
+class Shard:
+    """This process's shard of vectors whose length is a multiple of the group's size."""
 
     def __init__(self, group):
         self.group, self.rank, self.world = group, group.rank(), group.size()
 
     def span(self, length: int) -> tuple[int, int]:
-        """Where the share of a vector begins and ends."""
+        """Where the shard of a vector begins and ends."""
         each = length // self.world
         return self.rank * each, (self.rank + 1) * each
 
     def spread(self, whole: Tensor) -> None:
-        """All shares of `whole` (length,), of which each process has computed its own, everywhere."""
+        """All shards of `whole` (length,), of which each process has computed its own, everywhere."""
         start, stop = self.span(len(whole))
         _all_gather(whole, whole[start:stop].clone(), group=self.group)
 
     def collected(self, mine: Tensor) -> Tensor | None:
-        """The whole of which `mine` is the share, on the first process's CPU, None elsewhere; a call of all."""
+        """The whole of which `mine` is the shard, on the first process's CPU, None elsewhere; a call of all."""
         whole = torch.empty(self.world, len(mine), dtype=mine.dtype) if self.rank == 0 else None
-        for start in range(0, len(mine), PIECE):
-            piece = mine[start : start + PIECE]
-            found = piece.new_empty(self.world * len(piece))
-            _all_gather(found, piece, group=self.group)
+        for start in range(0, len(mine), GATHERED):
+            chunk = mine[start : start + GATHERED]
+            found = chunk.new_empty(self.world * len(chunk))
+            _all_gather(found, chunk, group=self.group)
             if whole is not None:
-                whole[:, start : start + PIECE] = found.view(self.world, -1).cpu()
+                whole[:, start : start + GATHERED] = found.view(self.world, -1).cpu()
         return None if whole is None else whole.view(-1)
 
 
@@ -65,7 +65,7 @@ class Flat:
     """The memory of some parameters, whose `data` become views of one buffer.
 
     parameters: of one dtype and device. weights (total,): what an optimiser updates, which is that buffer, or a copy of
-    it in float32 if it is in half precision; with a share those of the share alone, from `start` on in the buffer.
+    it in float32 if it is in half precision; with a shard those of the shard alone, from `start` on in the buffer.
     Padding, at first 0, lies between parameters.
     Gradients stay where autograd puts them and are copied together chunk by chunk, the same small memory for all.
     """
@@ -78,18 +78,18 @@ class Flat:
             view.copy_(parameter.data)
             parameter.data = view
         self.weights = self._buffer.float() if self._buffer.dtype in HALF else self._buffer
-        self.start, self._share = 0, None
+        self.start, self._shard = 0, None
         self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
         self._grads: list[Tensor | None] = []
         self._copied = False  # do the chunks hold these gradients? Only where there is one chunk
 
-    def share(self, share: Share) -> None:
-        """From now on `weights` are those of the share, and publishing gives them to all and takes theirs."""
-        buffer = nn.functional.pad(self._buffer, (0, -len(self._buffer) % share.world))
+    def shard(self, shard: Shard) -> None:
+        """From now on `weights` are those of the shard, and publishing gives them to all and takes theirs."""
+        buffer = nn.functional.pad(self._buffer, (0, -len(self._buffer) % shard.world))
         for parameter, view in zip(self.parameters, self.views(buffer), strict=True):
             parameter.data = view
-        self.start, stop = share.span(len(buffer))
-        self._buffer, self._share = buffer, share
+        self.start, stop = shard.span(len(buffer))
+        self._buffer, self._shard = buffer, shard
         own = buffer[self.start : stop]
         self.weights = own.float() if own.dtype in HALF else own
 
@@ -98,11 +98,11 @@ class Flat:
         spans = zip(self._spans, self.parameters, strict=True)
         return [flat[start:stop].view(parameter.shape) for (start, stop), parameter in spans]
 
-    def fill(self, mine: Tensor, given: dict[int, Tensor]) -> None:
+    def fill(self, mine: Tensor, values: dict[int, Tensor]) -> None:
         """Writes what belongs to parameters, by their number, to `mine`, which is as long as `weights`."""
-        flat = mine if self._share is None else torch.zeros(len(self._buffer), dtype=mine.dtype)
+        flat = mine if self._shard is None else torch.zeros(len(self._buffer), dtype=mine.dtype)
         views = self.views(flat)
-        torch._foreach_copy_([views[number] for number in given], [value.to(flat.device) for value in given.values()])
+        torch._foreach_copy_([views[number] for number in values], [value.to(flat.device) for value in values.values()])
         if flat is not mine:
             mine.copy_(flat[self.start :][: len(mine)])
 
@@ -142,8 +142,8 @@ class Flat:
         """The model's parameters become what `weights` says, rounded to their type, and what those of others say."""
         if self._buffer.dtype in HALF:
             self._buffer[self.start : self.start + len(self.weights)] = self.weights
-        if self._share is not None:
-            self._share.spread(self._buffer)
+        if self._shard is not None:
+            self._shard.spread(self._buffer)
 
     def _copy(self, chunk: Chunk) -> None:
         grads = self._grads[chunk.numbers]

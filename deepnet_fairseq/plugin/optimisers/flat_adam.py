@@ -19,7 +19,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
 from ...errors import UserError
-from .flat import Flat, Share
+from .flat import Flat, Shard
 
 Entry = dict[str, Any]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,24 +43,24 @@ class FlatAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": False})
         (group,) = self.param_groups
         kinds: dict[tuple, list[int]] = defaultdict(list)
-        for place, parameter in enumerate(group["params"]):
-            kinds[parameter.dtype, parameter.device].append(place)
-        self.parts = [Part(places, [group["params"][place] for place in places]) for places in kinds.values()]
+        for index, parameter in enumerate(group["params"]):
+            kinds[parameter.dtype, parameter.device].append(index)
+        self.parts = [Part(indices, [group["params"][index] for index in indices]) for indices in kinds.values()]
         self.factor: float | Tensor = 1.0  # what the gradients are still to be multiplied by
         self._norm: Tensor | None = None  # of the gradients noted last
-        self._share: Share | None = None
+        self._shard: Shard | None = None
         self._whole: list[dict] | None = None  # of each part what its shares make up, for a checkpoint
 
-    def share(self, group) -> None:
+    def shard(self, group) -> None:
         """Before the first update: each process of `group` keeps the state of its share of the weights (ZeRO)."""
-        self._share = Share(group)
+        self._shard = Shard(group)
         for part in self.parts:
-            part.flat.share(self._share)
+            part.flat.shard(self._shard)
 
     @property
     def is_shared(self) -> bool:
         """Do other processes keep a part of the state?"""
-        return self._share is not None
+        return self._shard is not None
 
     def norm(self) -> Tensor:
         """L2 norm of all gradients times `factor`, a number in float32 on the first parameter's device."""
@@ -95,44 +95,44 @@ class FlatAdam(torch.optim.Optimizer):
 
     def consolidate_state_dict(self) -> None:
         """By fairscale's name for it, which fairseq's trainer calls: state_dict comes next, on the first process."""
-        if self._share is not None:
+        if self._shard is not None:
             kept = [part.moments | {WEIGHTS: part.flat.weights} for part in self.parts]
-            self._whole = [{key: self._share.collected(mine) for key, mine in one.items()} for one in kept]
+            self._whole = [{key: self._shard.collected(mine) for key, mine in one.items()} for one in kept]
 
     def broadcast_global_state_dict(self, state_dict: dict) -> dict:
         """By fairscale's name too: what the first process has read, on all."""
-        if self._share is None:
+        if self._shard is None:
             return state_dict
-        return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self._share.group)
+        return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self._shard.group)
 
     def weights(self) -> list[Tensor]:
         """Float32 weights of the parameters, in their order and shapes, views.
 
         [] where others have shares of them, but when a checkpoint is made on the first process.
         """
-        if self._share is not None and not self._whole:
+        if self._shard is not None and not self._whole:
             return []
-        flats = [part.flat.weights for part in self.parts] if self._share is None else [w[WEIGHTS] for w in self._whole]
+        flats = [part.flat.weights for part in self.parts] if self._shard is None else [w[WEIGHTS] for w in self._whole]
         views = {}
         for part, flat in zip(self.parts, flats, strict=True):
-            views.update(zip(part.places, part.flat.views(flat), strict=True))
-        return [views[place] for place in sorted(views)]
+            views.update(zip(part.indices, part.flat.views(flat), strict=True))
+        return [views[index] for index in sorted(views)]
 
     @torch.no_grad()
-    def load_weights(self, given: list[Tensor]) -> None:
+    def load_weights(self, weights: list[Tensor]) -> None:
         """Takes over what weights() gave, of all parameters."""
         for part in self.parts:
-            part.flat.fill(part.flat.weights, dict(enumerate(given[place] for place in part.places)))
+            part.flat.fill(part.flat.weights, dict(enumerate(weights[index] for index in part.indices)))
 
     def state_dict(self) -> dict:
-        """{"state": {place: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, the moments views of a few tensors."""
+        """{"state": {index: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, the moments views of a few tensors."""
         (group,) = self.param_groups
         found: list[Entry] = [{} for _ in group["params"]]
         for part, kept in zip(self.parts, self._whole or [part.moments for part in self.parts], strict=True):
             views = {name: part.flat.views(kept[name].cpu() if self.merge else kept[name]) for name in MOMENTS if kept}
-            for number, (place, step) in enumerate(zip(part.places, part.steps, strict=True)):
+            for number, (index, step) in enumerate(zip(part.indices, part.steps, strict=True)):
                 if step:
-                    found[place] = {"step": step} | {name: views[name][number] for name in MOMENTS}
+                    found[index] = {"step": step} | {name: views[name][number] for name in MOMENTS}
         state = {"param_groups": [group | {"params": list(range(1 if self.merge else len(found)))}]}
         return with_entries({"state": {}} | state, found, self.merge)
 
@@ -143,22 +143,22 @@ class FlatAdam(torch.optim.Optimizer):
         saved = state_dict["param_groups"][0]
         group.update({key: saved[key] for key in self.defaults.keys() & saved.keys()})
         for part in self.parts:
-            of_part = {number: found[place] for number, place in enumerate(part.places) if found[place]}
-            part.steps, part.moments = [int(found[place].get("step", 0)) for place in part.places], {}
+            of_part = {number: found[index] for number, index in enumerate(part.indices) if found[index]}
+            part.steps, part.moments = [int(found[index].get("step", 0)) for index in part.indices], {}
             for name, mine in part.filled_moments().items() if of_part else ():
                 part.flat.fill(mine, {number: entry[name] for number, entry in of_part.items()})
 
 
 class Part:
-    """Flat parameters, their places in the optimiser's list, and their state of Adam.
+    """Flat parameters, their indices in the optimiser's list, and their state of Adam.
 
     steps: updates each parameter has had; one without gradient is left out of an update, as fairseq's adam does.
-    moments: empty until they are needed; of the share, if it is shared.
+    moments: empty until they are needed; of the shard, if there is one.
     """
 
-    def __init__(self, places: list[int], parameters: list[nn.Parameter]):
-        self.places, self.flat = places, Flat(parameters)
-        self.steps = [0] * len(places)
+    def __init__(self, indices: list[int], parameters: list[nn.Parameter]):
+        self.indices, self.flat = indices, Flat(parameters)
+        self.steps = [0] * len(indices)
         self.moments: dict[str, Tensor] = {}
 
     def norm(self) -> Tensor:
@@ -180,22 +180,22 @@ class Part:
         """
         present = [True] * len(self.steps) if absent_is_zero else self.flat.present
         self.steps = [step + there for step, there in zip(self.steps, present, strict=True)]
-        pieces = list(self._pieces(present))
+        runs = list(self._runs(present))
         device, scale = self.flat.weights.device, None
         if not isinstance(factor, float) or factor != 1.0:
             scale = torch.as_tensor(factor, dtype=torch.float32, device=device).reciprocal()
-        counts = {step: torch.full((), float(step), device=device) for step, *_ in pieces}
+        counts = {step: torch.full((), float(step), device=device) for step, *_ in runs}
         tensors = (self.flat.weights, *self.filled_moments().values())
         own = self.flat.start
         for start, stop, gradient in self.flat.gradients(own=True):
-            for step, first, last in pieces:
+            for step, first, last in runs:
                 begin, end = max(start, first, own), min(stop, last, own + len(self.flat.weights))
                 if begin < end:
                     weights, *moments = (tensor[begin - own : end - own] for tensor in tensors)
                     _adam(step, weights, gradient[begin - start : end - start], moments, counts[step], group, scale)
         self.flat.publish()
 
-    def _pieces(self, present: list[bool]):
+    def _runs(self, present: list[bool]):
         """Number of the update, begin and end of each stretch of neighbours for which it is the same."""
         first = 0
         for (step, there), run in groupby(zip(self.steps, present, strict=True)):
@@ -227,24 +227,24 @@ def is_flat(state: dict, shapes: Sequence[torch.Size]) -> bool:
 
 def entries(state: dict, shapes: Sequence[torch.Size]) -> list[Entry]:
     """An entry for each parameter, in their order; empty before the first update. Shapes: of the tensors in `state`."""
-    places = [place for group in state["param_groups"] for place in group["params"]]
+    indices = [index for group in state["param_groups"] for index in group["params"]]
     if not is_flat(state, shapes):
-        return [state["state"].get(place, {}) for place in places]
-    entry, sizes = state["state"].get(places[0], {}), [shape.numel() for shape in shapes]
-    pieces = {key: value.split(sizes) for key, value in entry.items() if is_part(key, value)}
-    return [entry | {key: part[n].view(shape) for key, part in pieces.items()} for n, shape in enumerate(shapes)]
+        return [state["state"].get(index, {}) for index in indices]
+    entry, sizes = state["state"].get(indices[0], {}), [shape.numel() for shape in shapes]
+    split = {key: value.split(sizes) for key, value in entry.items() if is_part(key, value)}
+    return [entry | {key: part[n].view(shape) for key, part in split.items()} for n, shape in enumerate(shapes)]
 
 
 def with_entries(state: dict, found: list[Entry], flat: bool) -> dict:
     """`state` with other entries, empty ones left out; flat: as one for all."""
-    places = [place for group in state["param_groups"] for place in group["params"]]
+    indices = [index for group in state["param_groups"] for index in group["params"]]
     if not flat:
-        return state | {"state": {place: entry for place, entry in zip(places, found, strict=True) if entry}}
+        return state | {"state": {index: entry for index, entry in zip(indices, found, strict=True) if entry}}
     merged = {
         key: torch.cat([entry[key].reshape(-1) for entry in found]) if is_part(key, value) else value
         for key, value in found[0].items()
     }
-    return state | {"state": {places[0]: merged} if merged else {}}
+    return state | {"state": {indices[0]: merged} if merged else {}}
 
 
 def is_part(key: str, value) -> bool:

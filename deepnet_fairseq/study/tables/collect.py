@@ -17,7 +17,7 @@ from .result import Entry, Result, State, environment_of, results_of
 
 
 @dataclass
-class Report:
+class TableReport:
     """A table with its runs, from which every format is made.
 
     runs: the folder RUNS. entries: in the order of the results they belong to. environments: letter -> what runs were
@@ -38,7 +38,7 @@ class Report:
         return [entry for result in self.results for entry in result.entries]
 
 
-def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = False) -> Report:
+def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = False) -> TableReport:
     """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken.
 
     baseline: method that the others are compared with at the same depth; "" compares none, None is the table's own.
@@ -46,14 +46,14 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     """
     if baseline and baseline not in METHODS:
         raise UserError(f"--baseline {baseline}: no such method; see `deepnet methods`")
-    recorded = [run for folder in table.folders for run in recorded_below(runs / folder, over)]
-    if not recorded:
+    found_runs = [run for folder in table.folders for run in recorded_below(runs / folder, over)]
+    if not found_runs:
         raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
-    entries = [Entry(table, run) for run in recorded]
+    entries = [Entry(table, run) for run in found_runs]
     baseline = table.baseline if baseline is None else baseline
     _compare(entries, baseline)
     miniature, warnings = any(entry.miniature for entry in entries), list(_caveats(table, entries))
-    report = Report(table, runs, results_of(table, entries), {}, warnings, miniature, baseline)
+    report = TableReport(table, runs, results_of(table, entries), {}, warnings, miniature, baseline)
     for entry in report.entries:
         found = environment_of(entry.run)
         again, rank = divmod(len(report.environments), len(ascii_lowercase))
@@ -118,11 +118,11 @@ def _p(baseline: Entry, entry: Entry) -> float | None:
     from ..scoring import compare_to_baseline
 
     run, rival = entry.run, baseline.run
-    recorded = run.paired.get(rival.address)
-    if recorded is not None:
-        if not isinstance(recorded, (int, float)):
-            raise UserError(f"{run.where('paired')}: p against {rival.address} is {recorded!r}, no number; {MEND}")
-        return recorded
+    p = run.paired.get(rival.address)
+    if p is not None:
+        if not isinstance(p, (int, float)):
+            raise UserError(f"{run.where('paired')}: p against {rival.address} is {p!r}, no number; {MEND}")
+        return p
     data = _data(entry)
     if data is not None and data == _data(baseline):
         with suppress(UserError):  # as where translations were not kept

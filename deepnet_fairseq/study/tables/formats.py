@@ -16,7 +16,7 @@ from ...files import check_file, whole
 from ..figures import FIGURES
 from ..figures.losses import training_losses
 from ..runs import RecordedRun
-from .collect import Report, collect
+from .collect import TableReport, collect
 from .definitions import TABLES
 from .layout import BANNER, Document, Grid, Text, lay_out
 from .result import Entry, Result, State
@@ -24,12 +24,12 @@ from .result import Entry, Result, State
 SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$#])")
 
 
-def markdown(report: Report, document: Document) -> str:
+def markdown(report: TableReport, document: Document) -> str:
     """Ends in a line break; see page.md."""
     return page("page.md", report=report, document=document, warnings=_warnings(report))
 
 
-def _warnings(report: Report) -> list[str]:
+def _warnings(report: TableReport) -> list[str]:
     """The banner and the warnings, paragraphs of Markdown."""
     banner = [f"> **{escape(BANNER)}**"] if report.miniature else []
     return banner + [f"> **Warning:** {escape(warning)}" for warning in report.warnings]
@@ -58,7 +58,7 @@ def _text(cell: Text) -> str:
     return text + marks + (f" ({escape(cell.paper)})" if cell.paper else "")
 
 
-def html(report: Report, document: Document) -> str:
+def html(report: TableReport, document: Document) -> str:
     """The page, which refers to nothing but logs and papers; see page.html."""
     drawn = {title: base64.b64encode(png).decode("ascii") for title, png in pictures(report).items()}
     return page("page.html", report=report, document=document, pictures=drawn, banner=BANNER)
@@ -74,7 +74,7 @@ def page(template: str, **values: object) -> str:
     return environment.get_template(template).render(**values)
 
 
-def pictures(report: Report) -> dict[str, bytes]:
+def pictures(report: TableReport) -> dict[str, bytes]:
     """Title -> PNG; the same runs give the same bytes."""
     found: dict[str, bytes] = {}
     curves: dict[str, list[RecordedRun]] = {}  # depth -> runs with something in their log, in the order of the table
@@ -99,7 +99,7 @@ def _drawn(draw: Callable[[Path], object]) -> bytes:
         return path.read_bytes()
 
 
-def as_json(report: Report, document: Document) -> str:
+def as_json(report: TableReport, document: Document) -> str:
     """The report as one object, with the keys of docs/reports.md, which stay; ends in a line break."""
     table = report.table
     content = {
@@ -142,7 +142,7 @@ def _result(result: Result, miniature: bool) -> dict:
     }
 
 
-def _run(report: Report, entry: Entry, document: Document) -> dict:
+def _run(report: TableReport, entry: Entry, document: Document) -> dict:
     amount, unit = entry.cost or (None, None)
     found = {"name": entry.name} | _picked(entry.run, "method", "encoder_layers", "decoder_layers", "seed")
     found |= {
@@ -163,7 +163,7 @@ def _run(report: Report, entry: Entry, document: Document) -> dict:
 FORMATS = {"md": markdown, "html": html, "json": as_json}
 
 
-def reports(runs: Path, table: str, paths: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
+def render_report(runs: Path, table: str, paths: dict[str, Path | None], baseline: str | None = None) -> dict[str, str]:
     """Several of FORMATS of one report, whose runs are read and compared once. The same runs give the same bytes.
 
     paths: format -> file, or None to write none. UserError for an unknown table or method, for runs that are not there

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ...core.methods import METHODS
-from .collect import Report
+from .collect import TableReport
 from .definitions import DEPTH, LINKS, Table, number_at
 from .result import Cell, Entry, Result, described, shallow_first
 
@@ -109,7 +109,7 @@ def interval(score: dict, metric: str) -> Text:
     return numeral(f"{value:.2f} [{middle - half:.2f}, {middle + half:.2f}]")
 
 
-def lay_out(report: Report, out: Path | None) -> Document:
+def lay_out(report: TableReport, out: Path | None) -> Document:
     """out: the file it is written to; links to logs are relative to its folder, without one to RUNS."""
     start = out.resolve().parent if out else report.runs.resolve()
     logs = {entry.name: entry.run.log_file for entry in report.entries}
@@ -128,13 +128,13 @@ def relative_link(path: Path, start: Path) -> str:
     return quote(Path(os.path.relpath(path.resolve(), start.resolve())).as_posix())
 
 
-def _overview(report: Report) -> Grid:
+def _overview(report: TableReport) -> Grid:
     """Methods by depths where the table is a grid, else rows by columns. A cell: "measured (published)"."""
     header, rows = _by_depth(report) if report.table.grid else _by_column(report)
     return Grid("overview", "Overview", f"{report.table.metric.name}: measured (published)", header, rows)
 
 
-def _by_depth(report: Report) -> tuple[list[str], list[list[Text]]]:
+def _by_depth(report: TableReport) -> tuple[list[str], list[list[Text]]]:
     (column,) = report.table.columns
     found = {(result.label, result.depth): result for result in report.results}
     labels = list(dict.fromkeys(result.label for result in report.results))
@@ -145,7 +145,7 @@ def _by_depth(report: Report) -> tuple[list[str], list[list[Text]]]:
     ]
 
 
-def _by_column(report: Report) -> tuple[list[str], list[list[Text]]]:
+def _by_column(report: TableReport) -> tuple[list[str], list[list[Text]]]:
     header = [*_name_header(report.table), "parameters", *(column.name for column in report.table.columns)]
     return header, [
         [*_names(result), _parameters(result), *(_cell(report, result, key) for key in result.cells)]
@@ -153,7 +153,7 @@ def _by_column(report: Report) -> tuple[list[str], list[list[Text]]]:
     ]
 
 
-def _cell(report: Report, result: Result | None, key: str) -> Text:
+def _cell(report: TableReport, result: Result | None, key: str) -> Text:
     """With the letters of its environments where the table has several."""
     if result is None:
         return Text("not run", "not run")
@@ -164,7 +164,7 @@ def _cell(report: Report, result: Result | None, key: str) -> Text:
     return Text(str(cell), cell.state.value, published(cell, missing=""), marks)
 
 
-def _beside_paper(report: Report) -> Grid:
+def _beside_paper(report: TableReport) -> Grid:
     """One row a result, the paper's number and the difference in columns of their own.
 
     Rows without runs are left to the overview where that is a grid.
@@ -188,7 +188,7 @@ def _beside_paper(report: Report) -> Grid:
     return Grid("results", "Beside the paper", caption, header + list(metrics), rows)
 
 
-def _further_metrics(report: Report) -> dict[str, str]:
+def _further_metrics(report: TableReport) -> dict[str, str]:
     """Of FURTHER those that some run has."""
     read = {name: [number_at(entry.score, f"{key}.score") for entry in report.entries] for name, key in FURTHER.items()}
     return {name: FURTHER[name] for name, scores in read.items() if any(score is not None for score in scores)}
@@ -213,7 +213,7 @@ def _parameters(result: Result) -> Text:
     return Text(size(result.parameters), "number", result.row.parameters)
 
 
-def _run_list(report: Report, logs: dict[str, str]) -> Grid:
+def _run_list(report: TableReport, logs: dict[str, str]) -> Grid:
     """Every run: how it stands, its scores, what it took, with what it was trained. logs: run -> address."""
     metrics = _further_metrics(report)
     tested = any(entry.p is not None for entry in report.entries)
@@ -245,7 +245,7 @@ def _p(entry: Entry, baseline: str) -> str | None:
     return "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
 
 
-def _method_list(report: Report) -> Grid:
+def _method_list(report: TableReport) -> Grid:
     """Where each method puts LayerNorm, what a residual branch computes, and its paper."""
     rows = []
     for name, label in {result.method: result.label for result in report.results}.items():
@@ -256,7 +256,7 @@ def _method_list(report: Report) -> Grid:
     return Grid("methods", "Methods", "where LayerNorm stands, and the paper", header, rows)
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: TableReport) -> list[str]:
     """How to read the tables, and how their numbers were computed: paragraphs in the order of importance."""
     better = "Higher" if report.table.metric.higher_is_better else "Lower"
     found = [
