@@ -13,8 +13,6 @@ import jinja2
 
 from ...errors import UserError
 from ...files import check_file, whole
-from ..figures import FIGURES
-from ..figures.losses import training_losses
 from ..runs import RecordedRun
 from .collect import TableReport, collect
 from .definitions import TABLES
@@ -76,6 +74,9 @@ def page(template: str, **values: object) -> str:
 
 def pictures(report: TableReport) -> dict[str, bytes]:
     """Title -> PNG; the same runs give the same bytes."""
+    from ..figures import FIGURES  # which needs matplotlib, as no other format does
+    from ..figures.losses import training_losses
+
     found: dict[str, bytes] = {}
     curves: dict[str, list[RecordedRun]] = {}  # depth -> runs with something in their log, in the order of the table
     for result in report.results:
