@@ -1,16 +1,13 @@
 """The documentation says what the code does."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.methods import METHODS
 
+from .support import stranger
 from .support.helpers import ROOT, call, run_cold
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
@@ -29,15 +26,9 @@ def test_table_of_methods_is_the_commands(capsys):
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """A copy of package and tests with the file of docs/adding_a_method.md in it, and its edits of the tests."""
-    folder = tmp_path_factory.mktemp("extended")
-    for name in ("deepnet_fairseq", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
     written = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", EXAMPLE, re.DOTALL | re.MULTILINE)
-    (folder / written[1]).write_text(written[2])
-    for edit in re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE):
-        subprocess.run(edit, shell=True, cwd=folder, check=True)
-    return folder
+    edits = re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE)
+    return stranger.extended(tmp_path_factory.mktemp("extended"), written[1], written[2], edits)
 
 
 def test_example_of_a_new_method_is_found(extended):
@@ -56,15 +47,8 @@ def test_example_of_a_new_method_is_found(extended):
 @pytest.mark.smoke
 def test_example_of_a_new_method_keeps_what_every_method_keeps(extended):
     """Tests that go by the registry, of it alone: incremental = full, gradients, saved = loaded, folded, probed."""
-    files = ("test_methods", "test_fold", "test_learned_scale")
-    words = ("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "layer_scale", "--tb=short")
-    paths = [str(extended / "tests" / f"{name}.py") for name in files]
-    environment = os.environ | {"PYTHONPATH": str(extended)}
-    done = subprocess.run(
-        [sys.executable, *words, *paths], cwd=extended, env=environment, text=True, capture_output=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 7, done.stdout[-500:]
+    files = [f"tests/test_{name}.py" for name in ("methods", "fold", "learned_scale")]
+    assert stranger.passed(extended, "layer_scale", *files) >= 7
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -9,7 +9,7 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.archs import LM, ROBERTA
 from deepnet_fairseq.core.archs import MASKED_LM as MASKED
 from deepnet_fairseq.core.archs import MODEL_NAME as PAIR
-from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.methods import METHODS, Method
 from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.config import namespace
@@ -164,6 +164,10 @@ def test_what_does_not_fold_is_refused_by_name(kind):
 def test_unknown_slots_are_noticed(monkeypatch):
     monkeypatch.setitem(METHODS, "every_slot", EverySlot)
     EverySlot.name = "every_slot"
+    assert "more than one branch reads" in why_not_foldable(small(PAIR, method="every_slot"))
+    monkeypatch.setattr(EverySlot, "stream_width", Method.stream_width)
+    assert "LayerNorms do not all stand" in why_not_foldable(small(PAIR, method="every_slot"))
+    monkeypatch.setattr(EverySlot, "norm_place", Method.norm_place)
     assert "combination" in why_not_foldable(small(PAIR, method="every_slot"))
     for empty in ("mixer", "ending", "before", "hidden", "inner", "outer"):
         monkeypatch.setattr(EverySlot, empty, lambda *_: None)

@@ -187,7 +187,7 @@ def theory(args) -> None:
     methods, depths = args.method.split(","), numbers("--depths", args.depths, "6,18,50")
     if min(depths) < 1:
         raise UserError(f"--depths {args.depths}: a stack needs at least 1 layer")
-    check_names(args.arch, methods)
+    check_names(args.arch, methods, max(depths))
     rows = [
         measure_updates(m, depth, args.arch, args.lr, args.init_profile, args.seed) for m in methods for depth in depths
     ]

@@ -164,7 +164,7 @@ def check(cfg: Any) -> None:
                 raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
     built = method.from_config(cfg)
     for stack in stacks:
-        if getattr(cfg, f"{stack}_normalize_before") and built.norm != "pre":
+        if getattr(cfg, f"{stack}_normalize_before") and built.norm_places(stack) != {"pre"}:
             raise UserError(
                 f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
                 "drop the flag or take --method pre_ln"

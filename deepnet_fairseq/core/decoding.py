@@ -175,7 +175,7 @@ def _by_layer(keys_values: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 class LayerStep:
-    """A decoder layer's step: the newest token of each hypothesis, x (rows, C) -> same; rows: B sentences x k beams."""
+    """A decoder layer's step: the newest token of each hypothesis, x (rows, W) -> same; rows: B sentences x k beams."""
 
     def __init__(self, layer: nn.Module, index: int, cache: DecoderCache):
         self.index, self.cache = index, cache
@@ -203,7 +203,7 @@ class _Branch:
         norm = called(getattr(layer, NORM_NAMES[sublayer], None))
         *first, last = layer.matrices(sublayer).values()
         packed = _projection(*(first[:1] if sublayer == "encoder_attn" else first))  # the source's are in the cache
-        entrance = [norm if layer.norm_place == "pre" else None, slots.get("before"), packed]
+        entrance = [norm if layer.norm_place[sublayer] == "pre" else None, slots.get("before"), packed]
         if sublayer == "ffn":
             entrance += [slots.get("hidden"), layer.activation_fn, called(layer.activation_dropout)]
         else:
@@ -212,10 +212,10 @@ class _Branch:
         leaving = [slots.get("inner"), _projection(last), slots.get("outer"), called(layer.dropout)]
         self.entrance, self.leaving = ([f for f in functions if f is not None] for functions in (entrance, leaving))
         self.residual: Any = slots["residual"]  # every branch has one
-        self.norm = norm if layer.norm_place == "post" else None
+        self.norm = norm if layer.norm_place[sublayer] == "post" else None
 
     def enter(self, x: Tensor) -> Tensor:
-        """Shortcut x (rows, C) -> packed projections for attention, or what fc2 reads but for the slot in between."""
+        """Shortcut x (rows, W) -> packed projections for attention, or what fc2 reads but for the slot in between."""
         for function in self.entrance:
             x = function(x)
         return x
@@ -226,7 +226,7 @@ class _Branch:
         return y.transpose(1, 2).reshape(q.size(0) * q.size(2), -1)
 
     def leave(self, x: Tensor, f: Tensor) -> Tensor:
-        """Shortcut x and what the body gives -> output of the sublayer, (rows, C)."""
+        """Shortcut x (rows, W) and what the body gives -> output of the sublayer (rows, W)."""
         for function in self.leaving:
             f = function(f)
         x = self.residual(x, f)

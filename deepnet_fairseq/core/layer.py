@@ -3,7 +3,7 @@
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
 The method fills the slots when the layer is built (core/methods/base.py); nothing here knows which method it is.
-B sentences, T target and S source tokens, C width.
+B sentences, T target and S source tokens, C width of branches, W of the stream between them, most often the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Slots(nn.ModuleDict):
         super().__init__({name: module for name, module in modules.items() if module is not None})
 
     def forward(self, sublayer: str, x: Tensor) -> Tensor:
-        """x (B, T, C) through the module of that branch; x itself if there is none."""
+        """x (B, T, ..) through the module of that branch; x itself if there is none."""
         return self[sublayer](x) if sublayer in self else x
 
 
@@ -73,15 +73,16 @@ class Layer(nn.Module):
     def __init__(self, shape: StackShape, method: Method, index: int):
         super().__init__()
         self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in method.sublayers(shape.stack)}
-        self.norm_place = method.norm
+        self.norm_place = {sublayer: method.norm_place(site) for sublayer, site in self.sites.items()}
+        stream_dim = method.stream_width(shape.stack, shape.dim)
         for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
             if sublayer == "ffn":
                 self.fc1 = Linear(shape.dim, shape.ffn_dim, bias=method.bias)
                 self.fc2 = Linear(shape.ffn_dim, shape.dim, bias=method.bias)
             else:
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
-            if method.norm != "none":
-                setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(shape.dim))
+            if self.norm_place[sublayer] != "none":
+                setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(stream_dim))
         self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
         self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
@@ -120,19 +121,19 @@ class Layer(nn.Module):
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
 
     def enter(self, sublayer: str, x: Tensor) -> Tensor:
-        """Shortcut x (B, T, C) -> input of the branch, same."""
-        if self.norm_place == "pre":
+        """Shortcut x (B, T, W) -> input of the branch (B, T, C)."""
+        if self.norm_place[sublayer] == "pre":
             x = getattr(self, NORM_NAMES[sublayer])(x)
         return self.before(sublayer, x)
 
     def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
-        """Shortcut x and output f of the branch, (B, T, C) each -> output of the sublayer, same."""
+        """Shortcut x (B, T, W) and output f of the branch (B, T, C) -> output of the sublayer (B, T, W)."""
         f = self.dropout(self.outer(sublayer, f))
         x = self.residual[sublayer](x, f)
-        return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place == "post" else x
+        return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "post" else x
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, C) -> same."""
+        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, W) -> same."""
         h = self.fc1(self.enter("ffn", x))
         if self.hidden is not None:
             h = self.hidden(h)
@@ -146,7 +147,7 @@ class EncoderLayer(Layer):
     """A layer of an encoder: self-attention and feed-forward."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, S, C) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
+        """x (B, S, W) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
         f = self.self_attn(self.self_attn.project_own(self.enter("self_attn", x)), mask)
         return self.feed_forward(self.leave("self_attn", x, f))
 
@@ -155,11 +156,11 @@ class CausalLayer(Layer):
     """A layer of a decoder alone: causal self-attention and feed-forward."""
 
     def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
-        """x (B, T, C) -> same; self_mask as in DecoderLayer."""
+        """x (B, T, W) -> same; self_mask as in DecoderLayer."""
         return self.feed_forward(self.look_back(x, self_mask))
 
     def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
-        """The whole sublayer of self-attention: x (B, T, C) -> same."""
+        """The whole sublayer of self-attention: x (B, T, W) -> same."""
         packed = self.self_attn.project_own(self.enter("self_attn", x))
         return self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
 
@@ -175,7 +176,7 @@ class DecoderLayer(CausalLayer):
         memory_mask: Tensor | None,
         alignment: list | None = None,
     ) -> Tensor:
-        """x (B, T, C), memory (B, S, C') -> (B, T, C).
+        """x (B, T, W), memory (B, S, C') -> (B, T, W).
 
         self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the left; memory_mask
         (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.

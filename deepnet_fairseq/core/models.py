@@ -239,7 +239,7 @@ class MaskedLanguageModel(DeepModel):
         """src_tokens (B, T) -> scores (B, T, V) and {"inner_states": None}.
 
         Scores of the places that masked_tokens (B, T) marks alone are (masked, V); features (B, T, C) in their place
-        if features_only. inner_states: [(T, B, C) before and after every layer] if return_all_hiddens. The task
+        if features_only. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
         masked_lm also gives src_id, which no model here reads.
         """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)

@@ -22,8 +22,7 @@ class Site:
     """One residual branch.
 
     stack: "encoder" or "decoder"; layer: 1-based depth inside the stack, the l of the papers;
-    sublayer: "self_attn", "encoder_attn" or "ffn"; dim: width of the residual stream; num_heads: of the stack's
-    attention.
+    sublayer: "self_attn", "encoder_attn" or "ffn"; dim: width of the branch, C; num_heads: of the stack's attention.
     """
 
     stack: str
@@ -81,6 +80,10 @@ class Residual(nn.Module):
     def scales(self) -> tuple[Scale, Scale]:
         """The factors of shortcut and branch in the trained model; export folds them into neighbouring weights."""
         return 1.0, 1.0
+
+    def added(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """The branch as it is summed, and the sum, for shortcut x and branch f: (.., C) each."""
+        return self.forward(torch.zeros_like(x), f), self.forward(x, f)
 
 
 class ConstantShortcut(Residual):

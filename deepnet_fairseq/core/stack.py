@@ -22,7 +22,7 @@ from .recomputation import Recomputation
 
 
 class Stack(nn.Module):
-    """What encoder and decoder have in common. B sentences, T tokens, C width."""
+    """What encoder and decoder have in common. B sentences, T tokens, C width, W (stream_dim) of the stream."""
 
     def assemble(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
@@ -43,7 +43,8 @@ class Stack(nn.Module):
         self.layernorm_embedding = nn.LayerNorm(shape.dim) if cfg.layernorm_embedding else None
         self.dropout = Dropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
-        self.layer_norm = nn.LayerNorm(shape.dim) if method.norm == "pre" else None
+        self.stream_dim = method.stream_width(shape.stack, shape.dim)
+        self.layer_norm = nn.LayerNorm(self.stream_dim) if method.closing_norm(shape.stack) else None
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
         for name, value in method.constants(shape.stack).items():
@@ -62,7 +63,7 @@ class Stack(nn.Module):
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, layers: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
-        """x (B, T, C) through mixer and all layers: what training runs.
+        """x (B, T, C) through mixer and all layers -> (B, T, W): what training runs.
 
         inputs: those of every layer; layers: what is called in place of the stack's own.
         """
@@ -75,13 +76,13 @@ class Stack(nn.Module):
         return x
 
     def states(self, x: Tensor, *inputs: Any, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
-        """As `transform`, but layer by layer, and gives x (B, T, C) before the first and behind each one.
+        """As `transform`, but layer by layer, and gives x (B, T, W) as the first layer reads it and behind each one.
 
         more: further inputs of one layer, by its index from 0.
         """
         history: list[Tensor] = []
-        yield x
         x = self.mix(x, history)
+        yield x
         for index, layer in enumerate(self.layers):
             x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
             yield x
@@ -101,7 +102,7 @@ class Stack(nn.Module):
         return y if self.mixer is None else self.mixer(y, history)
 
     def finish(self, x: Tensor) -> Tensor:
-        """The end of the stack, x (B, T, C) -> same: its LayerNorm under Pre-LN, then the method's `ending`."""
+        """The end of the stack, x (B, T, W) -> (B, T, C): its LayerNorm if it has one, then the method's `ending`."""
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return x if self.ending is None else self.ending(x)
@@ -139,7 +140,7 @@ class Encoder(Stack):
         """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
-        encoder_states [(S, B, C) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)].
+        encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)].
         """
         padding = src_tokens.eq(self.padding_idx)
         x, embedding = self.embed(src_tokens, self.positions(src_tokens))
@@ -213,7 +214,7 @@ class Decoder(Stack):
 
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
         averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
-        and inner_states, [(T, B, C) before and after every layer] if return_all_hiddens.
+        and inner_states, [(T, B, W) before and after every layer] if return_all_hiddens.
         """
         watched = alignment_layer if self.attends else None
         alignment: list[Tensor] = []
@@ -252,9 +253,9 @@ class Decoder(Stack):
             incremental_state[self.CACHE] = cache, steps
         cache, steps = incremental_state[self.CACHE]
         mask = cache.advance()
-        states = [x]
         history: list[Tensor] = []
         x = self.mix(x.squeeze(1), history)
+        states = [x.unsqueeze(1)]
         for index, step in enumerate(steps):
             x = self.mix(step(x, mask, *more.get(index, ())), history)
             states.append(x.unsqueeze(1))

@@ -210,8 +210,11 @@ class Row:
     update_of_all: float
 
 
-def check(arch: str, methods: list[str]) -> None:
-    """UserError for an architecture that is unknown or of a single stack, and for a method not of the theorems."""
+def check(arch: str, methods: list[str], depth: int) -> None:
+    """UserError for an architecture that is unknown or of a single stack, and for a method not of the theorems.
+
+    depth: layers of each stack, at the most.
+    """
     if arch not in archs.PRESETS:
         raise UserError(f"--arch {arch}: no such architecture; `deepnet archs` lists them")
     if len(archs.STACKS[archs.MODELS[arch]]) == 1:
@@ -220,7 +223,8 @@ def check(arch: str, methods: list[str]) -> None:
             f"stack alone; take a {archs.MODEL_NAME}"
         )
     for name in methods:
-        if (method := get_method(name)).norm != "post":
+        method = get_method(name)(depth, depth)
+        if method.norm_places("encoder") | method.norm_places("decoder") != {"post"}:
             speak = "the theorems speak of LN(alpha x + f(x)) only"
             raise UserError(f"--method {name}: computes {method.equation}; {speak}")
 

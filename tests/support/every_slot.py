@@ -12,7 +12,7 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.full((dim,), 0.1))
 
     def forward(self, x):
-        return x + self.bias
+        return x[..., : len(self.bias)] + self.bias
 
 
 class Gate(nn.Module):
@@ -21,17 +21,19 @@ class Gate(nn.Module):
         self.gate = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x, f):
-        return x + self.gate * f
+        return x + self.gate * torch.cat([f, -f], -1)
 
 
 class Mean(nn.Module):
-    """What the next layer reads: a learned share of the mean of all outputs so far."""
+    """What the next layer reads, twice as wide as branches: a learned share of the mean of all outputs so far."""
 
     def __init__(self):
         super().__init__()
         self.share = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, y, history):
+        if not history:
+            y = torch.cat([y, y], -1)
         history.append(y)
         return y + self.share * sum(history) / len(history)
 
@@ -39,6 +41,12 @@ class Mean(nn.Module):
 class EverySlot(Method):
     equation, paper = "a test", "none"
     norm = "pre"
+
+    def norm_place(self, site):
+        return "post" if site.layer == 1 or site.sublayer == "self_attn" else "pre"
+
+    def stream_width(self, stack, dim):
+        return 2 * dim
 
     def before(self, site):
         return Bias(site.dim)

@@ -3,9 +3,11 @@
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
 A method fills slots per Site. A slot left None is the identity (residual: x + f). `norm` places the LayerNorm:
-"post" in the slot `after`, "pre" in the slot `before` (and one more at the end of each stack), "none" nowhere.
+"post" in the slot `after`, "pre" in the slot `before` (and one more at the end of each stack), "none" nowhere; where
+branches or stacks differ, `norm_place` and `closing_norm` say so.
 
-Shapes: B sentences, T tokens, C width of the residual stream. docs/adding_a_method.md has a whole example.
+Shapes: B sentences, T tokens, C width of branches, W of the residual stream, which is C but where `stream_width` says
+otherwise. docs/adding_a_method.md has a whole example.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Method:
     name: ClassVar[str]
     equation: ClassVar[str]
     paper: ClassVar[str]
-    norm: str = "post"
+    norm: str = "post"  # the method in a word, and what norm_place and closing_norm go by
     bias: ClassVar[bool] = True  # do the branches' matrices have biases?
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
     options: ClassVar[dict[str, Option]] = {}
@@ -99,10 +101,33 @@ class Method:
         """Residual branches of `stack` in all."""
         return len(self.sublayers(stack)) * self.depth(stack)
 
+    # the LayerNorms, and the stream
+
+    def norm_place(self, site: Site) -> str:
+        """Where the branch's LayerNorm (of W features) stands: "post", "pre" or "none"."""
+        return self.norm
+
+    def norm_places(self, stack: str) -> set[str]:
+        """What norm_place says of the branches of `stack`."""
+        layers = range(1, self.depth(stack) + 1)
+        return {self.norm_place(Site(stack, l, name, 1, 1)) for l in layers for name in self.sublayers(stack)}
+
+    def closing_norm(self, stack: str) -> bool:
+        """Does a LayerNorm (of W features) end the stack, in front of `ending`?"""
+        return self.norm == "pre"
+
+    def stream_width(self, stack: str, dim: int) -> int:
+        """W, the features that layers hand on, for C = `dim`.
+
+        Of a wider stream several parts may be summed, or states be kept side by side. `mixer` makes it of the
+        embedding, `before` gives each branch its C features, `ending` those of the stack's output.
+        """
+        return dim
+
     # the slots of a branch
 
     def before(self, site: Site) -> nn.Module | None:
-        """Module on the branch's input; with norm "pre" it follows the LayerNorm. (B, T, C) -> same."""
+        """Module on the branch's input; with norm "pre" it follows the LayerNorm. (B, T, W) -> (B, T, C)."""
         return None
 
     def hidden(self, site: Site, dim: int) -> nn.Module | None:
@@ -118,9 +143,10 @@ class Method:
         return None
 
     def residual(self, site: Site) -> nn.Module | None:
-        """Module called as residual(x, f) that merges shortcut and branch; (B, T, C) each -> same. None is x + f.
+        """Module called as residual(x, f) that merges shortcut (B, T, W) and branch (B, T, C) -> (B, T, W).
 
-        A subclass of transformer.slots.Residual tells by its `scales` how it folds into a plain Transformer.
+        None is x + f. A module may have the methods of slots.Residual: by `scales` it folds into a plain Transformer,
+        by `added` probes know what is summed, where it does more than add.
         """
         return None
 
@@ -129,13 +155,13 @@ class Method:
     def mixer(self, stack: str, dim: int) -> nn.Module | None:
         """Module called as mixer(y, history) before the first layer and after each one.
 
-        y (B, T, C): what the embedding or a layer gave; history: a list local to this forward pass, which the mixer may
-        extend. It returns what the next layer, or the end of the stack, reads.
+        y: what the embedding (B, T, C) or a layer (B, T, W) gave; history: a list local to this forward pass, which the
+        mixer may extend. It returns what the next layer, or the end of the stack, reads, (B, T, W).
         """
         return None
 
     def ending(self, stack: str, dim: int) -> nn.Module | None:
-        """Module on the stack's output, behind the last LayerNorm if there is one. (B, T, C) -> same."""
+        """Module on the stack's output, behind the last LayerNorm if there is one. (B, T, W) -> (B, T, C)."""
         return None
 
     # initialisation

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..profile import residuals
+from ..slots import Residual
 from .base import TokenSums, Values, over_ranks, register_probe
 
 
@@ -16,8 +17,9 @@ from .base import TokenSums, Values, over_ranks, register_probe
 class BranchDependency(TokenSums):
     """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout; a number from 0 on.
 
-    x and f as they are summed: with the factors that the method gives to shortcut and branch. Addresses: of branches,
-    "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
+    x and f as they are summed: with the factors that the method gives to shortcut and branch; of a stream wider than
+    branches what the residual module's `added` says, else all of it. Addresses: of branches, "decoder.18.ffn". In the
+    log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -25,11 +27,11 @@ class BranchDependency(TokenSums):
             yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
 
     @torch.no_grad()  # a trained factor would keep the graph alive
-    def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, merged: Tensor) -> None:
-        f = inputs[1].detach()[mask]
-        branch = residual.forward(torch.zeros_like(f), f)  # not called: no hook of ours in it
-        sums = [part.double().pow(power).sum() for part in (branch, merged.detach()[mask]) for power in (1, 2)]
-        self.add(address, f.numel(), *sums)
+    def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
+        added = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
+        branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
+        sums = [part.double().pow(power).sum() for part in (branch, merged) for power in (1, 2)]
+        self.add(address, branch.numel(), *sums)
 
     def values(self) -> Values:
         found = {}

@@ -28,7 +28,7 @@ def is_plain(cfg) -> bool:
     stack = "decoder" if method.depth("decoder") else "encoder"
     top = Site(stack, method.depth(stack), "ffn", 1, 1)
     alone = method.residual(top) is None and method.outer(top) is None
-    return method.norm == "post" and alone and method.gain(top, "fc2") == 1.0
+    return method.norm_place(top) == "post" and alone and method.gain(top, "fc2") == 1.0
 
 
 def _on_model_and_text(event: dict, trainer) -> Iterator[str]:

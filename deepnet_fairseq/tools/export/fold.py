@@ -30,8 +30,14 @@ PLACES = {
 def why_not_foldable(model: nn.Module) -> str | None:
     """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
     for stack in model.stacks().values():
-        if stack.layers[0].norm_place == "none":
+        if stack.stream_dim != stack.embed_tokens.embedding_dim:
+            return "its layers hand on more than one branch reads"
+        places = {place for layer in stack.layers for place in layer.norm_place.values()}
+        closed = stack.layer_norm is not None
+        if places == {"none"}:
             return "it has no LayerNorm in its layers"
+        if places != {"pre" if closed else "post"}:
+            return "its LayerNorms do not all stand where a Post-LN or a Pre-LN has them"
         if stack.mixer is not None:
             return "its layers read a combination of all outputs before them"
         for address, module in stack.slots():
@@ -41,7 +47,7 @@ def why_not_foldable(model: nn.Module) -> str | None:
             if not hasattr(module, "scales"):
                 return f"{_kind(module)} merges shortcut and branch"
             shortcut, _ = module.scales()
-            if stack.layers[0].norm_place == "pre" and (isinstance(shortcut, Tensor) or shortcut != 1):
+            if closed and (isinstance(shortcut, Tensor) or shortcut != 1):
                 return "its shortcut is scaled, and no LayerNorm follows to absorb that"
         if stack.layers[0].fc1.bias is None:
             return "its matrices have no biases"

@@ -141,7 +141,7 @@ def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
     if reason:
         raise UserError(f"--method {cfg.method} has no plain Transformer: {reason}")
     stock = STOCK[model.NAME]
-    norms_first = {name: stack.layers[0].norm_place == "pre" for name, stack in model.stacks().items()}
+    norms_first = {name: stack.layer_norm is not None for name, stack in model.stacks().items()}
     fields = stock.config(cfg, norms_first)
     net_input = _made_up(model)
     before = _scores(model, net_input)
