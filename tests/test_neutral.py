@@ -1,4 +1,4 @@
-"""With neutral parameters a method is the one it extends, bit for bit where the algebra says so; NormFormer's sizes."""
+"""With neutral parameters a method is the one it extends, bit for bit where the algebra says so."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ from torch import nn
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.profile import residuals
-from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.config import namespace
 
 from .support import single_stacks
 from .support.helpers import batch, logits, small
@@ -103,12 +101,6 @@ def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
     assert all(map(torch.equal, gradients(model, kind), gradients(other, kind)))
 
 
-def test_normformer_with_its_norms_is_another_function():
-    """Its LayerNorms start at gain 1, not at the identity."""
-    model = made(archs.LM, "normformer")
-    assert (outputs(model, archs.LM) - outputs(twin(model, archs.LM, "pre_ln"), archs.LM)).abs().max() > 0.01
-
-
 def test_r_fixup_is_t_fixup_without_biases():
     model = small(3, method="r_fixup")
     with torch.no_grad():
@@ -142,24 +134,3 @@ def test_numbers_that_half_precision_ruins_stay_in_float32(method, names):
         assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
         there_and_back.to(precision)
         assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}
-
-
-NORMFORMER = {  # heads, activation; millions of parameters published for NormFormer and its Pre-LN baseline
-    "125m": (12, "gelu", {"normformer": 124.5}),
-    "355m": (16, "gelu", {"normformer": 355.0, "pre_ln": 354.7}),
-    "1.3b": (32, "gelu", {"pre_ln": 1313.5}),
-    "2.7b": (32, "relu_squared", {"normformer": 2649.5}),
-}
-
-
-@pytest.mark.parametrize("size", NORMFORMER)
-def test_published_models(size):
-    """One tied matrix of 51,200 symbols, no learned positions: to the 0.1 million that is published."""
-    heads, activation, published = NORMFORMER[size]
-    arch = f"normformer_lm_{size}"
-    cfg = namespace(arch)
-    assert (cfg.method, cfg.decoder_attention_heads, cfg.activation_fn) == ("normformer", heads, activation)
-    for method, millions in published.items():
-        with torch.device("meta"):
-            parameters = build(arch, 51_200, method=method).parameters()
-        assert sum(one.numel() for one in parameters) / 1e6 == pytest.approx(millions, abs=0.05)

@@ -171,6 +171,3 @@ def test_divergence_is_named_and_recorded(data, tmp_path):
     record = read_record(tmp_path / "probes.jsonl")
     last = record.rows[record.updates()[-1]]["gradient_norm"]
     assert any(math.isnan(norm) for norm in last.values()) and record.updates()[-1] < 20
-    checked = run("deepnet", "check", data, *TRAIN_FLAGS, *ARCH, *flags[:6], check=False)
-    assert checked.returncode == 3 and "verdict: diverging at update" in checked.stdout
-    assert "not finite (gradients are Nan/Inf)" in checked.stdout and "Traceback" not in checked.stdout

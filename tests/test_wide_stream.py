@@ -1,26 +1,19 @@
 """Streams wider than branches, by a stranger's file, ResiDual; LayerNorms whose place differs by layer."""
 
 import importlib.util
-import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from deepnet_fairseq.core.archs import LM
 from deepnet_fairseq.core.methods import METHODS, Method, register
 from deepnet_fairseq.errors import UserError
 
-from .support import observing, stranger
+from .support import observing
 from .support.helpers import ROOT
 from .support.single_stacks import awake, batch, small
 
-FILE = ROOT / "tests" / "support" / "resi_dual.py"
-EDITS = [
-    """sed -i 's/^REASONS = {/&"resi_dual": "more than one branch reads", /' tests/test_fold.py""",
-    r"""sed -i 's/^TRAININGS += \[/&(LM, "--method resi_dual --checkpoint-activations"),/' tests/test_plan.py""",
-    """sed -i 's/learning = {"admin", /&"resi_dual", /' tests/test_learned_scale.py""",
-]
+FILE = ROOT / "tests" / "support" / "resi_dual.py"  # which test_docs.py puts through all tests of methods
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,16 +34,6 @@ def methods():
     del METHODS["mixed"], METHODS["resi_dual"]
 
 
-def branch(layer, sublayer, x):
-    """Causal self-attention of two heads, or feed-forward, of x (B, T, C)."""
-    if sublayer == "ffn":
-        return layer.fc2(F.relu(layer.fc1(x)))
-    own = layer.self_attn
-    q, k, v = (part(x).unflatten(-1, (2, -1)).transpose(1, 2) for part in (own.q_proj, own.k_proj, own.v_proj))
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.size(-1)) + torch.full((x.size(1),) * 2, -torch.inf).triu(1)
-    return own.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
 def test_two_streams_are_the_paper_s():
     """x_k+1 = LN(x_k + f_k), d_k+1 = d_k + f_k, out = x + LN(d): after every layer, and what the probe has of it."""
     model, tokens = awake(LM, method="resi_dual"), batch()[1:]
@@ -60,7 +43,9 @@ def test_two_streams_are_the_paper_s():
         states.append(torch.cat([x, d], -1))
         for layer in decoder.layers:
             for sublayer, site in layer.sites.items():
-                f = branch(layer, sublayer, x)
+                own = layer.self_attn
+                attention = sublayer == "self_attn"
+                f = own(own.project_own(x), causal=True) if attention else layer.fc2(layer.fc1(x).relu())
                 dependency[str(site)] = (f.var() / (x + f).var()).item()
                 x, d = layer.residual[sublayer].norm(x + f), d + f
             states.append(torch.cat([x, d], -1))
@@ -86,11 +71,3 @@ def test_places_that_differ_from_layer_to_layer():
         assert torch.equal(parts["pre_ln"].finish(x), model.decoder(tokens, features_only=True)[0])
     with pytest.raises(UserError, match="--decoder-normalize-before: --method mixed computes Post-LN, then Pre-LN"):
         small(LM, method="mixed", decoder_normalize_before=True)
-
-
-@pytest.mark.smoke
-def test_a_wide_stream_keeps_what_every_method_keeps(tmp_path):
-    """All tests that go by the registry, but for the pages that do not name it; through fairseq's programs too."""
-    folder = stranger.extended(tmp_path, "deepnet_fairseq/core/methods/resi_dual.py", FILE.read_text(), EDITS)
-    names = "(resi_dual or refused_by_name) and not documented"
-    assert stranger.passed(folder, names, "-m", "not slow and not gpu and not peers") >= 20
