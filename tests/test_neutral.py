@@ -69,7 +69,6 @@ def without_its_norms(model):
 
 
 NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
-NO_HEADS = {"normformer_head_scale": "none"}
 PAIRS = {  # method, options, what makes it neutral, the method that it is then
     "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
     "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
@@ -82,10 +81,6 @@ PAIRS = {  # method, options, what makes it neutral, the method that it is then
     "ds_init": ("ds_init", {}, unchanged, "post_ln"),
     "post_ln_init": ("post_ln_init", {}, unchanged, "post_ln"),
     "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
-    "normformer, fairseq's": ("normformer", NO_NORMS | {"normformer_head_scale": "fairseq"}, unchanged, "pre_ln"),
-    "normformer, residuals": (
-        "normformer", NO_NORMS | NO_HEADS | {"normformer_scale_residual": True}, unchanged, "pre_ln",
-    ),
 }  # fmt: skip
 CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS]
 CASES += [(kind, pair) for kind in (archs.LM, archs.MASKED_LM) for pair in ("deepnorm, alpha 1", "normformer, paper's")]

@@ -117,10 +117,9 @@ class Method:
         return self.norm == "pre"
 
     def stream_width(self, stack: str, dim: int) -> int:
-        """W, the features that layers hand on, for C = `dim`.
+        """W, the features of what layers hand on, for C = `dim`.
 
-        Of a wider stream several parts may be summed, or states be kept side by side. `mixer` makes it of the
-        embedding, `before` gives each branch its C features, `ending` those of the stack's output.
+        Where it is not C, `mixer` makes W features of the embedding's C, `before` and `ending` C of the stream's W.
         """
         return dim
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class BranchDependency(TokenSums):
 
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
-        added = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
+        added: Any = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
         branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
         sums = [part.double().pow(power).sum() for part in (branch, merged) for power in (1, 2)]
         self.add(address, branch.numel(), *sums)
