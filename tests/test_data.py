@@ -4,19 +4,8 @@ import pytest
 
 from deepnet_fairseq.data import parallel_text
 from deepnet_fairseq.data.language import SIZES as DEFAULT
-from deepnet_fairseq.data.language import make_corpus, qaa, qab, write_corpus
-from deepnet_fairseq.data.language.meaning import (
-    Clause,
-    Name,
-    Noun,
-    NounPhrase,
-    Preposition,
-    Pronoun,
-    Sentence,
-    Verb,
-    Word,
-    respell,
-)
+from deepnet_fairseq.data.language import make_corpus, meaning, qaa, qab, write_corpus
+from deepnet_fairseq.data.language.meaning import Clause, Name, Noun, NounPhrase, Pronoun, Sentence
 from deepnet_fairseq.data.parallel_text import prepare_text, read_parallel
 from deepnet_fairseq.errors import UserError
 
@@ -25,11 +14,11 @@ from .support.helpers import run
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 DOG = Noun("hunda", "cani", gender="m", plural="en", animate=True)
 BOOK = Noun("bukla", "libri", gender="n", plural="ar", animate=False)
-OPEN = Verb("mak", "eabri", objects=1, prefix="auf")
-GIVE = Verb("geb", "dona", objects=2, prefix="")
-RED = Word("rot", "rubi")
-BECAUSE = Word("weil", "per")
-IN = Preposition("in", "en", case="dat")
+OPEN = meaning.Verb("mak", "eabri", objects=1, prefix="auf")
+GIVE = meaning.Verb("geb", "dona", objects=2, prefix="")
+RED = meaning.Word("rot", "rubi")
+BECAUSE = meaning.Word("weil", "per")
+IN = meaning.Preposition("in", "en", case="dat")
 
 
 def both(clause, *rest):
@@ -81,7 +70,7 @@ def test_pronouns_agree_with_what_they_take_up():
     source, target = both(first, (None, again))
     assert ", und esi makon zon Hunda auf ." in source
     assert target.endswith("e etas eabrian lo cani .")
-    assert [respell(name) for name in ("shtaukren", "heiklo", "wazo")] == ["stocren", "jeclo", "uaso"]
+    assert [meaning.respell(name) for name in ("shtaukren", "heiklo", "wazo")] == ["stocren", "jeclo", "uaso"]
 
 
 @pytest.fixture(scope="module")

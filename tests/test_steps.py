@@ -1,6 +1,7 @@
 """Steps are done once, and again when their output is not whole or anything before them changed."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -131,22 +132,19 @@ def test_a_folder_belongs_to_one_corpus(tmp_path):
         claim(tmp_path / "mine" / "thesis")
 
 
-def test_one_process_at_a_time(tmp_path, capfd):
+def test_one_at_a_time(tmp_path, capfd):
     """The second waits and says so; then the folder is its own."""
-    dest, order = tmp_path / "dest", tmp_path / "order"
-    with claimed(dest, "iwslt14_de_en"):
-        if not (child := os.fork()):
-            with claimed(dest, "iwslt14_de_en"), order.open("a", buffering=1) as file:
-                file.write("second\n")
-                time.sleep(0.5)  # a third would come in here
-                file.write("ends\n")
-            os._exit(0)
+    order = []
+
+    def second():
+        with claimed(tmp_path / "dest", "iwslt14_de_en"):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with claimed(tmp_path / "dest", "iwslt14_de_en"):
+        thread.start()
         while "another deepnet prepare works in it; waiting" not in capfd.readouterr().err:
             time.sleep(0.05)
-        order.write_text("first ends\n")
-    while "second" not in order.read_text():
-        time.sleep(0.05)
-    with claimed(dest, "iwslt14_de_en"), order.open("a") as file:
-        file.write("third")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert order.read_text() == "first ends\nsecond\nends\nthird"
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
