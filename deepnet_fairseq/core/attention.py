@@ -164,9 +164,9 @@ def _packed(parts: list[Tensor], heads: int) -> Tensor:
     rows, length, features = parts[0].shape
     batch = rows // heads
     packed = parts[0].new_empty(batch, length, len(parts), heads, features)
-    places = packed.permute(2, 0, 3, 1, 4).unbind(0)
-    for place, part in zip(places, parts, strict=True):
-        place.copy_(part.view(batch, heads, length, features))
+    views = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    for view, part in zip(views, parts, strict=True):
+        view.copy_(part.view(batch, heads, length, features))
     return packed.view(batch, length, -1)
 
 

@@ -80,7 +80,7 @@ class DecoderCache:
         self.past = kept.new_zeros(sentences, self.beams, 0)
         self._memory: Sequence[tuple[Tensor, Tensor]] = ()  # views of each layer's part
         self._prefix: Sequence[tuple[Tensor, Tensor]] = ()
-        self._places: Sequence[Tensor] = ()
+        self._newest: Sequence[Tensor] = ()
 
     def advance(self) -> Tensor | None:
         """Room for a token of every hypothesis. Returns the mask of this step, (B, 1, k, used), None for one beam."""
@@ -89,7 +89,7 @@ class DecoderCache:
         self.used += self.beams
         filled = self.prefix[:, :, :, : self.used]
         self._prefix = _by_layer(filled)
-        self._places = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
+        self._newest = filled[:, :, :, -self.beams :].permute(0, 2, 3, 1, 4, 5).unbind(0)  # (B, k, 2, h, d) each
         if self.memory is not None:
             self._memory = self._memory or _by_layer(self.memory)
         if self.beams == 1:
@@ -103,9 +103,9 @@ class DecoderCache:
 
         Returns queries (B, h, k, d), and keys and values of the whole prefix, (B, h, used, d).
         """
-        place = self._places[layer]
-        projected = projected.view(place.size(0), self.beams, 3, *place.shape[3:])
-        place.copy_(projected.narrow(2, 1, 2))
+        newest = self._newest[layer]
+        projected = projected.view(newest.size(0), self.beams, 3, *newest.shape[3:])
+        newest.copy_(projected.narrow(2, 1, 2))
         return projected.select(2, 0).transpose(1, 2), *self._prefix[layer]
 
     def source(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ class DecoderCache:
         self.used = kept
 
     def _take(self, slots: Tensor) -> Tensor:
-        """Of each sentence's prefix the places `slots` (B, n): (L, 2, B, n, h, d)."""
+        """Of each sentence's prefix the positions `slots` (B, n): (L, 2, B, n, h, d)."""
         first = torch.arange(len(slots), device=slots.device)[:, None] * self.prefix.size(3)
         return self.prefix.flatten(2, 3).index_select(2, (first + slots).flatten()).unflatten(2, slots.shape)
 

@@ -216,11 +216,11 @@ class LearnedPositions(nn.Embedding):
 
 def submodules(root: nn.Module) -> Iterator[nn.Module]:
     """root and all below it, each module once; nn.Module.modules takes five times as long."""
-    seen: set[nn.Module] = set()
+    visited: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [root]
     while waiting:
         module = waiting.pop()
-        if module is not None and module not in seen:
-            seen.add(module)
+        if module is not None and module not in visited:
+            visited.add(module)
             yield module
             waiting += module._modules.values()

@@ -21,7 +21,7 @@ from ..errors import UserError
 
 
 @dataclass
-class Training:
+class TrainingFlags:
     """Flags of every model that are of its training: compilation, probes, rollbacks."""
 
     compile_layers: bool = flag(
@@ -35,7 +35,7 @@ class Training:
 
 
 @dataclass
-class FineTuning:
+class FineTuningFlags:
     """Flags of `deepnet_masked_lm` that are of its classification heads."""
 
     pooler_activation_fn: str = flag("tanh", "activation in classification heads", ACTIVATIONS)
@@ -43,7 +43,8 @@ class FineTuning:
     load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
 
 
-MORE = {archs.MODEL_NAME: (Training,), archs.LM: (Training,), archs.MASKED_LM: (Training, FineTuning)}
+MORE: dict[str, tuple[type, ...]] = dict.fromkeys(archs.STACKS, (TrainingFlags,))
+MORE[archs.MASKED_LM] += (FineTuningFlags,)
 ELSEWHERE = {  # what fairseq's tasks and its section `checkpoint` say
     "max_source_positions": II("task.max_source_positions"),
     "max_target_positions": II("task.max_target_positions"),
@@ -102,7 +103,7 @@ def complete(cfg) -> None:
 
 
 def check(cfg) -> None:
-    """UserError naming the flag for the first value of Training or FineTuning that cannot be."""
+    """UserError naming the flag for the first value of TrainingFlags or FineTuningFlags that cannot be."""
     get_probes(cfg.deepnet_probe)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
