@@ -22,6 +22,7 @@ def make_corpus(args) -> None:
 
 def prepare_text(args) -> None:
     """parallel text -> joint BPE -> binarised data"""
+    register()
     from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
@@ -51,7 +52,11 @@ def _prepare_corpus(args) -> None:
         pairs=tuple(args.pairs.split(",")) if args.pairs else None,
         **{name: getattr(args, name) for name in same},
     )
-    print(recipe.plan(options)) if args.plan else recipe.build(options)
+    if args.plan:
+        print(recipe.plan(options))
+    else:
+        register()
+        recipe.build(options)
 
 
 def prepare_lm(args) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import register
-
 PLAIN = "text"  # stands for the language in text for language models
 MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
 
@@ -24,7 +22,6 @@ def binarise(
     "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line counts as a
     sentence of no piece.
     """
-    register()
     from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
     from fairseq.data import Dictionary
     from fairseq.tokenizer import tokenize_line

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
-from .. import register
 from ..errors import UserError
 from ..files import whole
 from . import steps
@@ -99,7 +98,6 @@ class _Side:
     """One language of one shard; its two files get their names when `files` closes, the index last."""
 
     def __init__(self, prefix: Path, vocabulary: Vocabulary, files: ExitStack):
-        register()
         from fairseq.data import indexed_dataset
 
         self.index = files.enter_context(whole(Path(f"{prefix}.idx")))
