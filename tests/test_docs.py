@@ -65,7 +65,7 @@ def test_example_of_a_new_method_is_found(extended):
 @pytest.mark.smoke
 def test_a_new_method_keeps_what_every_method_keeps(extended):
     """All tests that go by the registry, of these two methods: a file is enough, whatever the width of its stream."""
-    words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short", "--ignore=tests/test_house.py"]
+    words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     words += ["-m", "not slow and not gpu and not peers"]
     words += ["-k", "(layer_scale or resi_dual or by_name) and not documented"]
     environment = os.environ | {"PYTHONPATH": str(extended)}
