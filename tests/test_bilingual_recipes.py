@@ -20,7 +20,7 @@ from deepnet_fairseq.data.miniature import write
 from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
 from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.bilingual import published_segments, segments, training_lines
-from deepnet_fairseq.data.recipes.wmt import TRAINING
+from deepnet_fairseq.data.recipes.wmt import FRENCH, GERMAN
 from deepnet_fairseq.errors import UserError
 
 from .support.helpers import assert_refused
@@ -146,8 +146,8 @@ def test_wmt(tmp_path, quick):
     tokenised = {lang: lines(text / "tokenised" / f"train.{lang}") for lang in ("en", "de")}
     for lang, side in tokenised.items():
         raw = []
-        for file, member in TRAINING.items():
-            raw += list(stream_lines(tmp_path / file.name, f"{member}.{lang}"))
+        for file, member in GERMAN.items():
+            raw += list(stream_lines(tmp_path / file.name, member.format(lang)))
         moses = line_function(lang, Chain(normalise=True, aggressive=True))
         assert [moses(line) for line in raw[:100]] == side[:100] and len(side) == len(raw)
         assert lines(text / "split" / f"valid.{lang}") == side[99::100]
@@ -163,6 +163,24 @@ def test_wmt(tmp_path, quick):
     moses = line_function("de", Chain(normalise=True, aggressive=True))
     valid = [moses(line) for line in stream_lines(tmp_path / "dev.tgz", "dev/newstest2013.de")]
     assert [line.replace("@@ ", "") for line in lines(tmp_path / "wmt14_en_de" / "bin" / "valid.de")] == valid
+
+
+@smoke
+def test_wmt_english_french(tmp_path, quick):
+    """Five corpora in the script's order, the last packed twice; each 1333rd pair validates."""
+    RECIPES["wmt14_en_fr"].build(Options(tmp_path / "d", tmp_path, fetch=write, workers=2))
+    assert [path.name for path in tmp_path.glob("*.tar")] == ["training-giga-fren.tar"]
+    tokenised = {lang: lines(tmp_path / "d" / "text" / "tokenised" / f"train.{lang}") for lang in ("en", "fr")}
+    moses = line_function("fr", Chain(normalise=True, aggressive=True))
+    position = 0
+    for file, member in FRENCH.items():
+        raw = list(stream_lines(tmp_path / file.name, member.format("fr")))
+        assert [moses(line) for line in raw[:20]] == tokenised["fr"][position : position + 20]
+        position += len(raw)
+    assert position == len(tokenised["fr"]) == len(tokenised["en"])
+    assert lines(tmp_path / "d" / "text" / "split" / "valid.en") == tokenised["en"][1332::1333]
+    published = stream_lines(tmp_path / "test-full.tgz", "test-full/newstest2014-fren-ref.fr.sgm")
+    assert list(published_segments(published)) == lines(tmp_path / "d" / "reference" / "test.en-fr.fr")
 
 
 @pytest.fixture
@@ -257,6 +275,10 @@ def test_counts_beside_what_is_expected(tmp_path, capsys):
         assert said in capsys.readouterr().out
     with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
         recipe.check_count(options, "train", 150_000)
+    RECIPES["wmt17_en_de"].check_count(options, "valid", 40_400)  # less than 1% off a log of the script
+    with pytest.raises(UserError, match="train: 3,900,000 sentence pairs, but 3,961,179 are expected"):
+        RECIPES["wmt17_en_de"].check_count(options, "train", 3_900_000)
+    capsys.readouterr()
     recipe.check_count(replace(options, fetch=write), "train", 5)
     assert capsys.readouterr().out == "| train: 5 sentence pairs\n"
 
@@ -265,6 +287,7 @@ def test_plan(tmp_path, capsys):
     main(["prepare", "iwslt14_de_en", str(tmp_path / "d"), "--plan"])
     out = capsys.readouterr().out
     facts = ("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "1 to 175 words", "10,000 BPE merges",
+             "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a",
              "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750")  # fmt: skip
     assert [fact for fact in facts if fact not in out] == [] and not (tmp_path / "d").exists()
 
@@ -358,3 +381,12 @@ def test_normalised():
     assert german("Er sagt „gut“ – 1\u00a0000 %") == "Er sagt &quot; gut &quot; - 1,000 %"
     assert english("1\u00a0000 is “fine”, isn’t it ?") == "1.000 is &quot; fine , &quot; isn &apos;t it ?"
     assert english("a\u200bb\x07c\ufeffd") == "a b c d"
+
+
+def test_a_closing_quotation_mark_at_the_end_of_a_line():
+    """Perl's rule for ."X also meets the end of the line, which its X may be; there is none in English."""
+    german, french, english = (line_function(lang, Chain(normalise=True)) for lang in ("de", "fr", "en"))
+    for line in ('Er sagt: "Gut."', "Er sagt: „Gut.“"):
+        assert german(line) == french(line) == "Er sagt : &quot; Gut &quot; ."
+        assert english(line) == "Er sagt : &quot; Gut . &quot;"
+    assert german('"Ja ..." Nein') == "&quot; Ja &quot; ... Nein" and german('Ja."<b') == "Ja . &quot; &lt; b"

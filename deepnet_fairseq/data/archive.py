@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 import zipfile
@@ -45,7 +46,9 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
-    """The lines of one member of a .zip or .tar.gz, without their "\\n", unpacked only as they are read (UTF-8).
+    """The lines of one member of a .zip, .tar or .tar.gz, without their "\\n", unpacked only as they are read (UTF-8).
+
+    A member whose name ends in .gz is unpacked, too.
 
     UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
     """
@@ -60,11 +63,12 @@ def _member(archive: Path, name: str):
         with zipfile.ZipFile(archive) as content, content.open(name) as body:  # which checks its CRC at its end
             yield body
     else:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(archive) as tar:
             found = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
             if found is None:
                 raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
-            yield tar.extractfile(found)
+            with tar.extractfile(found) as body:
+                yield gzip.GzipFile(fileobj=body) if name.endswith(".gz") else body
 
 
 @contextmanager

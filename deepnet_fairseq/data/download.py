@@ -56,10 +56,11 @@ class RemoteFile:
     origin: str = ""
 
 
-def at(address: str, http: bool = False, **facts) -> RemoteFile:
-    """A file named as at its address (without https://); http: it may also be had without encryption."""
+def at(*addresses: str, http: bool = False, **facts) -> RemoteFile:
+    """A file named as at its addresses (without https://); http: it may also be had without encryption."""
     schemes = ("https", "http") if http else ("https",)
-    return RemoteFile(address.rpartition("/")[2], tuple(f"{scheme}://{address}" for scheme in schemes), **facts)
+    urls = tuple(f"{scheme}://{address}" for scheme in schemes for address in addresses)
+    return RemoteFile(addresses[0].rpartition("/")[2], urls, **facts)
 
 
 Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or what stands in for it

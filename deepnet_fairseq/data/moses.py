@@ -40,7 +40,8 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 
     functions = []
     if chain.normalise:
-        functions.append(MosesPunctNormalizer(lang, perl_parity=True).normalize)
+        normaliser = MosesPunctNormalizer(lang, perl_parity=True)
+        functions.append(lambda line: normaliser.normalize(f"{line}\n"))  # Perl's rules see the end of the line, too
         functions.append(partial(regex.compile(r"\p{C}").sub, " "))
     functions.append(
         partial(MosesTokenizer(lang).tokenize, aggressive_dash_splits=chain.aggressive, return_str=True, escape=True)

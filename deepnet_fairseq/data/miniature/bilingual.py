@@ -1,4 +1,4 @@
-"""German and English: the talks of IWSLT-14 in WIT3's archive, and the archives of WMT as statmt.org has them.
+"""English, German and French: IWSLT-14's talks in WIT3's archive, and the archives of WMT as statmt.org has them.
 
 IWSLT's training files have the five tags <url>, <keywords>, <talkid>, <title> and <description> (a <speaker> line would
 have come through fairseq's prepare-iwslt14.sh as text, and its data has none). Titles and descriptions are translated
@@ -13,16 +13,20 @@ from xml.sax.saxutils import escape
 from ..lines import Pairs
 from ..recipes import wmt as published
 from ..recipes.iwslt14 import TEST_SETS
-from .text import TALK, WEB, lines, spoilt, tar_gz, translations
+from .text import TALK, WEB, gzipped, lines, spoilt, tar, tar_gz, translations
 
 LANGS = {"de": "german", "en": "english"}
 TALKS, TALK_SENTENCES = 120, 48  # a talk's title and description are two sentences more
 SPOILT_TALKS = 20  # so many have three pairs for the cleaning to drop
 TEST_TALKS, TEST_SENTENCES = 2, 30  # of each test set
 
-SIZES = {published.EUROPARL: (2000, TALK), published.COMMON_CRAWL: (1000, WEB), published.NEWS_COMMENTARY: (1000, TALK)}
-TRAINING = {  # archive of WMT -> its member without the language, how many pairs, their frames
-    file.name: (member, *SIZES[file]) for file, member in published.TRAINING.items()
+SIZES = {  # archive of WMT -> how many pairs it has with each language, their frames
+    published.EUROPARL: (2000, TALK),
+    published.COMMON_CRAWL: (1000, WEB),
+    published.NEWS_COMMENTARY: (1000, TALK),
+    published.UNITED_NATIONS: (500, TALK),
+    published.NEWS_COMMENTARY_9: (500, TALK),
+    published.GIGA_FREN: (1000, WEB),
 }
 SPOILT = 10  # times three pairs for the cleaning to drop, in each
 HELD_OUT = 200  # sentences of newstest2013 and of newstest2014
@@ -70,29 +74,43 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
 
 def wmt(name: str) -> bytes:
     """Bytes of an archive by its file name: lines, but for newstest2014, which is SGML."""
-    if name not in TRAINING:
-        test = name == "test-full.tgz"
-        pairs = list(islice(translations(name, tuple(LANGS)), HELD_OUT))
-        return tar_gz(_sgml(pairs) if test else _plain("dev/newstest2013", pairs))
-    member, size, frames = TRAINING[name]
-    source = translations(member, tuple(LANGS), frames)
+    if name == published.NEWSTEST2013.name:
+        return tar_gz(_plain("dev/newstest2013.{}", tuple(LANGS), _held_out(name, tuple(LANGS))))
+    if name == published.NEWSTEST2014.name:
+        return tar_gz(_sgml("deen", tuple(LANGS), name) | _sgml("fren", ("fr", "en"), f"{name} fr"))
+    archive = next(file for file in SIZES if file.name == name)
+    members: dict[str, str] = {}
+    for langs, training in ((tuple(LANGS), published.GERMAN), (("fr", "en"), published.FRENCH)):
+        if archive in training:
+            members |= _plain(training[archive], langs, _training(training[archive], langs, *SIZES[archive]))
+    if archive is published.GIGA_FREN:
+        return tar({path: gzipped(text.encode()) for path, text in members.items()})
+    return tar_gz(members)
+
+
+def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str, ...]) -> Pairs:
+    source = translations(member.removesuffix(".{}"), langs, frames)
     pairs = list(islice(source, size))
     for start in range(0, size, size // SPOILT):
         pairs[start:start] = spoilt(source)
-    return tar_gz(_plain(member, pairs))
+    return pairs
 
 
-def _plain(member: str, pairs: Pairs) -> dict[str, str]:
-    return {f"{member}.{lang}": lines([pair[side] for pair in pairs]) for side, lang in enumerate(LANGS)}
+def _held_out(name: str, langs: tuple[str, ...]) -> Pairs:
+    return list(islice(translations(name, langs), HELD_OUT))
 
 
-def _sgml(pairs: Pairs) -> dict[str, str]:
-    """newstest2014, as source and as reference in both languages."""
-    members = {}
-    for side, lang in enumerate(LANGS):
-        sentences = [f'<seg id="{i}">{escape(pair[side])}</seg>' for i, pair in enumerate(pairs, 1)]
+def _plain(member: str, langs: tuple[str, ...], pairs: Pairs) -> dict[str, str]:
+    return {member.format(lang): lines([pair[side] for pair in pairs]) for side, lang in enumerate(langs)}
+
+
+def _sgml(pair: str, langs: tuple[str, ...], name: str) -> dict[str, str]:
+    """newstest2014 of a pair ("deen"), as source and as reference in both languages."""
+    members, pairs = {}, _held_out(name, langs)
+    for side, lang in enumerate(langs):
+        sentences = [f'<seg id="{i}">{escape(row[side])}</seg>' for i, row in enumerate(pairs, 1)]
         for kind in ("src", "ref"):
             head, doc = f'<{kind}set setid="newstest2014" srclang="any">', '<doc docid="1" genre="news"><p>'
             text = lines([head, doc, *sentences, "</p></doc>", f"</{kind}set>"])
-            members[f"test-full/newstest2014-deen-{kind}.{lang}.sgm"] = text
+            members[f"test-full/newstest2014-{pair}-{kind}.{lang}.sgm"] = text
     return members

@@ -115,20 +115,24 @@ def _alphabet(lang: str) -> dict[int, str]:
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
-    """A gzipped tar of path -> text.
+    """A gzipped tar of path -> text; its bytes, and those of the others, depend on the text alone."""
+    return gzipped(tar({path: text.encode() for path, text in members.items()}))
 
-    Its bytes, and those of `zipped`, depend on the text alone: no clock, no owner, members in order.
-    """
+
+def tar(members: dict[str, bytes]) -> bytes:
+    """A tar of path -> content: no clock, no owner, members in order."""
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
-    ):
-        for path, text in sorted(members.items()):
-            entry, content = tarfile.TarInfo(path), text.encode()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path, content in sorted(members.items()):
+            entry = tarfile.TarInfo(path)
             entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+            archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def gzipped(content: bytes) -> bytes:
+    """The content in gzip's format."""
+    return gzip.compress(content, mtime=0)
 
 
 def zipped(members: dict[str, str]) -> bytes:

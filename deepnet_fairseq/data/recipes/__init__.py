@@ -8,10 +8,10 @@ from .iwslt14 import Iwslt14
 from .m2m102 import M2m102
 from .multilingual import OwnText
 from .opus100 import Opus100
-from .wmt import Wmt14, Wmt17
+from .wmt import Wmt14, Wmt14French, Wmt17
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (Iwslt14(), Wmt17(), Wmt14(), Opus100(), M2m102(), OwnText())
+    recipe.name: recipe for recipe in (Iwslt14(), Wmt17(), Wmt14(), Wmt14French(), Opus100(), M2m102(), OwnText())
 }
 
 

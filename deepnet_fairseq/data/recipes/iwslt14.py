@@ -21,7 +21,10 @@ class Iwslt14(BilingualRecipe):
     name = "iwslt14_de_en"
     title = "IWSLT-14 German-English, the runs of Figure 6"
     langs = ("de", "en")
-    archives = (at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True),)  # wit3.fbk.eu has it no more
+    archives = (  # wit3.fbk.eu has it no more
+        at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True, size=19_982_877,
+           checksum="md5:10936dfdf616504ddbd844e91b94ef4a", origin="a public script that calls fairseq's"),
+    )  # fmt: skip
     space = 300_000_000
     vocab = 10_000
     chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before

@@ -31,7 +31,10 @@ MINIATURE = ("de-en", "de-fr", "en-fr")
 SITE = "https://object.pouta.csc.fi"
 VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
 LONGEST = 1000  # characters a side; sentences beyond are menus and lists
-FLORES_101 = at("dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz")
+FLORES_101 = at(
+    "dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz", origin="two public scripts",
+    checksum="sha256:49fa80207b09fcc0eca8253ed13303b3a0ae0f16081af862601c73ac76f2cba6",
+)  # fmt: skip
 ZERO_SHOT = at(
     "object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz", size=2_556_791, origin=ORIGIN,
     checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
