@@ -25,6 +25,7 @@ from ..errors import UserError, user_error_line
 from . import config, datasets
 from .admin_profile import check_source
 from .distributed.sharded_trainer import check_sharding
+from .divergence import stuck
 from .optimisers import deepnet_adam
 
 # which of fairseq's tasks and losses go with which of our models; what is not named here goes with any
@@ -118,6 +119,7 @@ def _check_training(args: argparse.Namespace) -> None:
     if args.criterion == "label_smoothed_cross_entropy_with_alignment":
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
+    stuck.check_settings(lambda _, name: getattr(args, name, None))
     if cfg.deepnet_probe and args.ddp_backend == "fully_sharded":
         raise UserError("--deepnet-probe: not with --ddp-backend fully_sharded, where no rank has a whole gradient")
     method = get_method(cfg.method).from_config(cfg)

@@ -22,7 +22,7 @@ from ..errors import UserError
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that are of its training: compilation, probes, rollbacks."""
+    """Flags of every model that are of its training: compilation, probes, when it is given up."""
 
     compile_layers: bool = flag(
         False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/speed.md"
@@ -32,6 +32,7 @@ class TrainingFlags:
     probe_dir: str = flag(".", "folder of the probes' file: the run's")
     rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/troubleshooting.md")
     rollback_lr_factor: float = flag(0.5, "times this --lr at each of --rollbacks")
+    stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
 
 
 @dataclass
@@ -109,6 +110,8 @@ def check(cfg) -> None:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     if cfg.rollbacks < 0:
         raise UserError(f"--rollbacks {cfg.rollbacks}: must be 0 or more")
+    if cfg.stop_stuck < 0:
+        raise UserError(f"--stop-stuck {cfg.stop_stuck}: must be 0 or more")
     if not 0 < cfg.rollback_lr_factor <= 1:
         raise UserError(f"--rollback-lr-factor {cfg.rollback_lr_factor}: must be above 0 and at most 1")
     if hasattr(cfg, "pooler_dropout"):

@@ -34,7 +34,7 @@ from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, yaml_config
 from .checkpoints import exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
-from .divergence import watched_trainer
+from .divergence import stuck, watched_trainer
 from .optimisers import deepnet_adam
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
@@ -79,7 +79,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         launch.without_heartbeat: "fairseq's kills the whole process group without a word",
     },
     # updates
-    (Trainer, "__init__"): {watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks"},
+    (Trainer, "__init__"): {
+        watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks",
+        stuck.begin: "and since when it has learnt nothing",
+    },
     (Trainer, "_build_optimizer"): {sharded_trainer.build_optimizer: "--zero-sharding os without fairscale"},
     (FP16Optimizer, "build_optimizer"): {deepnet_adam.build_half_precision: "an optimiser brings its own"},
     (Trainer, "train_step"): {
@@ -92,7 +95,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         watched_trainer.watch_norm: "an overflow, a norm that is not finite",
     },
     (AMPOptimizer, "clip_grad_norm"): {watched_trainer.clip_under_amp: "--amp on a CPU has no loss scale to ask for"},
-    (Trainer, "valid_step"): {train_loop.validate_unless_stopped: "a signal is answered between two batches"},
+    (Trainer, "valid_step"): {
+        stuck.count_targets: "for --stop-stuck, how often each word is a target",
+        train_loop.validate_unless_stopped: "a signal is answered between two batches",
+    },
     (EMA, "_step_internal"): {deepnet_adam.average_together: "a few operations instead of some for every tensor"},
     # saving
     (checkpoint_utils, "save_checkpoint"): {
@@ -107,6 +113,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (Trainer, "save_checkpoint"): {
         sharded_trainer.write_unless_alone: "after an error the other ranks' parts are not there",
         exact_resume.save_forgotten: "what fairseq keeps in the process only",
+        stuck.keep_count: "since when it has learnt nothing",
         saving.lose_no_error: "a crash.pt that cannot be written hid the crash",
     },
     (Trainer, "state_dict"): {sharded_trainer.whole_state: "what the ranks gave"},
@@ -124,6 +131,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         sharded_trainer.read_on_every_rank: "sent by the first, all would come to lie on each GPU",
         watched_trainer.resume_rollbacks: "the rollbacks that the run has had count on",
         exact_resume.load_forgotten: "what fairseq kept in the process only",
+        stuck.resume_count: "since when it has learnt nothing",
         reading.explain_unusable: "an optimiser's state that is another's, in one line",
     },
     **{(kind, "load_state_dict"): {exact_resume.load_with_weights: "as they were saved"} for kind in HALF},
@@ -134,8 +142,13 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
     "train": {
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
         watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
+        stuck.end_stuck: "--stop-stuck: a line and a status",
     },
-    "validate_and_save": {train_loop.save_if_stopped: "a signal is answered after each update"},
+    "get_valid_stats": {stuck.compare: "--stop-stuck: a validation loss with that of guessing"},
+    "validate_and_save": {
+        stuck.stop_if_stuck: "--stop-stuck",
+        train_loop.save_if_stopped: "a signal is answered after each update",
+    },
 }
 
 # also set

@@ -44,9 +44,9 @@ class Training:
         return diagnosis.event(self.trainer, caught.value.stop, 1)
 
 
-def train(data: Path, folder: Path, *flags: str) -> None:
+def train(data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS) -> None:
     """fairseq-train, in this process."""
-    args = parse([str(data), *TRAIN_FLAGS, "--save-dir", str(folder), *flags])
+    args = parse([str(data), *common, "--save-dir", str(folder), *flags])
     fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
 
 

@@ -1,0 +1,161 @@
+"""A training that learns how often each word occurs, and no more: when --stop-stuck ends it, and when it does not."""
+
+import math
+import re
+from collections import Counter
+
+import fairseq_cli.train
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.logging import metrics
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin import config
+from deepnet_fairseq.plugin.divergence import stuck
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
+
+from .conftest import TRAIN_FLAGS
+from .support.diverging import TINY, train, updates
+from .support.helpers import PAD, run
+from .support.lm_trainings import FLAGS, KINDS, make_text
+
+WATCHED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
+# a rate that moves nothing: the model guesses at random, which is worse than by frequencies
+STILL = (*TINY, "--lr", "1e-9", "--validate-interval-updates", "2", "--save-interval-updates", "2")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
+    """Against fairseq's own loss: no better one is found by descent, and guessing by that prediction costs it."""
+    target = torch.tensor([4, 4, 4, 5, 5, 6])
+    counts = torch.bincount(target, minlength=9)
+    logits = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        lprobs = logits.log_softmax(0).expand(len(target), -1)
+        value = label_smoothed_nll_loss(lprobs, target, smoothing)[0] / len(target) / math.log(2)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert float(loss()) == pytest.approx(stuck.entropy(counts, smoothing), abs=1e-5)
+    if not smoothing:
+        assert stuck.entropy(counts) == pytest.approx(0.5 * 1 + math.log2(3) / 3 + math.log2(6) / 6)
+
+
+def test_updates_count_from_the_first_bad_validation_in_a_row():
+    watch = stuck.Stuck(300)
+    for update, loss in ((100, 9.0), (200, 8.0), (300, 7.5), (400, 7.95), (500, 8.0), (600, 8.1)):
+        watch.validated(update, loss, 8.0)
+        assert not watch.over
+    watch.validated(700, 7.95, 8.0)
+    assert watch.over and watch.since == 400 and watch.headline().startswith("stuck at update 700: since update 400 ")
+    watch.limit = 0
+    assert not watch.over
+
+
+@pytest.fixture(scope="module")
+def ended(data, tmp_path_factory):
+    """A still model, watched for 6 updates: its folder and what fairseq-train said."""
+    folder = tmp_path_factory.mktemp("stuck")
+    flags = (*WATCHED, *STILL, "--stop-stuck", "6", "--max-update", "20", "--save-dir", folder)
+    return folder, run("fairseq-train", data, *flags, check=False)
+
+
+def test_a_model_that_learns_nothing_is_stopped(ended):
+    """Validated after 2, 4, ...; bad since 2, so it ends at 8: status 4, one line, and what was saved stays."""
+    folder, done = ended
+    assert done.returncode == stuck.STATUS == 4
+    (line,) = (line for line in done.stdout.splitlines() if "error: " in line)
+    assert line.startswith("fairseq-train: error: stuck at update 8: since update 2 ")
+    assert updates(folder) == 8
+
+
+def test_it_stays_stopped_and_goes_on_if_told(ended, data, capsys):
+    """Started again it makes no update; with the flag at 0 it goes on."""
+    folder, _ = ended
+    with pytest.raises(SystemExit) as again:
+        validated_train(data, folder, "--stop-stuck", "6")
+    assert again.value.code == stuck.STATUS and updates(folder) == 8
+    assert "error: stuck at update 8: " in capsys.readouterr().err
+    validated_train(data, folder, "--stop-stuck", "0", "--max-update", "9")
+    assert updates(folder) == 9
+
+
+def validated_train(data, folder, *flags):
+    train(data, folder, *STILL, "--max-update", "20", *flags, common=WATCHED)
+
+
+def test_a_resume_counts_on(data, tmp_path):
+    """2, 4 | 6, 8: as in one go."""
+    validated_train(data, tmp_path, "--stop-stuck", "6", "--max-update", "5")
+    with pytest.raises(SystemExit):
+        validated_train(data, tmp_path, "--stop-stuck", "6")
+    assert updates(tmp_path) == 8
+
+
+def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
+    """It was no better than guessing once, for fewer updates than are too many."""
+    flags = ("--stop-stuck", "80", "--max-update", "90", "--lr", "1e-2", "--validate-interval-updates", "10")
+    train(data, tmp_path, *TINY, *flags, common=WATCHED)
+    assert "no better than the frequencies of words" in caplog.text
+
+
+def bits(counts) -> float:
+    """Entropy, of counts of words."""
+    total = sum(counts)
+    return -sum(one / total * math.log2(one / total) for one in counts if one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
+    """All words and ends of lines of a causal model, the masked words of a masked one."""
+    flags = (*KINDS[kind], "--stop-stuck", "10", "--save-dir", str(tmp_path))
+    trainer = build_trainer(parse([str(make_text(tmp_path)), *FLAGS, *flags]))
+    trainer.task.load_dataset("valid")
+    batches = list(trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False))
+    with metrics.aggregate(new_root=True) as found:
+        for sample in batches:
+            trainer.valid_step(sample)
+    targets = [word for sample in batches for word in sample["target"].flatten().tolist() if word != PAD]
+    share = len(targets) / sum(sample["net_input"]["src_tokens"].ne(PAD).sum().item() for sample in batches)
+    assert share == 1.0 if kind == "causal" else 0.1 < share < 0.2
+    fairseq_cli.train.get_valid_stats(trainer.cfg, trainer, found.get_smoothed_values(), tracking_best=True)
+    assert trainer.stuck.bound == pytest.approx(bits(Counter(targets).values())) and trainer.stuck.counts is None
+    assert trainer.stuck.loss > trainer.stuck.bound, "of a model at its start"
+
+
+@pytest.mark.smoke
+def test_two_processes_agree(data, ended, tmp_path):
+    """Each has seen half of the text: their bound is that of one process, and they end together."""
+    folder, alone = ended
+    flags = (*WATCHED, *STILL, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
+    both = run("fairseq-train", data, *flags, "--distributed-world-size", "2", check=False)
+    assert both.returncode == stuck.STATUS and both.stdout.count("error: stuck at update 4: since update 2 ") == 1
+    bounds = [re.findall(r"no better .* of ([\d.]+) bits", done.stdout)[0] for done in (alone, both)]
+    assert bounds[0] == bounds[1]
+
+
+WRONG = {
+    "--disable-validation": ("--disable-validation",),
+    "--sentence-avg": ("--sentence-avg",),
+    "--ignore-prefix-size": ("--ignore-prefix-size", "1"),
+    "--criterion": ("--criterion", "label_smoothed_cross_entropy_with_ctc"),
+}
+
+
+@pytest.mark.parametrize("flag", WRONG)
+def test_flags_that_leave_nothing_to_go_by(flag, data, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        train(data, tmp_path / "run", *TINY, "--stop-stuck", "9", *WRONG[flag], common=WATCHED)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and f"error: --stop-stuck: not with {flag}" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_number_of_updates():
+    with pytest.raises(UserError, match="--stop-stuck -1: must be 0 or more"):
+        config.namespace("deepnet_transformer", stop_stuck=-1)
