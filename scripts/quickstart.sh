@@ -4,7 +4,8 @@
 #
 #   scripts/quickstart.sh [--methods deepnorm,post_ln] [--depth 18] [--updates N] [--seed 1] [--out quickstart]
 #
-# Any methods, with commas between; `deepnet methods` lists them.
+# Any methods, with commas between; `deepnet methods` lists them. One that learns no more than how often each word occurs
+# is stopped after a third of the updates.
 # Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips what is done and resumes what is not.
 # Ends with a table and OUT/loss.png.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/quickstart.sh
@@ -13,7 +14,7 @@ start="$PWD"
 cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.."
 
 methods=deepnorm,post_ln depth=18 updates=1200 seed=1 out=quickstart
-usage() { sed -n '2,9s/^# \{0,1\}//p' scripts/quickstart.sh; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' scripts/quickstart.sh; }
 while [ $# -gt 0 ]; do
     case "$1" in
         --methods | --depth | --updates | --seed | --out)
@@ -56,7 +57,8 @@ train() {  # train RUN METHOD_FLAGS...: resumes from RUN/checkpoint_last.pt if t
         --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7 \
         --max-tokens 1000 --max-update "$updates" --seed "$seed" \
         --save-dir "$run" --no-epoch-checkpoints --save-interval-updates 200 --keep-interval-updates 1 \
-        --disable-validation --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 |
+        --validate-interval 999 --validate-interval-updates 100 --max-tokens-valid 4000 --stop-stuck 300 \
+        --num-workers 0 --log-format json --log-interval 25 --cpu 2>&1 |
         tee -a "$run/train.log" | progress
 }
 
@@ -84,12 +86,13 @@ while read -r -u 3 _ method more; do  # "--method NAME" and what else its traini
         echo "scripts/quickstart.sh --methods $method --depth $depth --updates $updates --seed $seed" >"$run/command"
         # shellcheck disable=SC2086
         if ! train "$run" --method "$method" $more; then
-            grep -q "error: diverged at update" "$run/train.log" || { tail -n 5 "$run/train.log" >&2; exit 1; }
-            echo "   diverged"  # a result: what was saved last, if anything, is translated and scored
+            ended="$(sed -n -E 's/.*error: ((diverged|stuck) at update [0-9]+).*/\1/p' "$run/train.log" | tail -n 1)"
+            [ -n "$ended" ] || { tail -n 5 "$run/train.log" >&2; exit 1; }
+            echo "$ended" >"$run/${ended%% *}"  # a result; if diverged, what was saved last is translated and scored
         fi
         touch "$run/trained"
     fi
-    if [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/generated.txt" ]; then
+    if [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/stuck" ] && [ ! -f "$run/generated.txt" ]; then
         step "translating the test set with $method"
         fairseq-generate "$data" --user-dir deepnet_fairseq --path "$run/checkpoint_last.pt" \
             --beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece \
@@ -123,11 +126,14 @@ runs = [RecordedRun(folder) for folder in folders]
 depth(runs, plot)
 rows = [["method", "updates", "final loss", "BLEU", "train time"]]
 for run in runs:
-    loss = f"{run.log.final_loss():.2f}" + (" (diverged)" if run.log.diverged else "")
+    ended = "stuck" if (run.place / "stuck").exists() else "diverged" if run.log.diverged else ""
+    loss = f"{run.log.final_loss():.2f}" + (f" ({ended})" if ended else "")
     bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
     rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
 print(render(rows), "", sep="\n")
 signatures = {run.score["signature"] for run in runs if run.score}
 print("loss: bits per token, label-smoothed, mean of the last intervals;", *signatures)
+if any((run.place / "stuck").exists() for run in runs):
+    print("stuck: stopped, as for 300 updates it had told no more than how often each word occurs")
 END
 echo "loss curves: $out/loss.png"

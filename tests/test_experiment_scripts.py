@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from .support.experiments import dry_run, script, trainings, values
+from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
@@ -163,3 +164,44 @@ def test_wrong_settings(setting, message):
     done = script("table1_wmt17", "--dry-run", check=False, **setting)
     assert done.returncode == 1
     assert message in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "name, setting, updates",
+    [
+        ("table1_wmt17", {}, None),
+        ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
+        ("table1_wmt17", {"SMOKE": 1}, "200"),
+        ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),
+        ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing
+    ],
+)
+def test_hopeless_trainings_are_ended_if_asked_for(name, setting, updates, tmp_path):
+    found = [values(words) for words in trainings(name, OUT=tmp_path, DATA=tmp_path, **setting)]
+    assert found and {flags.get("--stop-stuck") for flags in found} == {updates}
+
+
+ENDS = {  # what fairseq-train says last, and its status -> the run's file of that name, or None: the script fails
+    "stuck": ("fairseq-train: error: stuck at update 400: since update 100 no better; try", 4),
+    "diverged": ("fairseq-train: error: diverged at update 812: loss not finite; report: RUN/divergence.txt", 3),
+    None: ("fairseq-train: error: --lr: no", 2),
+}
+TRAIN = """
+source scripts/lib/common.sh
+launcher() { echo last_words; }
+last_words() { echo "$1" >&2; return "$2"; }
+dry_run="" && cd "$1" && train . "${@:2}" && ls
+"""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_how_a_training_ended_is_kept(end, tmp_path):
+    words, status = ENDS[end]
+    done = subprocess.run(
+        ["bash", "-euc", TRAIN, "_", tmp_path, words, str(status)], cwd=ROOT, capture_output=True, text=True
+    )
+    kept = {path.name: path.read_text().strip() for path in tmp_path.iterdir() if path.name != "train.log"}
+    if end is None:
+        assert done.returncode and not kept and "training . failed" in done.stderr
+    else:
+        assert done.returncode == 0 and kept == {end: words.split("error: ")[1].split("; ")[0].split(": loss")[0]}

@@ -13,6 +13,8 @@
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
 #   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
 #                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
+#   STOP_STUCK=K  ends a training whose validation has been no better than the frequencies of words for K updates, so that
+#                 its cell reads "stuck" (default 0: never; with SMOKE=1 200)
 #   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
 # Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
 
@@ -51,6 +53,9 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     smoke="${SMOKE:-}" seeds="${SEEDS:-${SEED:-1}}"
     [ "$smoke" != 0 ] || smoke=""
     seeds_are_numbers
+    stuck_flags=() stop_stuck="${STOP_STUCK:-${smoke:+200}}"
+    [[ "$stop_stuck" =~ ^[0-9]*$ ]] || fail "STOP_STUCK=$stop_stuck: give a number of updates"
+    [[ "$stop_stuck" =~ ^0*$ ]] || stuck_flags=(--stop-stuck "$stop_stuck")
     out="$(cd "$start" && realpath -m -- "${OUT:-$start/runs${smoke:+-smoke}}")"
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | sed 's/.*/"&"/' | paste -sd' ')"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # A run is a folder: run.json (what it is), environment.json (commit, versions, hardware), command, train.log,
 # probes.jsonl, checkpoints, generated.txt or generated/SUBSET/SRC-TGT.txt, score.json; `trained` when the training is
-# over, `diverged` with the update where it ended in numbers that are not finite.
+# over, `diverged` with the update where it ended in numbers that are not finite, `stuck` with that where it was given up.
 
 width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
     width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")
@@ -24,13 +24,14 @@ run_json() {  # run_json FACTS FLAGS...: one JSON object
 }
 
 run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json
-    local run="$out/$experiment/$1" facts="$2" number words
+    local run="$out/$experiment/$1" facts="$2" number words ending=("${stuck_flags[@]}")
     shift 2
+    case " $* ${extra[*]} " in *" --disable-validation "*) ending=() ;; esac
     of_method "$method"
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
         --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
         --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
-        "${extra[@]}")
+        "${ending[@]}" "${extra[@]}")
     check_batch "$run" "${words[@]}"
     for number in "${!words[@]}"; do
         [ "${words[number]} ${words[number + 1]:-}" != "--admin-profile auto" ] || words[number + 1]="$run/profile.json"
@@ -54,8 +55,8 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     touch "$run/trained"
 }
 
-same() {  # same COMMAND: without what only says where it is trained, for the batch is the same on any number of GPUs
-    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g' <<<"$1"
+same() {  # same COMMAND: without where it is trained, for the batch is the same on any number of GPUs, and how long at most
+    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b| --stop-stuck [0-9]+//g' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed
@@ -65,10 +66,10 @@ alone() {  # alone RUN: waits for whoever works there: a training may outlive a 
     flock "$lock"
 }
 
-train() {  # train RUN WORDS...: a run that ends in numbers that are not finite is a result, any other failure ends the script
-    local run="$1" before status=0 stopped
+train() {  # train RUN WORDS...: a run that diverges or is stuck is a result, any other failure ends the script
+    local run="$1" before status=0 stopped ended
     shift
-    rm -f "$run/diverged"
+    rm -f "$run/diverged" "$run/stuck"
     [ -f "$run/checkpoint_last.pt" ] || rm -f "$run/train.log"
     before="$(wc -c 2>/dev/null <"$run/train.log" || echo 0)"
     echo "   training $run (log: $run/train.log)"
@@ -81,11 +82,12 @@ train() {  # train RUN WORDS...: a run that ends in numbers that are not finite 
         echo "   $stopped" >&2
         case "$stopped" in *SIGUSR1*) exit 138 ;; *) exit 143 ;; esac
     fi
-    # status 3, which torchrun turns into 1
-    tail -c "+$((before + 1))" "$run/train.log" | grep -o -E "error: diverged at update [0-9]+" | tail -n 1 |
-        sed "s/^error: //" | grep . >"$run/diverged" ||
-        { rm "$run/diverged"; tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
-    echo "   $run $(cat "$run/diverged")"
+    # status 3 or 4, which torchrun turns into 1
+    ended="$(tail -c "+$((before + 1))" "$run/train.log" |
+        sed -n -E 's/.*error: (diverged at update [0-9]+|stuck at update [0-9]+[^;]*).*/\1/p' | tail -n 1)"
+    [ -n "$ended" ] || { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
+    echo "$ended" >"$run/${ended%% *}"
+    echo "   $run $ended"
 }
 
 launcher() {  # the words before fairseq-train's own
