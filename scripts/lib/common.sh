@@ -13,7 +13,7 @@
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
 #   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
 #                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
-#   STOP_STUCK=K  ends a training whose validation has been no better than the frequencies of words for K updates, so that
+#   STOP_STUCK=K  ends a training that for K updates has validated hardly better than guessing by the frequencies of words;
 #                 its cell reads "stuck" (default 0: never; with SMOKE=1 200)
 #   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
 # Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
