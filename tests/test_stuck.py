@@ -3,11 +3,13 @@
 import math
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import fairseq_cli.train
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
 from deepnet_fairseq.errors import UserError
@@ -155,6 +157,25 @@ def test_flags_that_leave_nothing_to_go_by(flag, data, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and f"error: --stop-stuck: not with {flag}" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_yaml_is_checked_too(data, tmp_path):
+    cfg = convert_namespace_to_omegaconf(parse([str(data), *WATCHED, *TINY, "--stop-stuck", "9"]))
+    cfg.dataset.disable_validation = True
+    with pytest.raises(UserError, match="--stop-stuck: not with --disable-validation"):
+        stuck.begin(lambda *_: None, SimpleNamespace(cfg=cfg), cfg)
+
+
+def test_batches_of_several_pairs_and_of_none():
+    """As multilingual_translation has them, and a rank whose share is over; a batch's second try is the same batch."""
+    trainer = SimpleNamespace(
+        stuck=stuck.Stuck(1), task=SimpleNamespace(target_dictionary=range(6)),
+        get_criterion=lambda: SimpleNamespace(padding_idx=PAD),
+    )  # fmt: skip
+    pairs = {"de-en": {"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, "fr-en": {}, "cs-en": None}
+    for sample, again in ((pairs, False), (pairs, True), ({}, False), (None, False)):
+        stuck.count_targets(lambda *_: None, trainer, sample, again)
+    assert trainer.stuck.counts.tolist() == [0, 0, 2, 0, 2, 1]
 
 
 def test_a_number_of_updates():
