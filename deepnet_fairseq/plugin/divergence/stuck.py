@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ..checkpoints import holding
 from ..distributed import agreement
 
 STATUS = 4  # of fairseq-train
@@ -140,6 +141,7 @@ def end_stuck(original, cfg, trainer, *args):
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {trainer.stuck.headline()}", file=sys.stderr)
     agreement.meet()
+    holding.release()
     raise SystemExit(STATUS)
 
 
