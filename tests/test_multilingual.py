@@ -20,8 +20,10 @@ from deepnet_fairseq.data.miniature.text import translations
 from deepnet_fairseq.data.multilingual import Multilingual, PairText, binarise
 from deepnet_fairseq.data.vocabulary import Vocabulary, sample, sampling_probabilities
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.scoring import score
 
 from .conftest import TRAIN_FLAGS
+from .support.experiments import dry_run
 from .support.helpers import USER_DIR, run, run_cold
 from .support.prepared import lines
 
@@ -242,6 +244,34 @@ def test_training_and_translation_in_two_directions(prepared, tmp_path):
         wanted = dict(re.findall(r"^T-(\d+)\t(.*)$", out, re.MULTILINE))
         reference = lines(prepared / "reference" / f"test.{source}-{target}.{target}")
         assert [wanted[str(number)] for number in range(HELD_OUT)] == reference
+
+
+def test_a_sentence_longer_than_any_in_training_is_translated(text, prepared, tmp_path):
+    """1,500 pieces by the script's command: a line for each sentence, none dropped; the user's flags come behind."""
+    shutil.copytree(text, tmp_path / "text")
+    for lang in ("de", "en"):
+        with open(tmp_path / "text" / "de-en" / f"test.{lang}", "a") as file:
+            print(*[lang] * 750, file=file)
+    folder = prepare(tmp_path / "text", tmp_path / "long", "--spm", str(prepared / "spm.model")) / "bin"
+    found = dry_run(
+        "opus100", DATA=folder, OUT=tmp_path, DEPTHS=12, PRECISION="fp32", GENERATE="--max-len-b 4 --beam 1"
+    )
+    (words,) = [words for words in found if words[:2] == ["deepnet", "generate"]]
+    task = [folder, *TRAIN_FLAGS, *NARROW, *words[words.index("--task") : words.index("--directions")]]
+    run("fairseq-train", *task, "--max-update", "1", "--save-dir", tmp_path)
+    words += ["--path", str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "generated")]
+    main([*words[1:], "--directions", "de-en,en-de"])
+    for direction in ("de-en", "en-de"):
+        source, reference, said = (
+            dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", (tmp_path / "generated" / f"{direction}.txt").read_text(), re.M))
+            for tag in "STD"
+        )
+        assert len(source) == len(reference) == len(said) == HELD_OUT + 1
+        assert len(source[str(HELD_OUT)].split()) > 700
+    assert score(tmp_path / "generated", folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
+    short = words[: words.index("--max-source-positions")] + words[words.index("--max-len-b") :]
+    with pytest.raises(SystemExit, match="since max_positions="):
+        main([*short[1:], "--directions", "en-de", "--out", str(tmp_path / "again")])
 
 
 def test_the_task_under_hydra(prepared, tmp_path):

@@ -15,6 +15,7 @@
 #                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
 #   STOP_STUCK=K  ends a training that for K updates has validated hardly better than guessing by the frequencies of words;
 #                 its cell reads "stuck" (default 0: never; with SMOKE=1 200)
+#   GENERATE=...  flags of fairseq-generate, behind those of the setting: "--batch-size 16 --max-len-a 1.5"
 #   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
 # Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
 

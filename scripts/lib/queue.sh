@@ -71,7 +71,8 @@ job_script() {  # job_script NAME SETTINGS...: the text of a job
 cd $(printf %q "$PWD")
 JOB
     for setting in "${@:2}" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
-        PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"}; do
+        PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"} \
+        ${GENERATE:+GENERATE="$GENERATE"}; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done
     cat <<JOB

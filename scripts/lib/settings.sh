@@ -46,7 +46,7 @@ opus100_setting() {  # DeepNet, Table 7
 }
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
-    metric=sacrebleu,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0)
+    metric=m2m,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0)
     batch 4096 256
     width 1024 4096 16
     settle 6000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 \
@@ -69,6 +69,7 @@ miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, 
     schedule+=(--warmup-updates 100)
     no_norm_setting=() metric="${metric%%,*}"  # spBLEU needs a file from the network
     average=$((average < 2 ? average : 2))
+    beam+=(--max-len-a 1.5 --max-len-b 10)  # one that has learnt nothing would go on to fairseq's 200
 }
 
 of_method() {  # of_method METHOD: sets method_setting and mixed, what the paper trains that method with

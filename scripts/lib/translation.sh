@@ -2,6 +2,7 @@
 # From a trained run to its score: checkpoints averaged, the test set translated, score.json.
 
 test_sets=(test)
+longest=6000  # tokens of a sentence that is translated; above, GENERATE has to raise all limits that run_translate sets
 
 run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, writes score.json
     local run="$out/$experiment/$1" model subset result
@@ -9,7 +10,8 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
     [ "${#directions[@]}" -eq 0 ] || result="$run/generated"
     [ "$average" -eq 1 ] || model="$run/averaged.pt"
     if [ -z "$dry_run" ]; then
-        [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] || return 0
+        [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] &&
+            [ ! -f "$run/stuck" ] || return 0
     fi
     [ "$average" -eq 1 ] || run_average "$run"
     for subset in "${@:2}"; do
@@ -34,9 +36,14 @@ run_average() {  # run_average RUN: the mean of its last checkpoints, or of as m
 }
 
 run_translate() {  # run_translate RUN MODEL SUBSET: RUN/generated.txt, or a file for each of several directions
-    local several words
-    words=("${data%%:*}" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}"
-        --remove-bpe "$pieces" --max-tokens 6000 --max-len-a 1.5 --max-len-b 10 "${decoding[@]}")
+    local several words positions=() own
+    read -r -a own <<<"${GENERATE:-}"
+    # sinusoidal positions go on for ever, and what was trained on shorter sentences translates a longer one somehow;
+    # without, fairseq ends at the first that is longer than in training
+    [[ " ${extra[*]} " == *-learned-pos* ]] || positions=(--max-source-positions "$longest" --max-target-positions "$longest"
+        --model-overrides "{'max_source_positions': $longest, 'max_target_positions': $longest}")
+    words=("${data%%:*}" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}" --remove-bpe "$pieces"
+        --max-tokens "$longest" "${positions[@]}" "${decoding[@]}" "${own[@]}")
     if [ "${#directions[@]}" -eq 0 ]; then
         do_once "translating with $1" "$1/generated.txt" "$1/generate.log" fairseq-generate "${words[@]}"
         return
