@@ -57,6 +57,8 @@ setup(
             "ctranslate2>=4",
         ],
         "serve": ["ctranslate2>=4"],
+        # words of Japanese, Korean, Thai and Indic translations, as `deepnet score --paper m2m` counts them
+        "m2m": ["sacrebleu[ja,ko]>=2.4", "pythainlp>=5", "indic-nlp-library>=0.92"],
         "bench": ["torchscale==0.3.0"],
     },
     entry_points={"console_scripts": ["deepnet = deepnet_fairseq.cli:main"]},

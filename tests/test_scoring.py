@@ -1,6 +1,7 @@
 """deepnet score: BLEU against known numbers, sacreBLEU's command and fairseq's scorer; tokenizers; many directions."""
 
 import json
+import sys
 import urllib.error
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.scoring import score
 from deepnet_fairseq.study.scoring.generated import Output, align_with_references, read_corpus
 from deepnet_fairseq.study.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, score_with_interval
+from deepnet_fairseq.study.scoring.words import tokeniser
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_corpus, write_generated
@@ -74,6 +76,19 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
         assert "tok:none" in result["tokenised"]["signature"]
     assert (asked["kind"], beside["kind"]) == ("tokenised", "sacrebleu")
     assert asked["bleu"] == asked["tokenised"]["score"] != beside["bleu"]
+
+
+def test_edit_rate_is_that_of_the_sacrebleu_command(tmp_path):
+    """Of the words of tokenised BLEU; the interval is of the same samples."""
+    text = sentences(40)
+    wrong = noisy(text, 0.3)
+    (tmp_path / "ref").write_text("\n".join(text) + "\n")
+    (tmp_path / "hyp").write_text("\n".join(wrong) + "\n")
+    words = ("-m", "sacrebleu", tmp_path / "ref", "-i", tmp_path / "hyp", "-m", "ter", "--confidence", "-w", "2")
+    peer = json.loads(run(*words).stdout)
+    ours = score(write_generated(tmp_path / "o.txt", wrong, text), paper="tokenised")["ter"]
+    assert [ours["score"], ours["ci"], ours["signature"]] == [peer["score"], peer["confidence_var"], peer["signature"]]
+    assert 10 < ours["score"] < 40
 
 
 def test_moses_tokens_are_undone(tmp_path):
@@ -196,6 +211,43 @@ def test_spbleu_without_its_model(tmp_path, spbleu_home, monkeypatch):
         score(path, paper="spbleu")
     wanted = spbleu_home / "sacrebleu_tokenizer_spm.model"
     assert str(e.value).endswith(str(wanted)) and not wanted.exists()
+
+
+WORDS = {  # language -> a line, and its words by hand, or by the library that tok.sh calls
+    "de": ("Er sagt: „Hallo“, 3,5%.", 'Er sagt : " Hallo " , 3,5 % .'),
+    "ro": ("Știu, însă ţara «mare».", 'Stiu , insa tara " mare " .'),
+    "zh_CN": ("我是1个 student，真的。", "我 是 1 个 student , 真 的 ."),
+    "my": ("မြန်မာစာ", "မ ြ န ် မ ာ စ ာ"),
+    "ja": ("私は 学生です。", "私 は 学生 です ."),
+    "ko": ("나는 학생입니다.", "나 는 학생 입니다 ."),
+    "th": ("ฉันเป็นนักเรียนไทย", "ฉัน เป็น นักเรียน ไทย"),
+    "hi": ("मैं छात्र हूँ।", "मैं छात्र हूँ ।"),
+}
+LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_words_of_m2ms_protocol(language, tmp_path):
+    """BLEU of the words, like sacrebleu -tok none behind tok.sh; a translation of the same words has 100."""
+    pytest.importorskip(LIBRARIES.get(language, "sacrebleu"))
+    line, wanted = WORDS[language]
+    split, name = tokeniser(language)
+    assert split(line).split() == wanted.split()
+    path = write_generated(tmp_path / f"en-{language}.txt", [wanted, line], [line, wanted])
+    result = score(path, paper="m2m")
+    assert (result["kind"], result["bleu"]) == ("m2m", 100) and f"|tok:m2m.{name}|" in result["signature"]
+
+
+def test_a_language_whose_library_is_missing(tmp_path, monkeypatch):
+    for module in LIBRARIES.values():
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+        monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ko_mecab", raising=False)
+    for language in LIBRARIES:
+        with pytest.raises(UserError, match=rf"{language} needs a library; pip install 'deepnet_fairseq\[m2m\]'$"):
+            score(write_generated(tmp_path / f"en-{language}.txt", ["a"], ["a"]), paper="m2m")
+    with pytest.raises(UserError, match=r"o\.txt: which languages\?"):
+        score(write_generated(tmp_path / "o.txt", ["a"], ["a"]), paper="m2m")
 
 
 NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}

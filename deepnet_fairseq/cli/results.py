@@ -64,10 +64,10 @@ def table_report(args) -> None:
 
 
 def figures(args) -> None:
-    """Figures 3-8 of the DeepNet paper, and 3 and 4 of NormFormer's, measured beside published, from recorded runs.
+    """Figures 3-8 and 10 of the DeepNet paper, 3 and 4 of NormFormer's, measured beside published, from recorded runs.
 
-    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. `depth` draws
-    the losses of the quickstart's runs, RUNS/quickstart.
+    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. 10 is 9 too;
+    `depth` draws the losses of the quickstart's runs, RUNS/quickstart.
     """
     from ..study.figures import chosen, redraw
 
@@ -85,7 +85,7 @@ def add(command) -> None:
                      "--log-format json logged, or a folder of SUBSET.txt")  # fmt: skip
     _add_data(sub)
     sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="what `bleu` shall be, as in the paper: tokenised, "
-                     "sacrebleu or spbleu; others by test set. perplexity: of a language model's logs")  # fmt: skip
+                     "sacrebleu, spbleu or m2m; others by test set. perplexity: of language models' logs")  # fmt: skip
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
     sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")
 
@@ -97,7 +97,7 @@ def add(command) -> None:
     sub = command("report", table_report)
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
-                     "normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
+                     "admin_iwslt14, normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
     sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, json, or several")
     sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
     sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")

@@ -195,12 +195,13 @@ class AlignedText:
     """All lists have one entry a sentence, in the order of the test set.
 
     hypotheses, references: as text is published, for sacreBLEU; generated: as fairseq-generate printed them.
-    raw: the references are the corpus's, not the detokenised T- lines, in which a word that the model's dictionary
-    lacks is spoilt.
+    direction: as "de-en", None where nothing tells. raw: the references are the corpus's, not the detokenised T- lines,
+    in which a word that the model's dictionary lacks is spoilt.
     """
 
     generated: Generated
     corpus: Corpus
+    direction: str | None
     hypotheses: list[str]
     references: list[str]
     raw: bool
@@ -217,13 +218,10 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     if len(references) != len(hypotheses):
         raise UserError(f"{output.file}: {len(hypotheses)} translations for {len(references)} lines of {raw}")
     if corpus.detokenise:
-        if direction is None:
-            raise UserError(
-                f"{output.file}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt"
-            )
-        hypotheses = _detokenise(hypotheses, direction)
-        references = references if raw else _detokenise(references, direction)
-    return AlignedText(generated, corpus, hypotheses, references, bool(raw))
+        target = target_of(output.file, direction)
+        hypotheses = _detokenise(hypotheses, target)
+        references = references if raw else _detokenise(references, target)
+    return AlignedText(generated, corpus, direction, hypotheses, references, bool(raw))
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
@@ -236,7 +234,14 @@ def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
     return "test", known.pop() if len(known) == 1 else None
 
 
-def _detokenise(sentences: list[str], direction: str) -> list[str]:
+def target_of(path: Path, direction: str | None) -> str:
+    """The target language; UserError, naming the file, where nothing tells."""
+    if direction is None:
+        raise UserError(f"{path}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
+    return direction.split("-")[1]
+
+
+def _detokenise(sentences: list[str], language: str) -> list[str]:
     """Undoes Moses tokens and their escapes (&apos; and the like)."""
-    moses = MosesDetokenizer(lang=direction.split("-")[1].split("_")[0])
+    moses = MosesDetokenizer(lang=language.split("_")[0])
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]

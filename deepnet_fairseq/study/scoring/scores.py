@@ -7,7 +7,7 @@ from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
@@ -23,10 +23,12 @@ from .generated import (
     generation_speed,
     read_corpus,
     read_text,
+    target_of,
 )
+from .words import tokeniser
 
 RESAMPLES = 1000
-KINDS = ("tokenised", "sacrebleu", "spbleu")
+KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
 SPBLEU = "flores101"  # sacreBLEU's name of the pieces that spBLEU is of
 ENGLISH = {"en", "eng"}
 GROUPS = ("to_english", "from_english", "between_others")
@@ -73,6 +75,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu") -> dict:
         "sacrebleu": score_with_interval(bleu, *text),
         "tokenised": _tokenised(aligned) if aligned.corpus.in_words or paper == "tokenised" else None,
         "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
+        "m2m": _m2m(aligned) if paper == "m2m" else None,
     }
     if kinds[paper] is None:
         raise UserError(f"--paper {paper}: {aligned.generated.path} has no references of fairseq-generate (lines T-n)")
@@ -82,6 +85,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu") -> dict:
         "signature": kinds[paper]["signature"],
         **kinds,
         "chrf": score_with_interval(ChrF(lowercase=lowercase), *text),
+        "ter": _ter(aligned) if paper == "tokenised" else None,
         "reference": "raw" if aligned.raw else "generated",
         "sentences": len(aligned.hypotheses),
         "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
@@ -96,6 +100,19 @@ def _tokenised(aligned: AlignedText) -> dict | None:
         return None
     value = metric.corpus_score(generated.translations, [generated.references])
     return {"score": float(value.score), "signature": str(metric.get_signature())}
+
+
+def _ter(aligned: AlignedText) -> dict:
+    """Translation edit rate of the words that tokenised BLEU is of; lower is better."""
+    return score_with_interval(TER(), aligned.generated.translations, aligned.generated.references or [])
+
+
+def _m2m(aligned: AlignedText) -> dict:
+    """BLEU of words as M2M-100's authors split them; the signature names the tokeniser."""
+    split, name = tokeniser(target_of(aligned.generated.path, aligned.direction))
+    metric = bleu_metric(aligned.corpus.lowercase, "none")
+    found = score_with_interval(metric, *(list(map(split, side)) for side in (aligned.hypotheses, aligned.references)))
+    return found | {"signature": found["signature"].replace("tok:none", f"tok:m2m.{name}")}
 
 
 def _rounded(value, digits: int = 2):
@@ -217,7 +234,7 @@ def _spbleu(lowercase: bool) -> BLEU:
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
     """Test set -> which of KINDS its paper reports, under None that of all others.
 
-    words: a kind for all test sets, or "sacrebleu,flores=spbleu": one, and others by name; None: sacreBLEU's. UserError
+    words: a kind for all test sets, or "m2m,flores=spbleu": one, and others by name; None: sacreBLEU's. UserError
     for words that are no kind.
     """
     kinds: dict[str | None, str] = {None: "sacrebleu"}

@@ -21,8 +21,7 @@ POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each metho
 class Metric:
     """What a table's numbers are.
 
-    kind: that of the published numbers, as score.json names it (tokenised, sacrebleu, spbleu); "" if each column has
-    its own.
+    kind: that of the published numbers, one of scoring.KINDS; "" if each column has its own.
     """
 
     name: str
