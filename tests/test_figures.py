@@ -15,7 +15,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import paper
-from deepnet_fairseq.study.figures import FIGURES, by_depth, chosen, losses, redraw
+from deepnet_fairseq.study.figures import FIGURES, by_depth, chosen, languages, losses, redraw
 from deepnet_fairseq.study.figures.by_depth import power_law, scaling_law
 from deepnet_fairseq.study.figures.sheet import Sheet
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
@@ -86,6 +86,27 @@ def test_only_some_figures_elsewhere(drawn, tmp_path, capsys):
     assert all(path.read_bytes() == (drawn / path.name).read_bytes() for path in files)
     assert capsys.readouterr().out.index("Figure 8") == 0
     assert chosen(drawn, None) == [3, 4, 5, 6, 7, 8] and chosen(drawn, "4, normformer4") == [4, "normformer4"]
+
+
+def directions(**bleu):
+    return {
+        "sets": {"flores": {"directions": {name.replace("_", "-"): {"bleu": value} for name, value in bleu.items()}}}
+    }
+
+
+def test_map_of_languages(tmp_path):
+    """Both systems on one sheet, each direction in its cell; a run that lacks the test set is named."""
+    record(tmp_path, 10, "deep", layers=100, score=directions(de_en=20.0, en_de=10.0, de_fr=0.0))
+    record(tmp_path, 10, "m2m100", "pre_ln", 24, score=directions(de_en=12.0), system="M2M-100")
+    text = redraw(tmp_path, 10, tmp_path)
+    assert cells(text, "deep 100L-100L") == ["3", "10.0", "de-fr 0", "de-en 20.0"]
+    assert cells(text, "M2M-100 24L-24L") == ["1", "12.0", "de-en 12.0", "de-en 12.0"]
+    assert matplotlib.image.imread(tmp_path / "figure10.png").shape[1] > 800  # two panels
+    drawn = languages._map({"de-en": 20.0, "en-de": 10.0}, ["de", "en", "fr"])
+    assert (drawn[0, 1], drawn[1, 0], np.isnan(drawn).sum()) == (20, 10, 7)
+    record(tmp_path, 10, "zzz", score={"bleu": 1.0})
+    with pytest.raises(UserError, match=r"zzz.score\.json: has no test set flores"):
+        redraw(tmp_path, 10, tmp_path)
 
 
 @pytest.fixture

@@ -36,6 +36,12 @@ def test_which_runs_diverged(tmp_path):
     with open(folder / "train.log", "a") as log:
         log.write("FloatingPointError: gradients are Nan/Inf\n")
     assert RecordedRun(folder).diverged
+    folder = record(tmp_path, 6, "stopped", losses=falling(6.0, last=200))
+    (folder / "stuck").write_text(
+        "stuck at update 200: validation loss 8.05 bits, a guess by word frequencies has 8.06\n"
+    )
+    run = RecordedRun(folder)
+    assert run.stuck and run.diverged and not run.ended_in_nan and run.bleu is None
 
 
 def test_validation_of_a_resumed_run(tmp_path):

@@ -201,7 +201,7 @@ def test_results_are_what_the_records_give(tmp_path):
     pictures = {path.relative_to(tmp_path) for path in (tmp_path / "results" / "figures").rglob("*.png")}
     assert pictures == {path.relative_to(ROOT) for path in (RESULTS / "figures").rglob("*.png")}
     small = [*(RESULTS / "figures" / "miniature").glob("*.png"), RESULTS / "figures" / "depth.png"]
-    assert all(5_000 < path.stat().st_size < 60_000 for path in small)
+    assert all(3_000 < path.stat().st_size < 60_000 for path in small)
 
 
 def test_every_record_says_what_it_is():

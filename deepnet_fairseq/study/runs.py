@@ -17,9 +17,9 @@ from .logs import RunLog, Validation, short, training_curve, training_hours, val
 RECORD = ".run.json"  # how the name of a record ends, behind the run's
 FILES = {  # in a live folder, by the part of a record
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
-    "score": "score.json", "paired": "paired.json", "log": "train.log", "probes": FILE,
+    "stuck": "stuck", "score": "score.json", "paired": "paired.json", "log": "train.log", "probes": FILE,
 }  # fmt: skip
-KINDS = {"command": str, "diverged": str, "probes": list}  # of parts; the others are objects
+KINDS = {"command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
 MEND = "record the run again"
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
@@ -91,6 +91,11 @@ class RecordedRun:
         return "diverged" in self.parts
 
     @property
+    def stuck(self) -> bool:
+        """Was it stopped because it had learnt no more than how often each word occurs?"""
+        return "stuck" in self.parts
+
+    @property
     def diverged_at(self) -> int | None:
         """The update at which the numbers ended; None if none is named."""
         found = re.search(r"update (\d+)", self.parts.get("diverged", ""))
@@ -154,12 +159,13 @@ class RecordedRun:
     def diverged(self) -> bool:
         """Did the numbers end, or did the model learn no more than how often each word occurs?
 
-        The trainer says the first. The second is a rule of thumb: after 400 updates or more, the training loss is still
-        above 68% of that of the first logged interval. On the embedded corpus, logged every 25 updates, runs that fail
-        are at 75-82% after 400 updates and others below 63%; a log without the start of the run is misjudged.
+        The trainer says the first, and the second where it stopped for it. Else the second is a rule of thumb: after
+        400 updates or more, the training loss is still above 68% of that of the first logged interval. On the embedded
+        corpus, logged every 25 updates, runs that fail are at 75-82% after 400 updates and others below 63%; a log
+        without the start of the run is misjudged.
         """
-        if self.ended_in_nan or "log" not in self.parts:
-            return self.ended_in_nan
+        if self.ended_in_nan or self.stuck or "log" not in self.parts:
+            return self.ended_in_nan or self.stuck
         log, final = self.log, self.log.final_loss()
         stuck = log.updates[-1] >= ENOUGH and final > STUCK * log.losses[0]
         return log.diverged or stuck or not math.isfinite(final)
@@ -185,8 +191,8 @@ def name_of(figure: int | str) -> str:
 
 def folder_of(figure: int | str) -> str:
     """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
-    shared = {6: "iwslt14", 8: "opus100", "normformer3": "normformer_clm", "normformer4": "normformer_clm"}
-    shared["depth"] = "quickstart"
+    shared = {6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart"}
+    shared |= {"normformer3": "normformer_clm", "normformer4": "normformer_clm"}
     return shared.get(figure, name_of(figure))
 
 
@@ -222,7 +228,7 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace").strip()
 
 
-READERS = {"command": _text, "diverged": _text, "log": short, "probes": read_rows}
+READERS = {"command": _text, "diverged": _text, "stuck": _text, "log": short, "probes": read_rows}
 
 
 def is_record(place: Path) -> bool:

@@ -149,7 +149,7 @@ logged() { "$@" 2>&1; }  # fairseq logs to either, by what is installed
 run_perplexity() {  # run_perplexity NAME: RUN/evaluated/SUBSET.txt and score.json
     local run="$out/$experiment/$1" subset words
     if [ -z "$dry_run" ]; then
-        [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] || return 0
+        [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] && [ ! -f "$run/stuck" ] || return 0
         mkdir -p "$run/evaluated"
     fi
     for subset in "${evaluated[@]}"; do

@@ -42,12 +42,12 @@ def score(bleu, kind="tokenised", **others):
 
 
 def run(root, table, name, method="deepnorm", layers=18, seed=1, bleu=None, **others):
-    """A run's folder; over, unless trained=False. others: score, diverged (its text), log, environment, command; what
-    remains is of run.json."""
+    """A run's folder; over, unless trained=False. others: score, the texts of diverged and stuck, log, environment,
+    command; what remains is of run.json."""
     folder = root / table / name
     folder.mkdir(parents=True)
     scored = others.pop("score", None if bleu is None else score(bleu))
-    diverged = others.pop("diverged", None)
+    ended = {name: others.pop(name, None) for name in ("diverged", "stuck")}
     over = others.pop("trained", True)
     environment = others.pop("environment", ENVIRONMENT)
     (folder / "train.log").write_text(others.pop("log", log(("10:00:00", "13:00:00"))))
@@ -56,8 +56,9 @@ def run(root, table, name, method="deepnorm", layers=18, seed=1, bleu=None, **ot
     (folder / "run.json").write_text(json.dumps(facts | others))
     if over:
         (folder / "trained").touch()
-    if diverged is not None:
-        (folder / "diverged").write_text(diverged)
+    for name, text in ended.items():
+        if text is not None:
+            (folder / name).write_text(text)
     if scored is not None:
         (folder / "score.json").write_text(json.dumps(scored))
     if environment is not None:

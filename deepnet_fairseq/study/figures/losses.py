@@ -81,7 +81,7 @@ def training_losses(groups: dict[str, list[RecordedRun]], path: Path, title: str
         for run in runs:
             log, style = run.log, style_of(run.method)
             sheet.curve(panel, log.updates, log.losses, style, markevery=max(1, len(log.updates) // 6))
-            if run.ended_in_nan:
+            if run.ended_in_nan or run.stuck:
                 sheet.diverged(panel, log.updates[-1], style)
         sheet.label(panel, name, "updates", "training loss (bits per token)")
         sheet.panels[panel].set_ylim(bottom=0)

@@ -39,7 +39,7 @@ class TableReport:
 
 
 def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = False) -> TableReport:
-    """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken.
+    """Reads RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken. A miniature has no rows without runs.
 
     baseline: method that the others are compared with at the same depth; "" compares none, None is the table's own.
     over: see recorded_below.
@@ -53,7 +53,8 @@ def collect(runs: Path, table: Table, baseline: str | None = None, over: bool = 
     baseline = table.baseline if baseline is None else baseline
     _compare(entries, baseline)
     miniature, warnings = any(entry.miniature for entry in entries), list(_caveats(table, entries))
-    report = TableReport(table, runs, results_of(table, entries), {}, warnings, miniature, baseline)
+    results = [result for result in results_of(table, entries) if result.entries or not miniature]
+    report = TableReport(table, runs, results, {}, warnings, miniature, baseline)
     for entry in report.entries:
         found = environment_of(entry.run)
         again, rank = divmod(len(report.environments), len(ascii_lowercase))

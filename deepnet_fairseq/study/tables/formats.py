@@ -85,7 +85,7 @@ def pictures(report: TableReport) -> dict[str, bytes]:
                 curves.setdefault(result.depth, []).append(entry.run)
     if curves:
         found["Training loss"] = _drawn(lambda path: training_losses(curves, path))
-    figure, over = report.table.figure, (State.SCORED, State.DIVERGED)
+    figure, over = report.table.figure, (State.SCORED, State.DIVERGED, State.STUCK)
     runs = [entry.run for entry in report.entries if entry.status.state in over]
     square = [run for run in runs if run.decoder_layers == run.encoder_layers]
     if figure and square:

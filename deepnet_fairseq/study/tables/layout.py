@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import quote
 
 from ...core.methods import METHODS
@@ -15,8 +16,10 @@ from .result import Cell, Entry, Result, described, shallow_first
 
 DASH, MINUS = "–", "−"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
-FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu"}  # metrics by their keys in score.json
-SIGNED = {"tokenised": "tokenised BLEU"} | {key: name for name, key in FURTHER.items()}
+FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu", "TER": "ter"}  # by their keys in score.json
+SIGNED = {"tokenised": "tokenised BLEU", "m2m": "BLEU by M2M-100's protocol"} | {
+    key: name for name, key in FURTHER.items()
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def lay_out(report: TableReport, out: Path | None) -> Document:
     links = {name: relative_link(path, start) for name, path in logs.items() if path.exists()}
     return Document(
         overview=_overview(report),
-        grids=[_beside_paper(report), _run_list(report, links), _method_list(report)],
+        grids=[_beside_paper(report), _run_list(report, links), *_by_language(report), _method_list(report)],
         footnotes={letter: described(environment) for letter, environment in report.environments.items()},
         notes=_notes(report),
         logs=links,
@@ -135,7 +138,7 @@ def _overview(report: TableReport) -> Grid:
 
 
 def _by_depth(report: TableReport) -> tuple[list[str], list[list[Text]]]:
-    (column,) = report.table.columns
+    column = report.table.columns[0]
     found = {(result.label, result.depth): result for result in report.results}
     labels = list(dict.fromkeys(result.label for result in report.results))
     deeper = shallow_first(report.results, lambda result: tuple(result.others))
@@ -189,8 +192,12 @@ def _beside_paper(report: TableReport) -> Grid:
 
 
 def _further_metrics(report: TableReport) -> dict[str, str]:
-    """Of FURTHER those that some run has."""
-    read = {name: [number_at(entry.score, f"{key}.score") for entry in report.entries] for name, key in FURTHER.items()}
+    """Of FURTHER those that some run has and no column of the table is of."""
+    read = {
+        name: [number_at(entry.score, f"{key}.score") for entry in report.entries]
+        for name, key in FURTHER.items()
+        if all(column.path != f"{key}.score" for column in report.table.columns)
+    }
     return {name: FURTHER[name] for name, scores in read.items() if any(score is not None for score in scores)}
 
 
@@ -243,6 +250,31 @@ def _p(entry: Entry, baseline: str) -> str | None:
     if entry.p is None:
         return None
     return "<0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
+
+
+def _by_language(report: TableReport) -> list[Grid]:
+    """BLEU into each language, a column a run of many directions; no grid without one.
+
+    Languages do not share their words: where the model does not write the one it is asked for, BLEU is about 0.
+    """
+    columns = {entry.name: found for entry in report.entries if (found := _into(entry.score))}
+    if not columns:
+        return []
+    rows = [
+        [Text(language), *(number(found.get(language)) for found in columns.values())]
+        for language in sorted(set().union(*columns.values()))
+    ]
+    caption = "mean BLEU of the directions into it, of all test sets; about 0 where the model writes another language"
+    return [Grid("languages", "Into each language", caption, ["language", *columns], rows)]
+
+
+def _into(score: dict) -> dict[str, float]:
+    """Target language -> mean BLEU of its directions."""
+    found: dict[str, list[float]] = {}
+    for scores in score.get("sets", {}).values():
+        for direction, values in scores.get("directions", {}).items():
+            found.setdefault(direction.split("-")[1], []).append(values["bleu"])
+    return {language: fmean(values) for language, values in found.items()}
 
 
 def _method_list(report: TableReport) -> Grid:

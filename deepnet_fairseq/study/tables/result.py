@@ -28,6 +28,7 @@ class State(StrEnum):
     IN_PART = "scored in part"
     RUNNING = "running"
     DIVERGED = "diverged"
+    STUCK = "stuck"
     NOT_RUN = "not run"
 
 
@@ -41,6 +42,8 @@ class RunStatus:
     def __str__(self) -> str:
         if self.state is State.DIVERGED and self.update is not None:
             return f"diverged at update {self.update}"
+        if self.state is State.STUCK:
+            return "stuck (at the frequencies of words)"
         return f"running (update {self.update})" if self.state is State.RUNNING else self.state.value
 
 
@@ -68,6 +71,8 @@ class Entry:
     def key(self) -> tuple:
         """What run.json says under the table's keys; UserError if one is not there."""
         table, facts = self.table, self.run.facts
+        if "system" in facts:  # trained elsewhere, and scored here
+            facts = facts | {"method": facts["system"]}
         for key in filter(None, (*table.keys, table.tuned)):
             if not isinstance(facts.get(key), (str, int)):
                 raise UserError(f"{self.run.where()}: {key} is missing; table {table.name} tells its rows apart by it")
@@ -79,6 +84,8 @@ class Entry:
         run = self.run
         if run.ended_in_nan:
             return RunStatus(State.DIVERGED, run.diverged_at)
+        if run.stuck:
+            return RunStatus(State.STUCK)
         if not run.finished:
             return RunStatus(State.RUNNING, self.updates or 0)
         if run.score is None:
@@ -181,11 +188,11 @@ class Cell:
 
     @property
     def state(self) -> State:
-        """SCORED if any run is; else the first of running, in part, not scored, diverged that one is; else NOT_RUN."""
+        """SCORED if any run is; else the first of running, in part, not scored, diverged, stuck; or NOT_RUN."""
         if self.values:
             return State.SCORED
         states = [status.state for status in self.without_value]
-        ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED)
+        ranked = (State.RUNNING, State.IN_PART, State.UNSCORED, State.DIVERGED, State.STUCK)
         return next((state for state in ranked if state in states), State.NOT_RUN)
 
     def __str__(self) -> str:
