@@ -13,8 +13,7 @@ from .helpers import ROOT
 
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
-    "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK",
-    "GENERATE",
+    "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK", "GENERATE",
 )  # fmt: skip
 SAID = tempfile.TemporaryDirectory()
 # what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
