@@ -1,18 +1,24 @@
-"""The recipes of OPUS-100 and of the 102 languages on archives in the published formats, from a loopback server."""
+"""The recipes of OPUS-100 and of the 102 languages on archives in the published formats."""
 
 from __future__ import annotations
 
 import json
 import re
+import tarfile
 
 import pytest
 from fairseq.data import data_utils
+from sacrebleu.dataset import DATASETS
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import miniature
 from deepnet_fairseq.data.archive import stream_lines
+from deepnet_fairseq.data.lines import one_line
 from deepnet_fairseq.data.miniature import write
-from deepnet_fairseq.data.recipes.m2m102 import FLORES, archive_of, clean
+from deepnet_fairseq.data.miniature.text import split
+from deepnet_fairseq.data.recipes import Options
+from deepnet_fairseq.data.recipes.evaluation import FLORES, TED, Evaluation, wmt_archives
+from deepnet_fairseq.data.recipes.m2m102 import archives_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 
@@ -58,7 +64,11 @@ def test_plans(tmp_path, capsys):
     for recipe, flags in (("opus100", ()), ("m2m102", text), ("multilingual", text)):
         main(["prepare", recipe, str(tmp_path / "d"), "--plan", "--pairs", "de-en", *flags])
         found[recipe] = capsys.readouterr().out
-    for address in ("OPUS-CCMatrix/v1/moses/de-en.txt.zip", "flores101_dataset.tar.gz"):
+    for address in (
+        "OPUS-CCMatrix/v1/moses/de-en.txt.zip",
+        "flores101_dataset.tar.gz",
+        "opus-100-corpus-de-en-v1.0.tar",
+    ):
         assert address in found["m2m102"] and address not in found["multilingual"]
     assert "files:" not in found["multilingual"] and "expected:" not in found["m2m102"]
     assert "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-de-en-v1.0.tar.gz" in found["opus100"]
@@ -67,8 +77,13 @@ def test_plans(tmp_path, capsys):
 
 
 def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
-    counts = {"an-en": 150, "de-en": 3000, "en-fr": 1500, "en-ru": 750}
-    for dest, known in ((opus, counts), (m2m, {"de-en": 3300, "de-fr": 3300})):
+    """Of de-en, m2m102 has OPUS-100's pairs as well, less those it has already, or tests on."""
+    counts, langs = {"an-en": 150, "de-en": 3000, "en-fr": 1500, "en-ru": 750}, ("de", "en")
+    rows = split("opus de-en", langs, {"train": 3300})["train"]
+    rows += split("opus-100 de-en", langs, {"train": 3000, "dev": 100, "test": 100})["train"]
+    tested = {one for lang in langs for one in Evaluation(Options(m2m, m2m)).held_out(lang)}
+    distinct = len({row for row in (tuple(map(one_line, row)) for row in rows) if tested.isdisjoint(row)})
+    for dest, known in ((opus, counts), (m2m, {"de-en": distinct, "de-fr": 3300})):
         summary = json.loads((dest / "recipe.json").read_text())
         found = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
         assert summary["miniature"] and found == known
@@ -110,17 +125,68 @@ def test_m2m102_sets_of_every_two_languages(m2m):
         raw = (flores / f"{FLORES[target]}.devtest").read_text(encoding="utf-8")
         found = (m2m / "reference" / f"flores.{source}-{target}.{target}").read_text(encoding="utf-8")
         assert found.split() == raw.split() and len(found.split("\n")) == 101
-    assert {path.name.split(".")[0] for path in (m2m / "bin").glob("*.en-fr.*")} == {"flores"}
+    assert {path.name.split(".")[0] for path in (m2m / "bin").glob("*.en-fr.*")} == {"flores", "ted", "wmt"}
     assert (m2m / "reference" / "opus.fr-de.de").exists()
     summary = json.loads((m2m / "recipe.json").read_text())
-    assert summary["counts"]["flores"] == 200 and summary["counts"]["pairs"]["en-fr"] == {"flores": 100}
+    assert summary["counts"]["flores"] == 200 and summary["counts"]["pairs"]["en-fr"]["flores"] == 100
 
 
 def test_m2m102_keeps_no_archive_and_no_sentence_of_the_test_sets(m2m):
-    assert not list((m2m / "downloads").rglob("*.zip*"))
+    assert not list((m2m / "downloads").rglob("*.zip*")) + list((m2m / "downloads").rglob("opus-100-corpus-de-en*"))
     devtest = {tuple(ids.tolist()) for ids in data_utils.load_indexed_dataset(str(m2m / "bin" / "flores.de-fr.fr"))}
     train = {tuple(ids.tolist()) for ids in data_utils.load_indexed_dataset(str(m2m / "bin" / "train.de-fr.fr"))}
     assert len(devtest) == 100 and not devtest & train
+
+
+def test_wmt_sets_are_sacrebleus_own_and_of_one_direction(m2m, tmp_path, monkeypatch):
+    for name, directions in (("wmt19", ("en-de", "de-en")), ("wmt14", ("en-fr", "fr-en"))):
+        dataset, archive = DATASETS[name], m2m / "downloads" / "miniature" / wmt_archives()[name].name
+        monkeypatch.setattr(dataset, "_outdir", str(tmp_path / name))
+        monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / name / "raw"))
+        monkeypatch.setattr(dataset, "maybe_download", lambda: None)
+        with tarfile.open(archive) as tar:
+            tar.extractall(tmp_path / name / "raw", filter="data")
+        for direction in directions:
+            source, target = direction.split("-")
+            references = [reference.strip() for (reference,) in dataset.references(direction)]
+            assert lines(m2m / "reference" / f"wmt.{direction}.{target}") == references and len(references) == 100
+            sources = list(map(str.strip, dataset.source(direction)))
+            assert lines(m2m / "evaluation" / "wmt" / direction / f"test.{source}") == sources
+    pieces = [(m2m / "bin" / f"wmt.{direction}.en.bin").read_bytes() for direction in ("en-de", "de-en")]
+    assert pieces[0] != pieces[1]
+    assert json.loads((m2m / "recipe.json").read_text())["counts"]["pairs"]["de-en"]["wmt"] == 100
+
+
+def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
+    """In the miniature German lacks every third sentence, French none."""
+    german, french = (lines(m2m / "evaluation" / "ted" / f"test.{lang}") for lang in ("de", "fr"))
+    assert [not line for line in german] == [number % 3 == 1 for number in range(100)]
+    assert all(french) and not [line for line in french if re.search(r" [.,)]|\( |NULL", line)]
+    kept = [line for number, line in enumerate(french) if number % 3 != 1]
+    assert lines(m2m / "reference" / "ted.de-fr.fr") == kept and len(kept) == 67
+    assert not list((m2m / "reference").glob("ted.*.ru")) and (m2m / "reference" / "ted.en-fr.fr").exists()
+
+
+def test_ted_is_taken_where_a_copy_lies(tmp_path):
+    sets = Evaluation(Options(tmp_path, tmp_path))
+    assert TED not in sets.files() and "ted" not in sets.subsets(("de", "en"))
+    (tmp_path / TED.name).touch()
+    assert TED in sets.files() and {"flores", "ted", "valid"} == set(sets.subsets(("de", "en")))
+    with pytest.raises(UserError, match=r"ted_talks\.tar\.gz: is not the file meant, 0 bytes instead of 352,222,045"):
+        Options(tmp_path, tmp_path).fetch([TED], tmp_path)
+
+
+def test_each_corpus_has_codes_of_its_own():
+    """As the files in OPUS are called; the members in the order of the pair asked for."""
+    found = {corpus: (file.name, members) for corpus, (file, members) in archives_of("de-zh").items()}
+    assert found == {
+        "CCMatrix": ("CCMatrix.de-zh.zip", ["CCMatrix.de-zh.de", "CCMatrix.de-zh.zh"]),
+        "CCAligned": ("CCAligned.de-zh_CN.zip", ["CCAligned.de-zh_CN.de", "CCAligned.de-zh_CN.zh_CN"]),
+        "Tatoeba": ("Tatoeba.cmn-de.zip", ["Tatoeba.cmn-de.de", "Tatoeba.cmn-de.cmn"]),
+    }
+    (tatoeba, _), (opus_100, _) = (archives_of("en-fa")[corpus] for corpus in ("Tatoeba", "OPUS-100"))
+    assert tatoeba.urls == ("https://object.pouta.csc.fi/OPUS-Tatoeba/v2023-04-12/moses/en-pes.txt.zip",)
+    assert opus_100.checksum == f"sha256:{ARCHIVES['en-fa'].sha256}" and opus_100.size == ARCHIVES["en-fa"].size
 
 
 def test_m2m102_with_further_test_sets(m2m, tmp_path):
@@ -130,19 +196,19 @@ def test_m2m102_with_further_test_sets(m2m, tmp_path):
     dest = tmp_path / "dest"
     flags = ("--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
     main(command("m2m102", dest, *flags))
-    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]
+    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]  # and none of sacreBLEU's under this name
     assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
 
 
 def test_a_corpus_without_the_pair_is_passed_over(tmp_path, monkeypatch, capsys):
     def fetched(files, folder):
-        if files[0].name.endswith(".zip") and files[0] != archive_of("CCMatrix", "de-en"):
+        if re.search(r"\.zip$|-de-en-", files[0].name) and files[0].name != "CCMatrix.de-en.zip":
             raise UserError(f"{files[0].name}: no address gives it ({files[0].urls[0]}: 404 Not Found)")
         return write(files, folder)
 
     monkeypatch.setattr(miniature, "write", fetched)
     main(command("m2m102", tmp_path / "dest", "--pairs", "de-en"))
-    assert capsys.readouterr().err.count("does not have de-en: passed over") == 2
+    assert capsys.readouterr().err.count("does not have de-en: passed over") == 3
     assert json.loads((tmp_path / "dest" / "recipe.json").read_text())["counts"]["train"] == 2000
     with pytest.raises(SystemExit, match="de-fr: none of CCMatrix, CCAligned, Tatoeba has it"):
         main(command("m2m102", tmp_path / "other", "--pairs", "de-fr"))

@@ -34,7 +34,8 @@ class PairText:
 
     langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start; state:
     whatever changes when the text does (sizes and times of its files, checksums), for the record of a step; bound: a
-    quick upper bound of the training pairs, where reading them takes long; finish: called when all of it is binarised.
+    quick upper bound of the training pairs, where reading them takes long; finish: called when all of it is binarised;
+    one_way: a test set from the first language into the second alone, beside one of the same name the other way.
     """
 
     langs: tuple[str, str]
@@ -42,6 +43,7 @@ class PairText:
     state: dict
     bound: Callable[[], int] | None = None
     finish: Callable[[], None] = lambda: None
+    one_way: bool = False
 
     @property
     def name(self) -> str:
@@ -49,9 +51,14 @@ class PairText:
         return "-".join(self.langs)
 
     @property
-    def directions(self) -> tuple[str, str]:
+    def directions(self) -> tuple[str, ...]:
         """As ("de-en", "en-de")."""
-        return self.name, "-".join(reversed(self.langs))
+        return (self.name,) if self.one_way else (self.name, "-".join(reversed(self.langs)))
+
+    @property
+    def step(self) -> str:
+        """What the step is called that binarises it."""
+        return f"pair.{self.name}" + (f".{'.'.join(self.subsets)}" if self.one_way else "")
 
 
 def parse_pair(pair: str) -> tuple[str, str]:
@@ -145,7 +152,7 @@ class Multilingual:
             counts[text.name] = self.pair(text, counted.get(text.name) or self.count(text), vocabulary)
             text.finish()
         for text in evaluated:
-            counts[text.name] = self.pair(text, 0, vocabulary)
+            counts[text.name] = counts.get(text.name, {}) | self.pair(text, 0, vocabulary)
         self.write_lists(texts, vocabulary)
         return counts
 
@@ -225,12 +232,10 @@ class Multilingual:
             ]
             for name in read
         }
-        there, back = text.directions
+        targets = zip(text.directions, reversed(text.langs), strict=not text.one_way)
+        raw = [(text.langs.index(lang), f"{direction}.{lang}") for direction, lang in targets]
         references = {  # the raw text of either side is the reference of one direction
-            name: [
-                self.dest / "reference" / f"{name}.{direction}.{lang}"
-                for direction, lang in zip((back, there), text.langs, strict=True)
-            ]
+            name: [self.dest / "reference" / f"{name}.{ending}" for _, ending in raw]
             for name in read
             if name not in ("train", "valid")
         }
@@ -238,11 +243,11 @@ class Multilingual:
         def make() -> dict:
             counts = {name: binarise(read[name](), vocabulary, to, self.threads) for name, to in prefixes.items()}
             for name, paths in references.items():
-                write_columns(paths, read[name]())
+                write_columns(paths, (tuple(row[side] for side, _ in raw) for row in read[name]()))
             print(f"| {text.name}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), flush=True)
             return counts
 
         sides = chain.from_iterable(chain.from_iterable(prefixes.values()))
         outputs = [Path(f"{side}.{end}") for side in sides for end in ("bin", "idx")]
         settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": shards}
-        return Steps(self.dest).run(f"pair.{text.name}", [*outputs, *chain(*references.values())], settings, make)
+        return Steps(self.dest).run(text.step, [*outputs, *chain(*references.values())], settings, make)

@@ -62,7 +62,7 @@ directions_of() {  # directions_of SUBSET: those that the binarised data have it
     for file in "$bin/$1".*.idx; do  # SUBSET.SRC-TGT.LANG.idx, once for each language
         IFS=. read -r _ pair lang _ <<<"${file##*/}"
         [ "$lang" != "${pair%-*}" ] || printf '%s\n' "$pair" "${pair#*-}-${pair%-*}"
-    done
+    done | sort -u  # WMT's have a file for each direction
 }
 
 do_once() {  # do_once WHAT RESULT LOG COMMAND...: its standard output, which takes the name RESULT when it is whole

@@ -15,6 +15,8 @@ from . import bilingual, multilingual
 
 ARCHIVES = {  # pattern of an address -> its content, of the pattern's groups
     r"/iwslt14/de-en\.tgz$": bilingual.iwslt14,
+    r"statmt\.org/(wmt\d\d)/(?:translation-task/)?test(?:-filtered)?\.tgz$": multilingual.wmt,
+    r"/ted_talks\.tar\.gz$": multilingual.ted,
     r"statmt\.org/.*/([^/]+\.(?:tgz|tar))$": bilingual.wmt,
     r"/opus-100-corpus-(\w+-\w+)-v1\.0\.tar\.gz$": multilingual.opus100,
     r"/OPUS-(\w+)/[^/]+/moses/(\w+-\w+)\.txt\.zip$": multilingual.opus,

@@ -1,11 +1,14 @@
-"""Many languages: OPUS-100, an archive a pair; pairs of OPUS in the Moses format, Flores-101, zero-shot test sets."""
+"""Many languages: OPUS-100, an archive a pair; pairs of OPUS in the Moses format; the test sets of Table 3."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import combinations, islice
+from xml.sax.saxutils import escape
 
-from ..recipes.m2m102 import FLORES, FLORES_SPLITS, ZERO_SHOT_LANGUAGES
+from ..recipes.evaluation import FLORES, FLORES_SPLITS, TED_COLUMNS, TED_MISSING, TED_TEST, WMT, ZERO_SHOT_LANGUAGES
+from ..recipes.m2m102 import OTHER_CODES
 from ..recipes.opus100 import ARCHIVES
 from .text import lines, split, tar_gz, zipped
 
@@ -38,12 +41,14 @@ def sizes(langs: tuple[str, str]) -> dict[str, int]:
 
 
 def opus(corpus: str, pair: str) -> bytes:
-    """Bytes of CORPUS/.../PAIR.txt.zip."""
-    langs = tuple(pair.split("-"))
+    """Bytes of CORPUS/.../PAIR.txt.zip, in the corpus' own codes."""
+    ours = {code: lang for lang, code in OTHER_CODES.get(corpus, {}).items()}
+    codes = pair.split("-")
+    langs = tuple(ours.get(code, code) for code in codes)
     rows = _rows(langs)
     end = sum(islice(sizes(langs).values(), list(SIZES).index(corpus) + 1))
     rows = _unfit(langs, rows) + rows[end - sizes(langs)[corpus] : end]
-    return zipped({f"{corpus}.{pair}.{lang}": lines([row[side] for row in rows]) for side, lang in enumerate(langs)})
+    return zipped({f"{corpus}.{pair}.{code}": lines([row[side] for row in rows]) for side, code in enumerate(codes)})
 
 
 @cache
@@ -87,3 +92,29 @@ def zero_shot() -> bytes:
             path = f"opus-100-corpus/v1.0/zero-shot/{name}/opus.{name}-test.{ZERO_SHOT_LANGUAGES[side]}"
             members[path] = lines([row[side] for row in rows])
     return tar_gz(members)
+
+
+def wmt(name: str) -> bytes:
+    """Bytes of the archive of a test set, named as by sacreBLEU: the same sentences from and into English."""
+    from sacrebleu.dataset import DATASETS
+
+    langs, members = ("en", *(lang for lang, year in WMT.items() if year == name)), {}
+    rows = split(name, langs, {"test": 2 * HELD_OUT})["test"]
+    for lang in langs[1:]:
+        for direction, some in ((("en", lang), rows[:HELD_OUT]), ((lang, "en"), rows[HELD_OUT:])):
+            for member, of in zip(DATASETS[name].langpairs["-".join(direction)], direction, strict=True):
+                text = (escape(row[langs.index(of)]) for row in some)
+                members[member] = lines([f'<seg id="{i}">{line}</seg>' for i, line in enumerate(text, 1)])
+    return tar_gz(members)
+
+
+def ted() -> bytes:
+    """Bytes of ted_talks.tar.gz, as far as it is read: tokenised; each third language lacks each third sentence."""
+    langs = tuple(TED_COLUMNS)
+    table = ["\t".join(["talk_name", *TED_COLUMNS.values()])]
+    for number, row in enumerate(split("ted", langs, {"test": HELD_OUT})["test"]):
+        tokens = (re.sub(r"([.,()])", r" \1 ", cell).strip() for cell in row)
+        missing = TED_MISSING[number % 2]
+        cells = [missing if number % 3 == 1 and side % 3 == 2 else cell for side, cell in enumerate(tokens)]
+        table.append("\t".join(["talk", *cells]))
+    return tar_gz({TED_TEST: lines(table)})

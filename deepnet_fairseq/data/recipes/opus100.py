@@ -47,7 +47,7 @@ class Opus100(MultilingualRecipe):
     expected = {f"{split}, all pairs": sum(getattr(a, split) for a in ARCHIVES.values()) for split in SPLITS.values()}
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        return tuple(_archive(pair) for pair in self.pairs(options))
+        return tuple(archive_of(pair) for pair in self.pairs(options))
 
     def needs(self, options: Options) -> int:
         return (1 + BINARISED) * sum(ARCHIVES[pair].size for pair in self.pairs(options))
@@ -65,23 +65,28 @@ class Opus100(MultilingualRecipe):
     def text(self, options: Options, pair: str) -> PairText:
         archive = ARCHIVES[pair]
         subsets = {
-            subset: partial(_read, options.downloads / _archive(pair).name, pair, split)
+            subset: partial(_read, options.downloads / archive_of(pair).name, pair, split)
             for subset, split in SPLITS.items()
             if getattr(archive, split)
         }
         return PairText(parse_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
 
 
-def _archive(pair: str) -> RemoteFile:
+def archive_of(pair: str) -> RemoteFile:
+    """Of a pair in ARCHIVES."""
     facts = {"size": ARCHIVES[pair].size, "checksum": f"sha256:{ARCHIVES[pair].sha256}", "origin": ORIGIN}
     return at(f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz", **facts)
+
+
+def members(pair: str, split: str) -> list[str]:
+    """Of its archive: source and target of a split."""
+    return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in parse_pair(pair)]
 
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
     """The pairs of one split; UserError if the archive, whose checksum was right, is there no more."""
     if not archive.is_file():
         raise UserError(f"{archive}: is gone; name {pair} in --pairs, and it is downloaded again")
-    stem = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}"
-    members = tuple(f"{stem}.{lang}" for lang in parse_pair(pair))
-    source, target = (map(one_line, stream_lines(archive, name)) for name in members)
-    return align(source, target, members, empty="drop" if split == "train" else "keep")
+    names = members(pair, split)
+    source, target = (map(one_line, stream_lines(archive, name)) for name in names)
+    return align(source, target, tuple(names), empty="drop" if split == "train" else "keep")

@@ -1,0 +1,203 @@
+"""The test sets of Table 3 (DeepNet, section 6): M2M-100's (Fan et al., 2020), and Flores-101.
+
+Each is there for every two of the languages that it has text in, but for WMT's: from 2019 on its sentences were written
+in the source language, so that the two directions have texts of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+from ...errors import UserError
+from ...files import whole
+from ..archive import stream_lines, unpack
+from ..download import RemoteFile, at, described
+from ..lines import map_rows, one_line, read_lines, read_pairs, write_lines
+from ..multilingual import PairText, Sentences, file_state
+from ..steps import Steps
+from .base import Options
+from .bilingual import published_segments
+from .opus100 import ORIGIN
+from .wmt import TFDS
+
+FLORES_101 = at(
+    "dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz", origin="two public scripts",
+    checksum="sha256:49fa80207b09fcc0eca8253ed13303b3a0ae0f16081af862601c73ac76f2cba6",
+)  # fmt: skip
+ZERO_SHOT = at(
+    "object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz", size=2_556_791, origin=ORIGIN,
+    checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
+)  # fmt: skip
+ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # every two of them
+FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}
+WMT = {  # language -> its test set with English, in sacreBLEU's names; Fan et al. compare with WMT's systems on them
+    "de": "wmt19", "et": "wmt18", "fi": "wmt17", "fr": "wmt14", "lt": "wmt19", "lv": "wmt17", "ru": "wmt19",
+    "tr": "wmt17", "zh": "wmt19",
+}  # fmt: skip
+TED = RemoteFile(  # Qi et al., 2018
+    "ted_talks.tar.gz", ("http://phontron.com/data/ted_talks.tar.gz",), 352_222_045,
+    "sha256:03457b9ebc6d60839f1a48c5a03c940266aff78b81fcda4c6d9e2a5a7fb670ae", TFDS,
+)  # fmt: skip
+TED_TEST, TED_MISSING = "all_talks_test.tsv", ("__NULL__", "_ _ NULL _ _")
+TED_CODES = """
+ar az be bg bn bs cs da de el en es et fa fi fr gl he hi hr hu hy id it ja ka kk ko lt mk mn mr ms my nl no:nb pl pt ro
+ru sk sl sq sr sv ta th tr uk ur vi zh:zh-cn zh_TW:zh-tw
+"""
+# Language -> its column; left out are a second fr and pt, and what M2M-100 does not know
+TED_COLUMNS = {code.partition(":")[0]: code.rpartition(":")[2] for code in TED_CODES.split()}
+CODES = """
+af:afr am:amh ar:ara as:asm ast:ast az:azj be:bel bg:bul bn:ben bs:bos ca:cat ceb:ceb ckb:ckb cs:ces cy:cym da:dan
+de:deu el:ell en:eng es:spa et:est fa:fas ff:ful fi:fin fr:fra ga:gle gl:glg gu:guj ha:hau he:heb hi:hin hr:hrv hu:hun
+hy:hye id:ind ig:ibo is:isl it:ita ja:jpn jv:jav ka:kat kam:kam kea:kea kk:kaz km:khm kn:kan ko:kor ky:kir lb:ltz
+lg:lug ln:lin lo:lao lt:lit luo:luo lv:lav mi:mri mk:mkd ml:mal mn:mon mr:mar ms:msa mt:mlt my:mya ne:npi nl:nld no:nob
+ns:nso ny:nya oc:oci om:orm or:ory pa:pan pl:pol ps:pus pt:por ro:ron ru:rus sd:snd sk:slk sl:slv sn:sna so:som sr:srp
+sv:swe sw:swh ta:tam te:tel tg:tgk th:tha tl:tgl tr:tur uk:ukr umb:umb ur:urd uz:uzb vi:vie wo:wol xh:xho yo:yor
+zh:zho_simpl zh_TW:zho_trad zu:zul
+"""
+FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())
+
+
+@cache
+def wmt_archives() -> dict[str, RemoteFile]:
+    """Test set -> what sacreBLEU downloads for it, with its checksum."""
+    from sacrebleu.dataset import DATASETS
+
+    archives = {}
+    for name in sorted(set(WMT.values())):
+        (url,), (md5,) = DATASETS[name].data, DATASETS[name].md5
+        file = url.rpartition("/")[2]
+        archives[name] = RemoteFile(f"{name}-{file}", (url,), None, f"md5:{md5}", f"sacreBLEU's test set {name}")
+    return archives
+
+
+def wmt_set(direction: tuple[str, str]) -> str:
+    """sacreBLEU's name of it."""
+    return next(WMT[lang] for lang in direction if lang != "en")
+
+
+def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
+    """Those with a test set of WMT."""
+    others = [lang for lang in languages if lang in WMT] if "en" in languages else []
+    return [direction for lang in others for direction in (("en", lang), (lang, "en"))]
+
+
+class Evaluation:
+    """The test sets: in DEST/evaluation once `fetch` was called, which is before any pair, and those of --from."""
+
+    def __init__(self, options: Options):
+        self.options, self.folder, self.root = options, options.text, options.dest / "evaluation"
+
+    @property
+    def has_ted(self) -> bool:
+        """Nobody has it to download any more: a copy may be laid where downloads lie."""
+        laid = self.options.downloads / TED.name
+        return self.options.miniature or laid.exists() or (self.root / "ted").is_dir()
+
+    def files(self) -> tuple[RemoteFile, ...]:
+        """What is downloaded, TED's talks if a copy is there."""
+        return (FLORES_101, ZERO_SHOT, *wmt_archives().values(), *([TED] if self.has_ted else []))
+
+    def fetch(self) -> dict[str, dict]:
+        """Downloads and unpacks; name -> {"sha256", "size", "url"}."""
+        files, downloads = self.files(), self.options.downloads
+        folders = [self.root / name for name in ("flores101", "opus100", "wmt", *(["ted"] if self.has_ted else []))]
+
+        def make() -> dict:
+            found = described(files, downloads, self.options.fetch)
+            for file, folder in zip((FLORES_101, ZERO_SHOT), folders, strict=False):
+                unpack(downloads / file.name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
+            with whole(self.root / "wmt") as part:
+                for direction in wmt_directions(["en", *WMT]):
+                    write_wmt(direction, downloads, part / "-".join(direction))
+            if self.has_ted:
+                with whole(self.root / "ted") as part:
+                    write_ted(downloads / TED.name, part, self.options.workers)
+            return found
+
+        return Steps(self.options.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
+
+    def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
+        """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, ted, and FOLDER's."""
+        found: dict[str, Callable[[], Sentences]] = {}
+        for name, paths in self._paths(langs).items():
+            empty = "drop" if name == "ted" else "keep"  # not every talk is there in every language
+            read = partial(read_pairs, *paths, empty=empty, clean=one_line)
+            if name != "ted" or not paths[0].exists() or next(read(), None):
+                found[name] = read
+        return found
+
+    def one_way(self, languages: list[str]) -> list[PairText]:
+        """WMT's, a direction each, where FOLDER has none of that name."""
+        texts = []
+        for langs in wmt_directions(languages):
+            if "wmt" in self._own_subsets("-".join(sorted(langs))):
+                continue
+            paths = [self.root / "wmt" / "-".join(langs) / f"test.{lang}" for lang in langs]
+            subsets = {"wmt": partial(read_pairs, *paths, clean=one_line)}
+            texts.append(PairText(langs, subsets, {"set": wmt_set(langs)}, one_way=True))
+        return texts
+
+    def state(self, langs: tuple[str, str]) -> dict:
+        """What changes when the test sets of a pair do, as PairText.state."""
+        paths = self._paths(langs)
+        own = [path for name in self._own_subsets("-".join(langs)) for path in paths[name]]
+        return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in own}}
+
+    def held_out(self, lang: str) -> frozenset[str]:
+        """All sentences of a language in all the sets."""
+        folders = [self.root / name for name in ("opus100", "wmt", "ted")] + ([self.folder] if self.folder else [])
+        files = [path for folder in folders for path in folder.rglob(f"*.{lang}")]
+        for split in FLORES_SPLITS.values():
+            files += self.root.rglob(f"{FLORES.get(lang)}.{split}")
+        return frozenset(one_line(line) for path in files for line in read_lines(path))
+
+    def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
+        pair, paths = "-".join(langs), {}
+        if all(lang in FLORES for lang in langs):
+            for name, split in FLORES_SPLITS.items():
+                folder = self.root / "flores101" / "flores101_dataset" / split
+                paths[name] = [folder / f"{FLORES[lang]}.{split}" for lang in langs]
+        if all(lang in ZERO_SHOT_LANGUAGES for lang in langs):
+            folder = self.root / "opus100" / "opus-100-corpus" / "v1.0" / "zero-shot" / pair
+            paths["opus"] = [folder / f"opus.{pair}-test.{lang}" for lang in langs]
+        if self.has_ted and all(lang in TED_COLUMNS for lang in langs):
+            paths["ted"] = [self.root / "ted" / f"test.{lang}" for lang in langs]
+        for name in self._own_subsets(pair):
+            paths[name] = [self.folder / pair / f"{name}.{lang}" for lang in langs]
+        return paths
+
+    def _own_subsets(self, pair: str) -> list[str]:
+        """The subsets of FOLDER."""
+        folder = self.folder / pair if self.folder else None
+        return sorted({path.stem for path in folder.iterdir()}) if folder and folder.is_dir() else []
+
+
+def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
+    """FOLDER/test.LANG: source and reference of a direction, as sacreBLEU reads them; UserError for an odd archive."""
+    from sacrebleu.dataset import DATASETS
+
+    name = wmt_set(langs)
+    members = DATASETS[name].langpairs["-".join(langs)]
+    for lang, member in zip(langs, members, strict=True):
+        archive = downloads / wmt_archives()[name].name
+        write_lines(folder / f"test.{lang}", published_segments(stream_lines(archive, member)))
+
+
+def write_ted(archive: Path, folder: Path, workers: int) -> None:
+    """FOLDER/test.LANG: the test set of the talks, detokenised; an empty line where the language lacks a sentence.
+
+    UserError for an archive without one of the languages.
+    """
+    from sacremoses import MosesDetokenizer
+
+    header, *rows = (line.split("\t") for line in stream_lines(archive, TED_TEST))
+    for lang, column in TED_COLUMNS.items():
+        if column not in header:
+            raise UserError(f"{archive}: {TED_TEST} has no column {column}; get the archive from a better place")
+        detokenise = MosesDetokenizer(lang).detokenize
+        cells = (row[header.index(column)] for row in rows)
+        tokens = ([] if any(mark in cell for mark in TED_MISSING) else cell.split() for cell in cells)
+        write_lines(folder / f"test.{lang}", map_rows(detokenise, tokens, workers, f"ted {lang}"))
