@@ -126,14 +126,14 @@ runs = [RecordedRun(folder) for folder in folders]
 depth(runs, plot)
 rows = [["method", "updates", "final loss", "BLEU", "train time"]]
 for run in runs:
-    ended = "stuck" if (run.place / "stuck").exists() else "diverged" if run.log.diverged else ""
+    ended = "stuck" if run.stuck else "diverged" if run.log.diverged else ""
     loss = f"{run.log.final_loss():.2f}" + (f" ({ended})" if ended else "")
     bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
     rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
 print(render(rows), "", sep="\n")
 signatures = {run.score["signature"] for run in runs if run.score}
 print("loss: bits per token, label-smoothed, mean of the last intervals;", *signatures)
-if any((run.place / "stuck").exists() for run in runs):
-    print("stuck: stopped, as for 300 updates it had told no more than how often each word occurs")
+if any(run.stuck for run in runs):
+    print("stuck: stopped after 300 updates hardly better than guessing by how often each word occurs")
 END
 echo "loss curves: $out/loss.png"
