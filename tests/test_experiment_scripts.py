@@ -114,6 +114,17 @@ def test_admin_is_profiled_before_it_is_trained():
     assert values(profile)["--encoder-layers"] == "18" and "--admin-profile" not in profile
 
 
+def test_lengths_of_translations():
+    """fairseq's own, as the authors evaluate, but for the longest sentence; learned positions stay as they are."""
+    row = {"METHODS": "deepnorm", "DEPTHS": 6}
+    for flags, setting in (((), {}), ((), {"SMOKE": 1}), (("--encoder-learned-pos",), {"GENERATE": "--beam 1"})):
+        commands = dry_run("table1_wmt17", *flags, **row, **setting)
+        found = values(next(words for words in commands if words[0] == "fairseq-generate"))
+        assert ("--max-len-a" in found, found["--beam"]) == ("SMOKE" in setting, "1" if flags else "4")
+        longest = {found.get(f"--max-{side}-positions") for side in ("source", "target")}
+        assert longest == ({None} if flags else {found["--max-tokens"]})
+
+
 def test_torchrun():
     lines = dry_run("table1_wmt17", METHODS="deepnorm", DEPTHS=6, GPUS=4, LAUNCH="torchrun")
     train = next(words for words in lines if "fairseq-train" in words)
