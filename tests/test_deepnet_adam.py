@@ -1,4 +1,7 @@
-"""deepnet_adam is fairseq's adam, in float32 and half precision: numbers, norms, state, trainings, what it refuses."""
+"""deepnet_adam is fairseq's adam, in float32 and half precision: numbers, norms, state, trainings, what it refuses.
+
+And radam is its authors'.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +131,31 @@ def test_the_numbers_are_fairseqs(chunk, eps, monkeypatch):
     found = train(optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent=absent)
     assert found == pytest.approx(expected, rel=1e-6)
     assert difference(ours, theirs) < 4e-6 and difference(ours, parameters()) > 0.1
+
+
+def test_radam_waits_until_its_rate_is_known():
+    """Liu et al. 2020 (RAdam), Algorithm 2, but for steps with the bare momentum, which Admin's code leaves out."""
+    lr, beta1, beta2, eps, decay = 1e-2, 0.9, 0.98, 1e-8, 0.1
+    params = parameters(torch.float64)
+    built = optimiser("radam", params)
+    expected, first, second = [[p.detach().clone() for p in params]] + [[0.0] * len(params)] * 2
+    longest = 2 / (1 - beta2) - 1
+    for update in range(1, 13):
+        given = gradients(params, update)
+        first = [beta1 * m + (1 - beta1) * g.double() for m, g in zip(first, given)]
+        second = [beta2 * v + (1 - beta2) * g.double() ** 2 for v, g in zip(second, given)]
+        length = longest - 2 * update * beta2**update / (1 - beta2**update)
+        expected = [p * (1 - lr * decay) for p in expected]
+        assert (length > 5) == (update > 5)
+        if length > 5:
+            known = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+            rate = lr * math.sqrt(known * (1 - beta2**update)) / (1 - beta1**update)
+            expected = [p - rate * m / (v.sqrt() + eps) for p, m, v in zip(expected, first, second)]
+        for param, gradient in zip(params, given):
+            param.grad = gradient.double()
+        built.step()
+        torch.testing.assert_close([p.detach() for p in params], expected, rtol=1e-10, atol=1e-12)
+        assert built.get_lr() == lr
 
 
 def masters(built, params) -> list[torch.Tensor]:

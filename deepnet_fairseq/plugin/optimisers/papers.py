@@ -1,4 +1,4 @@
-"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, torch's, and T-Fixup's learning rate.
+"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, and T-Fixup's learning rate.
 
 `--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
 height from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
@@ -26,13 +26,41 @@ class RAdamConfig(FairseqDataclass):
     lr: list[float] = II("optimization.lr")
 
 
+class PatientRAdam(torch.optim.RAdam):
+    """torch's RAdam, which makes no step until the variance of its rate is known, but for the decay of weights.
+
+    That is while the length of the moving average rho_t <= 5: for the first 5 updates at beta2 0.98. There torch steps
+    with the bare momentum; Admin's authors do not.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            if self._too_early(group):
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.mul_(1 - group["lr"] * group["weight_decay"])
+                group["lr"] = 0.0  # the moments alone
+        loss = super().step(closure)
+        for group, lr in zip(self.param_groups, rates, strict=True):
+            group["lr"] = lr
+        return loss
+
+    def _too_early(self, group) -> bool:
+        done = (int(self.state[param]["step"]) for param in group["params"] if self.state.get(param))
+        update, beta2 = 1 + next(done, 0), group["betas"][1]
+        longest = 2 / (1 - beta2) - 1
+        return longest - 2 * update * beta2**update / (1 - beta2**update) <= 5
+
+
 @register_optimizer("radam", dataclass=RAdamConfig)
 class RAdam(FairseqOptimizer):
-    """torch.optim.RAdam under fairseq's names of Adam's flags."""
+    """PatientRAdam under fairseq's names of Adam's flags."""
 
     def __init__(self, cfg, params):
         super().__init__(cfg)
-        self._optimizer = torch.optim.RAdam(params, **self.optimizer_config)
+        self._optimizer = PatientRAdam(params, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict:
