@@ -30,7 +30,7 @@ record() {  # record PANEL VALUE SIZE BATCHES FLAGS...; an update is made of BAT
 updates=30000
 [ -z "$smoke" ] || updates=300
 wmt17_setting
-average=1
+average=1 average_epochs=last:1
 save_every 1000
 miniature 300
 for lr in $lrs; do record lr "$lr" "$base_size" $((2 * unit)) --lr "$lr"; done

@@ -1,5 +1,8 @@
 """configs/*.yaml train what the scripts of the same experiments train."""
 
+import re
+import shlex
+
 import pytest
 from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
@@ -22,10 +25,17 @@ CONFIGS = {  # YAML -> script and the row that it is
     "opus100": ("opus100", {"DEPTHS": 36}),
     "table3_m2m": ("table3_m2m", {}),
     "admin_wmt14": ("admin_wmt14", {"METHODS": "pre_ln", "DEPTHS": 18}),
+    "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "pre_ln", "DEPTHS": "6-6"}),
+    "admin_iwslt14": ("admin_iwslt14", {"METHODS": "pre_ln", "WARMUP": 1}),
     "normformer_lm": (
         "normformer_lm",
         {"PARTS": "clm", "SIZES": "125m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
     ),
+}
+IN_COMMENTS = {  # YAML and the row whose overrides stand in its comments -> that row of the script
+    ("admin_wmt14_en_fr", "60L-12L"): {"METHODS": "pre_ln", "DEPTHS": "60-12"},
+    ("admin_iwslt14", "Without warm-up"): {"METHODS": "pre_ln", "WARMUP": 0, "SEEDS": 1111},
+    ("normformer_lm", "355M"): {"PARTS": "clm", "SIZES": "355m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
 }
 SECTIONS = (
     "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
@@ -76,10 +86,10 @@ def of_flags(words, data):
     return settings(convert_namespace_to_omegaconf(args))
 
 
-def of_yaml(name, folder=ROOT / "configs"):
+def of_yaml(name, folder=ROOT / "configs", overrides=()):
     hydra_init()
     with initialize_config_dir(str(folder), version_base="1.1"):
-        cfg = compose(name, overrides=["+common.user_dir=x", "task.data=x"])
+        cfg = compose(name, overrides=["+common.user_dir=x", "task.data=x", *overrides])
     add_defaults(cfg)
     return settings(cfg)
 
@@ -88,15 +98,24 @@ def test_every_yaml_is_compared():
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == CONFIGS.keys() | {"quickstart"}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_yaml_and_script_train_the_same(name, tmp_path):
+def overrides_in_comments(name, row) -> list[str]:
+    """The words below "# ROW:", as a shell would read them."""
+    text = (ROOT / f"configs/{name}.yaml").read_text()
+    (lines,) = re.findall(rf"{row}:\n((?:#   .*\n)+)", text)
+    return [word for word in shlex.split(lines.replace("#   ", "").replace("\\\n", "")) if word[0] != "#"]
+
+
+@pytest.mark.parametrize("name, row", [(name, "") for name in CONFIGS] + list(IN_COMMENTS))
+def test_yaml_and_script_train_the_same(name, row, tmp_path):
     """Every setting of the script's row is the YAML's; what the YAML leaves open has fairseq's default in both."""
     run, setting = CONFIGS[name]
+    setting = IN_COMMENTS.get((name, row), setting)
+    overrides = overrides_in_comments(name, row) if row else []
     for file in ("dict.txt", "train.idx"):  # what tells data for language models
         (tmp_path / file).touch()
     words = trainings(run, **setting | ({"DATA": tmp_path} if "PARTS" in setting else {}))
     chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width
-    flags, yaml = of_flags(chosen, tmp_path), of_yaml(name)
+    flags, yaml = of_flags(chosen, tmp_path), of_yaml(name, overrides=overrides)
     bare = [word for pair in values(chosen).items() if pair[0] in KINDS for word in pair]
     default = of_flags(["", *bare], tmp_path)
     assert {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"} <= yaml.keys()

@@ -18,6 +18,10 @@ EVERYWHERE = {
 }  # fmt: skip
 BASE = {"--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "2048", "--encoder-attention-heads": "8"}
 LARGE = {"--encoder-embed-dim": "1024", "--encoder-ffn-embed-dim": "4096", "--encoder-attention-heads": "16"}
+ADMIN = {  # what the recipes of Admin's authors share
+    "--optimizer": "radam", "--adam-eps": "1e-8", "--clip-norm": "0.0", "--attention-dropout": "0.1",
+    "--activation-dropout": "0.1", "--fp16-scale-window": "256", "--threshold-loss-scale": "0.03125",
+}  # fmt: skip
 PAPER = {
     "iwslt14_de_en": (4000, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
@@ -36,13 +40,24 @@ PAPER = {
         "--lr": "5e-4", "--warmup-updates": "6000", "--adam-eps": "1e-6", "--max-update": "260000",
         "--clip-norm": "1.0", "--dropout": "0.1", "--weight-decay": "0.0", "--encoder-layers": "100",
     }),
-    "admin_wmt14": (4 * 8192, BASE | {
+    "admin_wmt14": (4 * 8192, BASE | ADMIN | {
         "--lr": "1e-3", "--warmup-updates": "8000", "--max-epoch": "100", "--max-update": "500000",
-        "--clip-norm": "0.0", "--dropout": "0.1", "--attention-dropout": "0.1", "--activation-dropout": "0.1",
-        "--weight-decay": "0.0", "--optimizer": "radam",
+        "--dropout": "0.1", "--weight-decay": "0.0", "--seed": "1111",
+    }),
+    "admin_wmt14_en_fr": (80 * 8000, BASE | ADMIN | {
+        "--lr": "7e-4", "--warmup-updates": "8000", "--max-epoch": "50", "--dropout": "0.1", "--weight-decay": "0.0",
+        "--seed": "1111",
+    }),
+    "admin_iwslt14": (4096, ADMIN | {
+        "--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "1024", "--encoder-attention-heads": "4",
+        "--lr": "7e-4", "--warmup-updates": "6000", "--max-epoch": "90", "--max-update": "100000", "--dropout": "0.3",
+        "--weight-decay": "1e-4",
     }),
 }  # fmt: skip
-ROWS = {"iwslt14_de_en": 10 * 10, "table1_wmt17": 10 * 4, "opus100": 5, "table3_m2m": 1, "admin_wmt14": 3 * 4}
+ROWS = {
+    "iwslt14_de_en": 10 * 10, "table1_wmt17": 10 * 4, "opus100": 5, "table3_m2m": 1, "admin_wmt14": 3 * 4,
+    "admin_wmt14_en_fr": 11, "admin_iwslt14": 3 * 2 * 5,
+}  # fmt: skip
 NO_NORM = {"rezero", "r_fixup", "t_fixup"}
 
 
@@ -62,13 +77,19 @@ def test_the_papers_hyper_parameters(name, tmp_path):
         expected = dict(EVERYWHERE | paper)
         if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # Table 5's second column
             expected["--lr"] = "5e-4"
-        if flags["--method"] == "rezero":
+        if name == "iwslt14_de_en" and flags["--method"] == "rezero":  # in fp32 in Figure 6, and nowhere else
             assert "--fp16" not in flags
             del expected["--fp16"]
+        if "no_warmup" in flags["--save-dir"]:
+            expected |= {"--lr": "3e-4", "--adam-betas": "(0.9, 0.995)", "--warmup-updates": "0"}
+            expected |= {"--lr-scheduler": "polynomial_decay", "--warmup-init-lr": None, "--total-num-update": "100000"}
         if "--zero-sharding" in flags:
             expected["--optimizer"] = "deepnet_adam"  # the same numbers, in shards
         assert {flag: flags.get(flag) for flag in expected} == expected
-        assert batch(flags) == tokens
+        assert batch(flags) == (256 * 5000 if flags["--encoder-layers"] == "60" and tokens == 640000 else tokens)
+        assert ("--share-all-embeddings" in flags) and flags.get("--init-profile") == (
+            "xavier_legacy" if "admin" in name and flags["--method"] in ("post_ln", "pre_ln") else None
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -80,6 +101,34 @@ def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
     )
     assert batch(values(words)) == 128 * 4096
     assert values(words)["--distributed-world-size"] == str(gpus * nodes)
+
+
+def test_admins_rows_and_seeds():
+    """Its authors' seeds but where others are named, and of the baselines the depths that the papers give."""
+    found = [values(words) for words in trainings("admin_wmt14_en_fr")]
+    depths = {(flags["--method"], flags["--encoder-layers"], flags["--decoder-layers"]) for flags in found}
+    assert depths == {
+        *(("admin", *pair.split("-")) for pair in ["6-6", "12-12", "24-12", "48-12", "60-12", "36-36", "12-60"]),
+        *((method, *pair) for method in ("post_ln", "pre_ln") for pair in (("6", "6"), ("60", "12"))),
+    }
+    found = [values(words) for words in trainings("admin_iwslt14", METHODS="admin")]
+    assert [flags["--seed"] for flags in found] == [str(1111 * seed) for seed in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    assert {values(words)["--seed"] for words in trainings("admin_iwslt14", METHODS="admin", SEEDS="7")} == {"7"}
+
+
+@pytest.mark.parametrize("average, of", [("", ["--last", 10]), ("7", ["--last", 7]), ("36-45", range(36, 46)), (1, [])])
+def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
+    lines = dry_run(
+        "table1_wmt17", METHODS="deepnorm", DEPTHS=6, OUT=tmp_path, AVERAGE=average, SHARE_EMBEDDINGS=int(average == "")
+    )
+    run = tmp_path / "table1" / "deepnorm-6-seed1"
+    averaged = [words[2:-2] for words in lines if words[:2] == ["deepnet", "average"]]
+    files = [str(run / f"checkpoint{epoch}.pt") for epoch in of] if isinstance(of, range) else [run, *of]
+    assert averaged == ([[str(word) for word in files]] if of else [])
+    (train,) = (words for words in lines if words[0] == "fairseq-train")
+    assert ("--share-all-embeddings" in train) == (average == "")
+    translate = next(words for words in lines if words[0] == "fairseq-generate")
+    assert values(translate)["--path"] == str(run / ("averaged.pt" if of else "checkpoint_last.pt"))
 
 
 def test_another_batch_is_said():
@@ -167,6 +216,8 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
         ({"LAUNCH": "mpirun"}, "LAUNCH=mpirun: choose spawn, torchrun or slurm"),
         ({"PRECISION": "fp8"}, "PRECISION=fp8: choose fp16, bf16 or fp32"),
         ({"DEPTHS": "6 0"}, "DEPTHS: 0 is no whole number above 0"),
+        ({"AVERAGE": "45-36"}, "AVERAGE=45-36: how many of the last epochs, as 10, or which, as 36-45"),
+        ({"SHARE_EMBEDDINGS": "no"}, "SHARE_EMBEDDINGS=no: choose 1 or 0"),
         ({"METHODS": "deepnrom"}, "--method deepnrom: unknown"),
         ({"DATA": "/nowhere"}, "DATA=/nowhere: no such folder"),
     ],

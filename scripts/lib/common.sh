@@ -11,6 +11,8 @@
 #   GPUS=N        GPUs of each training on a machine; NODES=N machines (SLURM). An update is the paper's batch on any
 #                 number, by accumulation; MAX_TOKENS=N tokens of a batch on one GPU, smaller where memory is
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
+#   AVERAGE=...   epochs whose checkpoints are averaged: the last 10 as AVERAGE=10, or 36-45; 1: the last checkpoint alone
+#   SHARE_EMBEDDINGS=0   the embeddings of source, target and output are three matrices, by default one
 #   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
 #                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
 #   STOP_STUCK=K  ends a training that for K updates has validated hardly better than guessing by the frequencies of words;
@@ -142,9 +144,10 @@ rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each ch
     done
 }
 
-row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training and its score on test_sets
-    local run="$1-$2-seed$seed"
+row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training, of variant if that is set, and its score
+    local run="$1-$2${variant:+-$variant}-seed$seed"
     layers "$1" "$3" "$4"
+    [ -z "${variant+set}" ] || facts+=", \"variant\": \"$variant\""
     memory $((($3 + $4) * layer_size))
     run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
         --log-interval 25 "${@:5}"

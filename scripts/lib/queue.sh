@@ -71,9 +71,11 @@ job_script() {  # job_script NAME SETTINGS...: the text of a job
 cd $(printf %q "$PWD")
 JOB
     for setting in "${@:2}" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
-        PRECISION="$precision" LAUNCH=torchrun ${MAX_TOKENS:+MAX_TOKENS="$MAX_TOKENS"} ${SMOKE:+SMOKE="$SMOKE"} \
-        ${GENERATE:+GENERATE="$GENERATE"}; do
+        PRECISION="$precision" LAUNCH=torchrun; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
+    done
+    for setting in MAX_TOKENS SMOKE STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP; do
+        [ -z "${!setting:-}" ] || echo "export $setting=$(printf %q "${!setting}")"
     done
     cat <<JOB
 trap 'scontrol requeue "\$SLURM_JOB_ID"' USR1  # the time is nearly over

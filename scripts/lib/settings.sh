@@ -1,33 +1,60 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# Hyper-parameters of the papers, a function each: sets setting (flags of the training), average (checkpoints), beam,
-# metric (what the paper reports) and, by batch, batch_flags. A later flag overrides an earlier one of the same name.
+# Hyper-parameters of the papers, a function each: sets setting (flags of the training), average (checkpoints) and
+# average_epochs (last:N or A-B), beam, metric (what the paper reports) and, by batch, batch_flags. A later flag overrides
+# an earlier one of the same name.
 
-no_norm_setting=() no_norm=""  # of methods without LayerNorm
-full_precision=rezero  # unstable in fp16 even when shallow, says the paper, which trained it in fp32 everywhere
-average=1              # checkpoints to average
-layer_size=1           # memory of a layer, in layers of width 512
-half=""                # memory-efficient- for weights without a copy in fp32
+apart="" apart_setting=()         # methods that the paper trains otherwise, and their flags
+full_precision=""                 # methods that the paper trains in fp32
+average=1 average_epochs=last:1   # checkpoints to average, and of which epochs
+layer_size=1                      # memory of a layer, in layers of width 512
+half=""                           # memory-efficient- for weights without a copy in fp32
 arch=deepnet_transformer criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.1)
 beam=(--beam 5)
 
 settle() {  # settle WARMUP FLAGS...: setting, of the width, the batch, and FLAGS; the schedule is the same in all papers
+    local shared="${SHARE_EMBEDDINGS:-1}"
     schedule=(--lr-scheduler inverse_sqrt --warmup-updates "$1" --warmup-init-lr 1e-7)
-    setting=("${width_flags[@]}" "${batch_flags[@]}" --share-all-embeddings "${@:2}")
+    setting=("${width_flags[@]}" "${batch_flags[@]}")
+    case "$shared" in
+        1) setting+=(--share-all-embeddings) ;;
+        0) ;;
+        *) fail "SHARE_EMBEDDINGS=$shared: choose 1 or 0" ;;
+    esac
+    setting+=("${@:2}")
+}
+
+averages() {  # averages N: the paper's score is of the mean of so many last epochs, unless AVERAGE says otherwise
+    local said="${AVERAGE:-$1}" first last
+    first="${said%-*}" last="${said#*-}"
+    [[ "$said" =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ && "$first" -le "$last" ]] ||
+        fail "AVERAGE=$said: how many of the last epochs, as 10, or which, as 36-45"
+    average="$said" average_epochs="last:$said"
+    [ "$first" = "$said" ] || average=$((last - first + 1)) average_epochs="$said"
+}
+
+paper_seeds() {  # paper_seeds "SEEDS": the authors', unless SEEDS names others; of a miniature the first
+    [ -z "${SEEDS:-${SEED:-}}" ] || return 0
+    seeds="$1" seed="${1%% *}"
+    [ -z "$smoke" ] || seeds="$seed"
 }
 
 iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint after 8,000 updates
     metric=tokenised beam=(--beam 5)
+    averages 1
+    full_precision=rezero  # "all in mixed precision but ReZero", says the paper of Figure 6, and of no other experiment
     batch 4000 1
     width 512 2048 8
     settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000
 }
 
-wmt17_setting() {  # DeepNet, Table 5; checkpoints and beam as in admin-torch's replication: the paper does not give them
-    metric=tokenised average=10 beam=(--beam 4 --lenpen 0.6)
+wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length penalty, here those of admin-torch's
+    # replication; the average, here of the last ten epochs, theirs is AVERAGE=36-45; whether embeddings are shared
+    metric=tokenised beam=(--beam 4 --lenpen 0.6)
+    averages 10
     batch 4096 128
     width 512 2048 8
     settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000
-    no_norm_setting=(--lr 5e-4) no_norm="$(deepnet methods --norm none)"
+    apart_setting=(--lr 5e-4) apart="$(deepnet methods --norm none)"
 }
 
 wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
@@ -39,6 +66,7 @@ wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
 
 opus100_setting() {  # DeepNet, Table 7
     metric=sacrebleu beam=(--beam 5 --lenpen 1.0)
+    averages 1
     batch 4096 128
     width 512 2048 8
     settle 4000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 4 \
@@ -47,18 +75,42 @@ opus100_setting() {  # DeepNet, Table 7
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
     metric=m2m,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0)
+    averages 1
     batch 4096 256
     width 1024 4096 16
     settle 6000 --lr 5e-4 --dropout 0.1 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 \
         --max-update 260000 --disable-validation
 }
 
-admin_wmt14_setting() {  # Admin (Liu et al. 2020), WMT-14 En-De: the authors' recipe
-    metric=tokenised average=10 beam=(--beam 4 --lenpen 0.6)
-    batch 8192 4
+admin_setting() {  # Admin (Liu et al. 2020), what the authors' recipes share: TOKENS COUNT of a batch, WARMUP FLAGS...
+    metric=tokenised
+    averages 10
+    # both baselines start where the authors' fairseq of 2019 did; with this floor of the scale fp16 goes on for ever
+    apart_setting=(--init-profile xavier_legacy) apart="post_ln pre_ln"
+    batch "$1" "$2"
+    settle "$3" --optimizer radam --attention-dropout 0.1 --activation-dropout 0.1 --clip-norm 0.0 \
+        --fp16-scale-window 256 --threshold-loss-scale 0.03125 "${@:4}"
+}
+
+admin_wmt14_setting() {  # WMT-14 En-De
+    beam=(--beam 4 --lenpen 0.6)
+    paper_seeds 1111
     width 512 2048 8
-    settle 8000 --lr 1e-3 --optimizer radam --dropout 0.1 --attention-dropout 0.1 \
-        --activation-dropout 0.1 --weight-decay 0.0 --clip-norm 0.0 --max-epoch 100 --max-update 500000
+    admin_setting 8192 4 8000 --lr 1e-3 --dropout 0.1 --weight-decay 0.0 --max-epoch 100 --max-update 500000
+}
+
+admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs
+    beam=(--beam 5 --lenpen 0.8)
+    paper_seeds 1111
+    width 512 2048 8
+    admin_setting 8000 80 8000 --lr 7e-4 --dropout 0.1 --weight-decay 0.0 --max-epoch 50
+}
+
+admin_iwslt14_setting() {  # IWSLT-14 De-En, 90 epochs of a narrower model
+    beam=(--beam 5)
+    paper_seeds "1111 2222 3333 4444 5555"
+    width 512 1024 4
+    admin_setting 4096 1 6000 --lr 7e-4 --dropout 0.3 --weight-decay 1e-4 --max-epoch 90 --max-update 100000
 }
 
 miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
@@ -67,14 +119,14 @@ miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, 
     setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --dropout 0.0
         --attention-dropout 0.0 --activation-dropout 0.0 --max-epoch 0 --max-update "$1" --num-workers 0)
     schedule+=(--warmup-updates 100)
-    no_norm_setting=() metric="${metric%%,*}"  # spBLEU needs a file from the network
-    average=$((average < 2 ? average : 2))
+    apart_setting=() metric="${metric%%,*}"  # spBLEU needs a file from the network
+    [ "$average" -eq 1 ] || [ -n "${AVERAGE:-}" ] || AVERAGE='' averages 2
     beam+=(--max-len-a 1.5 --max-len-b 10)  # one that has learnt nothing would go on to fairseq's 200
 }
 
 of_method() {  # of_method METHOD: sets method_setting and mixed, what the paper trains that method with
     method_setting=() mixed=()
-    case " $no_norm " in *" $1 "*) method_setting=("${no_norm_setting[@]}") ;; esac
+    case " $apart " in *" $1 "*) method_setting=("${apart_setting[@]}") ;; esac
     case "$precision $full_precision " in fp32* | *" $1 "*) ;; *) mixed=("--$half$precision") ;; esac
 }
 

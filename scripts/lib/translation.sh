@@ -20,18 +20,29 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
     do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --data "$data" --paper "$metric"
 }
 
-run_average() {  # run_average RUN: the mean of its last checkpoints, or of as many as there are
-    local saved=0
-    if [ -n "$dry_run" ]; then
+run_average() {  # run_average RUN: the mean of its checkpoints of average_epochs, or of as many as there are
+    local epoch files=()
+    [ -n "$dry_run" ] || [ ! -f "$1/averaged.pt" ] || return 0
+    for epoch in $(averaged_epochs "$1"); do
+        [ -z "$dry_run" ] && [ ! -f "$1/checkpoint$epoch.pt" ] || files+=("$1/checkpoint$epoch.pt")
+    done
+    if [ -n "$dry_run" ] && [ "${#files[@]}" -eq 0 ]; then
         echo deepnet average "$1" --last "$average" --out "$1/averaged.pt"
-        return
-    fi
-    [ ! -f "$1/averaged.pt" ] || return 0
-    saved="$(find "$1" -name 'checkpoint[0-9]*.pt' | wc -l)"
-    if [ "$saved" -ge 2 ]; then
-        deepnet average "$1" --last $((saved < average ? saved : average)) --out "$1/averaged.pt"
+    elif [ -n "$dry_run" ]; then
+        echo deepnet average "${files[@]}" --out "$1/averaged.pt"
+    elif [ "${#files[@]}" -ge 2 ]; then
+        deepnet average "${files[@]}" --out "$1/averaged.pt"
     else
-        ln -f "$1/checkpoint_last.pt" "$1/averaged.pt"
+        [ "${#files[@]}" -eq 1 ] || echo "   $1: has no checkpoints of epochs $average_epochs; its last is translated with" >&2
+        ln -f "${files[0]:-$1/checkpoint_last.pt}" "$1/averaged.pt"
+    fi
+}
+
+averaged_epochs() {  # averaged_epochs RUN: the numbers of the epochs of average_epochs, the last ones from what is there
+    if [[ "$average_epochs" != last:* ]]; then
+        seq "${average_epochs%-*}" "${average_epochs#*-}"
+    elif [ -z "$dry_run" ]; then
+        find "$1" -name 'checkpoint[0-9]*.pt' | sed -E 's/.*checkpoint([0-9]+)\.pt/\1/' | sort -n | tail -n "$average"
     fi
 }
 

@@ -14,6 +14,7 @@ from .helpers import ROOT
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
     "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK", "GENERATE",
+    "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP",
 )  # fmt: skip
 SAID = tempfile.TemporaryDirectory()
 # what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
