@@ -41,7 +41,7 @@ paper_seeds() {  # paper_seeds "SEEDS": the authors', unless SEEDS names others;
 iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint after 8,000 updates
     metric=tokenised beam=(--beam 5)
     averages 1
-    full_precision=rezero  # "all in mixed precision but ReZero", says the paper of Figure 6, and of no other experiment
+    full_precision=rezero  # the paper says so of Figure 6 alone
     batch 4000 1
     width 512 2048 8
     settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 8000
