@@ -6,6 +6,7 @@ Each tokeniser is a library's. Where that is not tok.sh's own: docs/reports.md, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 
 import regex
@@ -31,12 +32,13 @@ def _printed(line: str) -> str:
 def _moses(language: str, between: Split = str) -> tuple[Split, str]:
     """tokenizer.perl -no-escape -l LANG of what `between` makes of a normalised line."""
     normalise, moses = _normalised(language), MosesTokenizer(language)
-    name = f"moses.{language}-sacremoses-{version('sacremoses')}"
-    return lambda line: moses.tokenize(between(normalise(line)), return_str=True, escape=False), name
+    split = partial(moses.tokenize, return_str=True, escape=False)
+    return lambda line: split(between(normalise(line))), f"sacremoses-{version('sacremoses')}"
 
 
 def _romanian(language: str) -> tuple[Split, str]:
-    return _moses(language, lambda line: line.translate(PLAIN_ROMANIAN))
+    split, name = _moses(language, lambda line: line.translate(PLAIN_ROMANIAN))
+    return split, f"{name}.ro"
 
 
 def _chinese(language: str) -> tuple[Split, str]:
@@ -71,7 +73,7 @@ def _indic(language: str) -> tuple[Split, str]:
     from indicnlp.tokenize.indic_tokenize import trivial_tokenize
 
     normalise = IndicNormalizerFactory().get_normalizer(language).normalize
-    name = f"indic.{language}-{version('indic-nlp-library')}"
+    name = f"indic-nlp-{version('indic-nlp-library')}"
     return lambda line: " ".join(trivial_tokenize(normalise(line.strip()), language)), name
 
 
