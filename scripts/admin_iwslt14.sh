@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Admin's table of IWSLT-14 De-En (Liu et al. 2020): BLEU of Post-LN, Pre-LN and Admin at 6L-6L, five seeds each, by the
-# authors' recipe: width 512/1024, RAdam, 90 epochs of batches of 4,096 tokens, the last ten epochs' checkpoints averaged;
-# and the same without warm-up, at their 3e-4 and beta2 0.995 with a rate that falls linearly.
+# authors' recipe: width 512/1024, RAdam, 90 epochs of batches of 4,096 tokens, the last ten epochs' checkpoints
+# averaged; and without warm-up, at their 3e-4 and beta2 0.995, with a rate that falls linearly.
 #
 #   scripts/admin_iwslt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_iwslt14.sh      Admin and Pre-LN in miniature, with and without warm-up
@@ -23,14 +23,14 @@ miniature 300
 save_every 1000
 
 record() {  # record METHOD DEPTH FLAGS...
-    local warm variant updates schedule=("${schedule[@]}")
+    local warm variant updates rate="${smoke:+1e-3}" schedule=("${schedule[@]}")
     updates="$(last_of --max-update "${setting[@]}")"
     for warm in $WARMUP; do
         if [ "$warm" = 1 ]; then
             variant="" row "$1" "$2" "$2" "$2" "${@:3}"
         else
             schedule=(--lr-scheduler polynomial_decay --warmup-updates 0 --total-num-update "$updates")
-            variant=no_warmup row "$1" "$2" "$2" "$2" "${@:3}" --lr 3e-4 --adam-betas '(0.9, 0.995)'
+            variant=no_warmup row "$1" "$2" "$2" "$2" "${@:3}" --lr "${rate:-3e-4}" --adam-betas '(0.9, 0.995)'
         fi
     done
 }

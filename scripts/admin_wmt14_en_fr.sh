@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Admin's results on WMT-14 En-Fr (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN and Admin at
-# 6L-6L and 60L-12L, of Admin at five depths more, by the authors' recipe: RAdam, 50 epochs of updates of 640,000 tokens,
-# twice as many at 60L-12L, the last ten epochs' checkpoints averaged. The batch of the depths between is not given.
+# Admin's results on WMT-14 En-Fr (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN and Admin
+# at 6L-6L and 60L-12L, of Admin at five depths more, by the authors' recipe: RAdam, 50 epochs of updates of 640,000
+# tokens, twice as many at 60L-12L, the last ten epochs' checkpoints averaged. The other depths' batch is not given: here
+# 6L-6L's.
 #
 #   scripts/admin_wmt14_en_fr.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14_en_fr.sh       Admin and Pre-LN at 6L-6L in miniature

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Table 1 of the DeepNet paper: BLEU on WMT-17 En-De, base width, ten methods at 6L-6L, 18L-18L, 50L-50L and 100L-100L.
-# 100,000 updates of 128 x 4,096 tokens, fp16 but for ReZero; the last ten epochs' checkpoints are averaged. Ends with the
-# table beside the published one.
+# 100,000 updates of 128 x 4,096 tokens, all in fp16. The paper leaves open which checkpoints are averaged, here the last
+# ten epochs' (AVERAGE=36-45: admin-torch's), and whether embeddings are shared (SHARE_EMBEDDINGS=0: they are not). Ends
+# with the table beside the published one.
 #
 #   scripts/table1_wmt17.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/table1_wmt17.sh       DeepNorm, Post-LN and Admin at 6L-6L in miniature

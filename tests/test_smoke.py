@@ -19,6 +19,8 @@ ROWS = {  # script -> folder of its runs, the row
     "table2_opus100": ("opus100", {"DEPTHS": "4"}),
     "table3_m2m": ("table3", {"DEPTHS": "2"}),
     "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2"}),
+    "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "admin", "DEPTHS": "2-1"}),
+    "admin_iwslt14": ("admin_iwslt14", {"METHODS": "admin", "DEPTHS": "2", "WARMUP": "0"}),
 }
 SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # Hyper-parameters of the papers, a function each: sets setting (flags of the training), average (checkpoints) and
-# average_epochs (last:N or A-B), beam, metric (what the paper reports) and, by batch, batch_flags. A later flag overrides
-# an earlier one of the same name.
+# average_epochs (last:N or A-B), beam, metric (what the paper reports) and, by batch, batch_flags. A later flag
+# overrides an earlier one of the same name.
 
 apart="" apart_setting=()         # methods that the paper trains otherwise, and their flags
 full_precision=""                 # methods that the paper trains in fp32
