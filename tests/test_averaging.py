@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.plugin.checkpoints import epoch_weights
 from deepnet_fairseq.tools import averaging
 
 from .conftest import TRAIN_FLAGS
@@ -12,13 +13,14 @@ from .support.helpers import USER_DIR, assert_refused, run
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", "--disable-validation")]
 
+THREE_EPOCHS = ("--max-epoch", "3", "--max-tokens", "3000")
+
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
     """Checkpoints of 3 epochs and of updates 3, 6, ..., each with its validation loss."""
     path = tmp_path_factory.mktemp("run")
-    train = ("fairseq-train", data, *FLAGS, *ARCH, "--max-epoch", "3", "--save-interval-updates", "3")
-    train += ("--max-tokens", "3000")
+    train = ("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, "--save-interval-updates", "3")
     run(*train, "--keep-best-checkpoints", "2", "--save-dir", path)
     return path
 
@@ -41,6 +43,36 @@ def test_last(folder, tmp_path, capsys):
     assert_mean(tmp_path / "mean.pt", [folder / "checkpoint2.pt", folder / "checkpoint3.pt"])
     every = sorted(int(path.stem.split("_")[2]) for path in folder.glob("checkpoint_*_*.pt"))
     assert [int(path.stem.split("_")[2]) for path in averaging.last(folder, 4)] == every[-4:]
+
+
+@pytest.mark.parametrize("flag, epochs", [("last:2", (2, 3)), ("2-2", (2,))])
+def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, capsys):
+    """Those of the same training's checkpoints, no larger than they must be, and nothing else of an epoch."""
+    save = ("--save-dir", tmp_path, "--epoch-weights", flag)
+    run("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, *save)
+    assert sorted(path.name for path in tmp_path.glob("weights*")) == [f"weights{epoch}.pt" for epoch in epochs]
+    for epoch in epochs:
+        found, whole = torch.load(tmp_path / f"weights{epoch}.pt"), torch.load(folder / f"checkpoint{epoch}.pt")
+        assert found["last_optimizer_state"] is None and found["model"].keys() == whole["model"].keys()
+        assert all(torch.equal(found["model"][name], value) for name, value in whole["model"].items())
+    left = {path.name for path in tmp_path.glob("checkpoint*")}
+    assert left == {"checkpoint_last.pt", "checkpoint_previous.pt"}
+    if len(epochs) == 2:
+        average(tmp_path, "--last", "2", "--out", tmp_path / "mean.pt")
+        assert_mean(tmp_path / "mean.pt", [folder / f"checkpoint{epoch}.pt" for epoch in epochs])
+
+
+@pytest.mark.parametrize(
+    "max_epoch, max_update, epochs", [(0, 100_000, range(390, 401)), (4, 0, range(1, 5)), (0, 0, range(1, 500))]
+)
+def test_the_last_epochs_are_foretold(max_epoch, max_update, epochs):
+    """Of 250 updates each: of 400 the last ten, and one to spare; all where no end is known."""
+    found = [
+        epoch
+        for epoch in range(1, (max_update or 250 * (max_epoch or 499)) // 250 + 1)
+        if epoch_weights.wanted("last:10", epoch, 250 * epoch, max_epoch, max_update)
+    ]
+    assert found == list(epochs)
 
 
 def test_best(folder, tmp_path):

@@ -18,6 +18,7 @@ from ..core.config import check_probability, flag
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
+from .checkpoints import epoch_weights
 
 
 @dataclass
@@ -33,6 +34,9 @@ class TrainingFlags:
     rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/troubleshooting.md")
     rollback_lr_factor: float = flag(0.5, "times this --lr at each of --rollbacks")
     stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
+    epoch_weights: Optional[str] = flag(
+        None, "of epochs keep weights alone, weightsN.pt, and no checkpoint_best: last:N or A-B, those to be averaged"
+    )
 
 
 @dataclass
@@ -106,6 +110,7 @@ def complete(cfg) -> None:
 def check(cfg) -> None:
     """UserError naming the flag for the first value of TrainingFlags or FineTuningFlags that cannot be."""
     get_probes(cfg.deepnet_probe)
+    epoch_weights.check(cfg.epoch_weights)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     if cfg.rollbacks < 0:

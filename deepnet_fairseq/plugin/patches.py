@@ -32,7 +32,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, yaml_config
-from .checkpoints import exact_resume, reading, saving, train_loop
+from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import stuck, watched_trainer
 from .optimisers import deepnet_adam
@@ -102,6 +102,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (EMA, "_step_internal"): {deepnet_adam.average_together: "a few operations instead of some for every tensor"},
     # saving
     (checkpoint_utils, "save_checkpoint"): {
+        epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",
         sharded_trainer.save_from_all: "all ranks give what they have before the first writes",
         watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
         saving.save_or_warn: "a full disk is no end of the run; --write-checkpoints-asynchronously",
@@ -118,7 +119,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     },
     (Trainer, "state_dict"): {sharded_trainer.whole_state: "what the ranks gave"},
     **{(kind, "state_dict"): {exact_resume.state_with_weights: "float32 weights, the loss scale"} for kind in HALF},
-    (checkpoint_utils, "torch_persistent_save"): {saving.write_whole: "a file is whole or absent"},
+    (checkpoint_utils, "torch_persistent_save"): {
+        saving.write_whole: "a file is whole or absent",
+        epoch_weights.write_too: "--epoch-weights",
+    },
     (PathManager, "copy"): {saving.copy_whole: "checkpoint_last.pt, killed while it is copied, was lost"},
     # loading
     (checkpoint_utils, "load_checkpoint"): {train_loop.resume_from_whole: "of the newest that is whole; what was left"},

@@ -13,14 +13,14 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import save
 from ..plugin.building import own_config
+from ..plugin.checkpoints.epoch_weights import weights_of
 
-EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: of --epoch-weights
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # within one run, between attempts
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile", "compile_layers",
-              "deepnet_probe", "probe_interval", "probe_dir"}  # fmt: skip
-OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is not the mean's
+              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
 
 
 def last(folder: Path, k: int) -> list[Path]:
@@ -80,9 +80,8 @@ def average(paths: list[Path], out: Path) -> None:
         for key, value in first["model"].items()
     }
     _keep_ties(first["model"], mean)
-    extra = {key: value for key, value in first["extra_state"].items() if key not in OF_TRAINING}
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
-    save(first | {"model": mean, "cfg": cfg, "extra_state": extra, "last_optimizer_state": None}, out)
+    save(weights_of(first) | {"model": mean, "cfg": cfg}, out)
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from ..recipes.m2m102 import OTHER_CODES
 from ..recipes.opus100 import ARCHIVES
 from .text import lines, split, tar_gz, zipped
 
-OPUS_100 = {"de-en": 3000, "en-fr": 1500, "en-ru": 750}  # sentence pairs to train on
+OPUS_100 = {"de-en": 3000, "en-fr": 2500, "en-ru": 2000}  # sentence pairs to train on
 SMALL = 150  # of the other pairs
 SIZES = {"CCMatrix": 2000, "CCAligned": 1000, "Tatoeba": 300}  # sentence pairs fit for training
 LESS = 2  # times fewer where German is not among the two

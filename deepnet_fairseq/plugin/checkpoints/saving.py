@@ -67,7 +67,7 @@ def wait() -> None:
         _thread = None
 
 
-def _do(job: Job) -> None:
+def in_turn(job: Job) -> None:
     """Now, or, while a save is being put together for the background, when its turn comes."""
     if _held is None:
         job()
@@ -78,7 +78,7 @@ def _do(job: Job) -> None:
 def write_whole(original, obj, filename, async_write: bool = False) -> None:
     """In place of fairseq's, which tries three times into the same open file."""
     if PathManager.supports_rename(str(filename)):
-        _do(lambda: atomic.save(obj, filename))
+        in_turn(lambda: atomic.save(obj, filename))
     else:
         original(obj, filename)
 
@@ -87,7 +87,7 @@ def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
     """fairseq copies the file of a save over others, checkpoint_last.pt among them: killed there, a run has lost it."""
     if not PathManager.supports_rename(dst_path):
         return original(src_path, dst_path, overwrite=overwrite)
-    _do(lambda: atomic.copy(src_path, dst_path))
+    in_turn(lambda: atomic.copy(src_path, dst_path))
     return dst_path
 
 

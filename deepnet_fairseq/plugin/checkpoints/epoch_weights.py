@@ -1,0 +1,91 @@
+"""`--epoch-weights`: what an average of checkpoints reads, and no more.
+
+fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
+precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
+leaves its weights alone, as weightsN.pt, and only where they may be among those that are averaged.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from ...errors import UserError
+from . import saving
+
+WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
+FILE = re.compile(r"weights(\d+)\.pt")
+OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is as large as the weights
+_beside: tuple[Path, str] | None = None  # where the save that is being made leaves its weights too, and the flag
+
+
+def check(flag: str | None) -> None:
+    """UserError unless it is None, last:N or A-B with A <= B."""
+    if flag is None:
+        return
+    match = WHICH.fullmatch(flag)
+    if not match or (match[2] and int(match[2]) > int(match[3])):
+        raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
+
+
+def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
+    """May an average read the weights at the end of `epoch`?
+
+    flag: as check() takes it; updates: made so far; max_epoch, max_update: where the training ends, 0 for never. The
+    last epochs are foretold from the updates that an epoch has had so far, with one to spare.
+    """
+    match = WHICH.fullmatch(flag)
+    if match[2]:
+        return int(match[2]) <= epoch <= int(match[3])
+    by_updates = max_update * epoch / updates if max_update > 0 and updates > 0 else math.inf
+    end = min(max_epoch or math.inf, by_updates)
+    return end == math.inf or epoch > math.floor(end) - int(match[1]) - 1
+
+
+def end_of_epoch(original, cfg, trainer, epoch_itr, val_loss):
+    """Around fairseq's save_checkpoint: without checkpoints of epochs and of the best."""
+    global _beside
+    flag = getattr(trainer.cfg.model, "epoch_weights", None)
+    if flag is None:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    if trainer.cfg.distributed_training.use_sharded_state:
+        raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
+    cfg = copy.deepcopy(cfg)
+    cfg.no_epoch_checkpoints, cfg.keep_last_epochs = True, -1
+    length, epoch = trainer.cfg.optimization, epoch_itr.epoch
+    if epoch_itr.end_of_epoch() and wanted(
+        flag, epoch, trainer.get_num_updates(), length.max_epoch or 0, length.max_update or 0
+    ):
+        _beside = Path(cfg.save_dir) / f"weights{epoch}.pt", flag
+    try:
+        return original(cfg, trainer, epoch_itr, None)
+    finally:
+        _beside = None
+
+
+def write_too(original, obj, filename, *args, **kwargs) -> None:
+    """Around fairseq's torch_persistent_save, which is called once a save: the file, and its weights."""
+    original(obj, filename, *args, **kwargs)
+    if _beside is not None:
+        path, flag = _beside
+        original(weights_of(obj), str(path), *args, **kwargs)
+        saving.in_turn(lambda: remove_old(path.parent, flag))
+
+
+def weights_of(state: dict) -> dict:
+    """A checkpoint's content without what only training on needs."""
+    extra = {key: value for key, value in state["extra_state"].items() if key not in OF_TRAINING}
+    return state | {"last_optimizer_state": None, "extra_state": extra}
+
+
+def remove_old(folder: Path, flag: str) -> None:
+    """Of last:N those before the last N."""
+    keep = WHICH.fullmatch(flag)[1]
+    found = sorted((int(match[1]), path) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
+    for _, path in found[: -int(keep)] if keep else ():
+        with suppress(OSError):
+            os.remove(path)
