@@ -140,7 +140,7 @@ def test_another_batch_is_said():
 
 def test_depth_decides_on_memory():
     """The deepest save memory by checkpointing and sharding, the others do not pay for it."""
-    found = [values(words) for words in trainings("opus100")]
+    found = [values(words) for words in trainings("opus100", ORDER="shallowest")]
     assert [int(flags["--encoder-layers"]) for flags in found] == [6, 10, 50, 100, 500]
     odd = script("opus100", "--dry-run", DEPTHS=7, check=False)
     assert odd.returncode == 1 and "DEPTHS: 7 is no even number of layers" in odd.stderr
@@ -149,11 +149,38 @@ def test_depth_decides_on_memory():
     assert [flags["--optimizer"] for flags in found] == ["adam"] * 4 + ["deepnet_adam"]  # the one that is sharded
 
 
-def test_rows_are_method_by_depth_by_seed():
-    found = [values(words) for words in trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="6 18", SEEDS="1 7")]
-    rows = [(flags["--seed"], flags["--encoder-layers"], flags["--method"]) for flags in found]
-    assert rows == [(s, d, m) for s in "17" for d in ("6", "18") for m in ("deepnorm", "admin")]
+@pytest.mark.parametrize("order, rows", [
+    ({}, [("deepnorm", "18"), ("deepnorm", "6"), ("admin", "18"), ("admin", "6")]),
+    ({"ORDER": "shallowest"}, [("deepnorm", "6"), ("admin", "6"), ("deepnorm", "18"), ("admin", "18")]),
+    ({"ORDER": "given"}, [("deepnorm", "18"), ("admin", "18"), ("deepnorm", "6"), ("admin", "6")]),
+])  # fmt: skip
+def test_rows_come_in_the_order_asked_for(order, rows):
+    """What the user came for first: the first method at its deepest; seed by seed."""
+    words = trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="18 6", SEEDS="1 7", **order)
+    found = [values(one) for one in words]
+    expected = [(seed, *row) for seed in "17" for row in rows]
+    assert [(flags["--seed"], flags["--method"], flags["--encoder-layers"]) for flags in found] == expected
     assert len({flags["--save-dir"] for flags in found}) == 8
+
+
+def test_the_plan_comes_first(tmp_path):
+    """Rows, hours and disk of what is left, before anything is made; of relative paths, where the user is."""
+    done = tmp_path / "runs" / "table1" / "deepnorm-6-seed1"
+    done.mkdir(parents=True)
+    (done / "trained").touch()
+    asked = {"METHODS": "deepnorm post_ln", "DEPTHS": "6 100", "OUT": tmp_path / "runs"}
+    lines = script("table1_wmt17", "--dry-run", PLAN=1, **asked).stdout.splitlines()
+    table = [line.split() for line in lines[: lines.index("")]]
+    assert table[0] == ["==", "plan"]
+    # 100,000 updates at 100 TFLOP/s of each of 8 GPUs; 3 checkpoints of 14 bytes a parameter, 11 + 1 of weights of 2
+    assert table[3] == ["100L-100L", "2", "756", "M", "100,000", "111", "50", "3.0"]
+    assert table[4] == ["6L-6L", "2", "65", "M", "100,000", "7.1", "4.3", "0.26"]
+    assert any(
+        line.startswith("4 rows, 1 of them done: 228 hours (9.5 days); on the disk at most 56 GB, in the end 6.6 GB")
+        for line in lines
+    )
+    assert "order: deepnorm-100-seed1, post_ln-100-seed1, post_ln-6-seed1" in lines
+    assert lines.index("") < next(number for number, line in enumerate(lines) if line.startswith("deepnet prepare"))
 
 
 def test_admin_is_profiled_before_it_is_trained():

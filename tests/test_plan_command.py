@@ -108,6 +108,8 @@ MISTAKES = [
         *("--measure", "--measure: there is no GPU here"),
         marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
     ),
+    ("--rows none.txt", "--rows none.txt: no such file"),
+    ("--rows none.txt --arch deepnet_transformer", "--rows: the flags of each training stand in its line"),
     ("--check --json", "--check: prints a table"),
     ("--arch deepnet_lm --encoder-layers 6", "did you mean --decoder-layers?"),
     ("--arch deepnet_lm --share-all-embeddings", "unknown: --share-all-embeddings"),
@@ -121,6 +123,27 @@ MISTAKES = [
 @pytest.mark.parametrize(("flags", "said"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, said):
     assert_refused(said, "plan", *flags.split())
+
+
+def test_rows_are_summed_up(tmp_path, capsys):
+    """Hours of each length of training, side by side; bytes of fp16: 14 of a whole checkpoint, 2 of weights."""
+    model = "--arch deepnet_transformer_6_6 --share-all-embeddings --vocab 40000 --fp16 --max-tokens 4096"
+    rows = [
+        f"by-updates {model} --max-update 5000 --unknown-flag x --optimizer radam",
+        f"by-epochs --kept 2 {model} --max-epoch 10 --corpus-tokens 2048000 --epoch-weights 3-5",
+        f"over --done {model} --max-update 5000",
+    ]
+    (tmp_path / "rows").write_text("".join(f"{row}\n" for row in rows))
+    main(["plan", "--rows", str(tmp_path / "rows"), "--side-by-side", "2", "--flops", "100"])
+    found = capsys.readouterr().out
+    main(["plan", *model.split(), "--json", "--flops", "100", "--updates", "10000"])
+    alone = json.loads(capsys.readouterr().out)
+    size, hours = alone["parameters"]["total"], alone["speed"]["hours"]
+    assert re.search(r"6L-6L +3 +65 M +5,000 ", found)
+    kept, most = 4 * 2 * size, 4 * 2 * size + 2 * (3 * 14 + 2) * size + 3 * 2 * size
+    assert f"3 rows, 1 of them done, 2 at a time: {hours / 2:.2g} hours" in found
+    assert f"at most {most / 1e9:.1f} GB, in the end {kept / 1e9:.2g} GB" in found
+    assert "order: by-updates, by-epochs" in found
 
 
 def test_a_training_that_fails_is_named(monkeypatch):

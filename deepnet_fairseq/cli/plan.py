@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 from .. import register
 from ..errors import UserError
@@ -28,6 +30,8 @@ def plan(args) -> None:
     from ..tools.plan.setting import parse
     from ..tools.plan.summary import as_dict, as_text
 
+    if args.rows:
+        return _rows(args)
     if args.check:
         if args.json:
             raise UserError("--check: prints a table; drop --json")
@@ -36,6 +40,21 @@ def plan(args) -> None:
     setting = parse(args.rest)
     speed = _speed(args, setting)
     print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
+
+
+def _rows(args) -> None:
+    """What the scripts of tables print before they begin."""
+    from ..tools.plan import rows
+
+    if args.json or args.check or args.measure or args.rest:
+        raise UserError("--rows: the flags of each training stand in its line; drop them here")
+    if args.rows != "-" and not Path(args.rows).is_file():
+        raise UserError(f"--rows {args.rows}: no such file")
+    with sys.stdin if args.rows == "-" else open(args.rows, encoding="utf-8") as lines:
+        found = rows.read(lines, args.flops)
+    if not found:
+        raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
+    print(rows.as_text(found, args.side_by_side))
 
 
 def _speed(args, setting):
@@ -71,3 +90,5 @@ def add(command) -> None:
     sub.add_argument(
         "--check", action="store_true", help="train, and set measured beside planned peaks: of the flags, or four sizes"
     )
+    sub.add_argument("--rows", metavar="FILE", help="many trainings, a line NAME FLAGS each, - for standard input")
+    sub.add_argument("--side-by-side", type=int, default=1, metavar="N", help="of --rows, so many at a time")

@@ -19,6 +19,9 @@
 #                 its cell reads "stuck" (default 0: never; with SMOKE=1 200)
 #   GENERATE=...  flags of fairseq-generate, behind those of the setting: "--batch-size 16 --max-len-a 1.5"
 #   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
+#   ORDER=...     of a table's rows: deepest (default: method by method, each from its deepest model on), shallowest (depth
+#                 by depth), given (as DEPTHS has them); PLAN=0 leaves the plan out that is printed before anything starts
+#   KEEP=all      a scored run keeps all its checkpoints; without it, weights alone: the averaged model's and the last ones
 # Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
 
 # shellcheck source=scripts/lib/corpus.sh
@@ -41,8 +44,10 @@ step() { [ -n "$dry_run" ] || { echo; echo "== $*"; }; }
 
 begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of the paper, or as many as are here
     local word start="$OLDPWD"  # where the user is
-    experiment="$1" paper_gpus="$2" dry_run="" extra=() slots=()
+    local words=("${@:3}")
+    experiment="$1" paper_gpus="$2" dry_run="" extra=() slots=() planning=""
     shift 2
+    [ "${PLAN:-}" != words ] || planning=1
     for word in "$@"; do
         case "$word" in
             -h | --help) usage; exit ;;
@@ -62,12 +67,31 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     out="$(cd "$start" && realpath -m -- "${OUT:-$start/runs${smoke:+-smoke}}")"
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | sed 's/.*/"&"/' | paste -sd' ')"
+    case "${ORDER:=deepest}" in deepest | shallowest | given) ;; *) fail "ORDER=$ORDER: choose deepest, shallowest or given" ;; esac
+    case "${KEEP:=weights}" in weights | all) ;; *) fail "KEEP=$KEEP: choose all, or leave it out" ;; esac
     hardware
+    [ -z "$planning" ] || dry_run=1
+    plan "$start" "${words[@]}"
     failed="$(mktemp -u)"  # made by a row that fails, and not among the runs: a killed script leaves it
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     trap stop_queued EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+}
+
+plan() {  # plan FOLDER "$@": rows, hours and disk of what this script, called there, is about to do
+    local rows script
+    script="$PWD/scripts/$(basename "$0")"
+    [ -z "$planning" ] && [ "${PLAN:-}" != 0 ] || return 0
+    rows="$(cd "$1" && PLAN=words bash "$script" "${@:2}" | sed -n 's/^row //p')" || exit $?
+    [ -n "$rows" ] || return 0
+    echo "== plan"
+    deepnet plan --rows - --side-by-side "$jobs" <<<"$rows"
+    if [ "$KEEP" = all ]; then
+        echo "kept: all checkpoints of each row (KEEP=all)"
+    else
+        echo "kept of each row: weights, of the averaged model and the last ones; logs, translations, scores (all checkpoints: KEEP=all)"
+    fi
 }
 
 usage() {
@@ -129,19 +153,30 @@ chosen() {  # chosen "METHODS" "DEPTHS": the rows to come, before anything is do
 }
 
 rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each chosen method, with each seed, side by side
-    local depth method more
+    local word depth method more
     for seed in $seeds; do
-        for depth in $1; do
-            while read -r -u 3 _ method more; do
-                if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-                    submit "$method-$depth" METHODS="$method" DEPTHS="$depth"
-                else
-                    # shellcheck disable=SC2086
-                    queue "$2" "$method" "$depth" --method "$method" $more
-                fi
-            done 3<<<"$method_flags"
-        done
+        while read -r -u 3 depth _ method more; do
+            if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}$planning" ]; then
+                submit "$method-$depth" METHODS="$method" DEPTHS="$depth"
+            else
+                # shellcheck disable=SC2086
+                queue "$2" "$method" "$depth" --method "$method" $more
+            fi
+        done 3< <(in_order "$1")
     done
+}
+
+in_order() {  # in_order "DEPTHS": a line DEPTH FLAGS of each row
+    local depth line
+    if [ "$ORDER" = deepest ]; then
+        while read -r line; do
+            for depth in $(tr ' ' '\n' <<<"$1" | sort -rn); do echo "$depth $line"; done
+        done <<<"$method_flags"
+    else
+        for depth in $(tr ' ' '\n' <<<"$1" | if [ "$ORDER" = given ]; then cat; else sort -n; fi); do
+            while read -r line; do echo "$depth $line"; done <<<"$method_flags"
+        done
+    fi
 }
 
 row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training, of variant if that is set, and its score
@@ -152,6 +187,7 @@ row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training, 
     run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
         --log-interval 25 "${@:5}"
     run_score "$run" "${test_sets[@]}"
+    [ -n "$dry_run" ] || tidy "$out/$experiment/$run"
 }
 
 finish() {  # finish figure N | table NAME: waits for what is queued; draws the figure, or reports the table

@@ -3,7 +3,7 @@
 
 queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failure of any ends the script
     local slot=0
-    [ "$launch" != slurm ] || [ -n "${SLURM_JOB_ID:-}" ] || fail "LAUNCH=slurm: trains here; leave LAUNCH out"
+    [ "$launch" != slurm ] || [ -n "${SLURM_JOB_ID:-}$planning" ] || fail "LAUNCH=slurm: trains here; leave LAUNCH out"
     if [ -n "$dry_run" ]; then
         ("$@")
         return
@@ -71,10 +71,10 @@ job_script() {  # job_script NAME SETTINGS...: the text of a job
 cd $(printf %q "$PWD")
 JOB
     for setting in "${@:2}" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
-        PRECISION="$precision" LAUNCH=torchrun; do
+        PRECISION="$precision" LAUNCH=torchrun PLAN=0; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done
-    for setting in MAX_TOKENS SMOKE STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP; do
+    for setting in MAX_TOKENS SMOKE KEEP STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP; do
         [ -z "${!setting:-}" ] || echo "export $setting=$(printf %q "${!setting}")"
     done
     cat <<JOB

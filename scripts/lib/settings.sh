@@ -6,6 +6,7 @@
 apart="" apart_setting=()         # methods that the paper trains otherwise, and their flags
 full_precision=""                 # methods that the paper trains in fp32
 average=1 average_epochs=last:1   # checkpoints to average, and of which epochs
+vocabulary=32000 corpus_tokens=0  # pieces, and target tokens of an epoch, about: for the plan alone
 layer_size=1                      # memory of a layer, in layers of width 512
 half=""                           # memory-efficient- for weights without a copy in fp32
 arch=deepnet_transformer criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.1)
@@ -39,7 +40,7 @@ paper_seeds() {  # paper_seeds "SEEDS": the authors', unless SEEDS names others;
 }
 
 iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint after 8,000 updates
-    metric=tokenised beam=(--beam 5)
+    metric=tokenised beam=(--beam 5) vocabulary=10144 corpus_tokens=4400000
     averages 1
     full_precision=rezero  # the paper says so of Figure 6 alone
     batch 4000 1
@@ -49,7 +50,7 @@ iwslt14_setting() {  # DeepNet, Table 4; Figure 6: BLEU of the last checkpoint a
 
 wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length penalty, here those of admin-torch's
     # replication; the average, here of the last ten epochs, theirs is AVERAGE=36-45; whether embeddings are shared
-    metric=tokenised beam=(--beam 4 --lenpen 0.6)
+    metric=tokenised beam=(--beam 4 --lenpen 0.6) vocabulary=40000 corpus_tokens=131000000
     averages 10
     batch 4096 128
     width 512 2048 8
@@ -58,14 +59,14 @@ wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length pe
 }
 
 wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
-    metric=tokenised
+    metric=tokenised vocabulary=40000 corpus_tokens=131000000
     batch 4096 128
     width 512 2048 8
     settle 4000 --lr 5e-4 --dropout 0.4 --weight-decay 0.0 --clip-norm 1.0 --adam-eps 1e-6 --max-update 30000
 }
 
 opus100_setting() {  # DeepNet, Table 7
-    metric=sacrebleu beam=(--beam 5 --lenpen 1.0)
+    metric=sacrebleu beam=(--beam 5 --lenpen 1.0) vocabulary=250000 corpus_tokens=4700000000
     averages 1
     batch 4096 128
     width 512 2048 8
@@ -74,7 +75,7 @@ opus100_setting() {  # DeepNet, Table 7
 }
 
 m2m_setting() {  # DeepNet, Table 8, 100L-100L of width 1024
-    metric=m2m,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0)
+    metric=m2m,flores=spbleu layer_size=2 beam=(--beam 5 --lenpen 1.0) vocabulary=250000
     averages 1
     batch 4096 256
     width 1024 4096 16
@@ -93,24 +94,25 @@ admin_setting() {  # Admin (Liu et al. 2020), what the authors' recipes share: T
 }
 
 admin_wmt14_setting() {  # WMT-14 En-De
-    beam=(--beam 4 --lenpen 0.6)
+    beam=(--beam 4 --lenpen 0.6) vocabulary=32764 corpus_tokens=131000000
     paper_seeds 1111
     width 512 2048 8
     admin_setting 8192 4 8000 --lr 1e-3 --dropout 0.1 --weight-decay 0.0 --max-epoch 100 --max-update 500000
 }
 
 admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs
-    beam=(--beam 5 --lenpen 0.8)
+    beam=(--beam 5 --lenpen 0.8) vocabulary=40000 corpus_tokens=1100000000
     paper_seeds 1111
     width 512 2048 8
     admin_setting 8000 80 8000 --lr 7e-4 --dropout 0.1 --weight-decay 0.0 --max-epoch 50
 }
 
 admin_iwslt14_setting() {  # IWSLT-14 De-En, 90 epochs of a narrower model
-    beam=(--beam 5)
+    beam=(--beam 5) vocabulary=10144 corpus_tokens=4400000
     paper_seeds "1111 2222 3333 4444 5555"
     width 512 1024 4
-    admin_setting 4096 1 6000 --lr 7e-4 --dropout 0.3 --weight-decay 1e-4 --max-epoch 90 --max-update 100000
+    admin_setting 4096 1 6000 --lr 7e-4 --dropout 0.3 --weight-decay 1e-4 --max-epoch 90 --max-update 100000 \
+        --validate-interval 1000  # as above
 }
 
 miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
@@ -119,7 +121,7 @@ miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, 
     setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --dropout 0.0
         --attention-dropout 0.0 --activation-dropout 0.0 --max-epoch 0 --max-update "$1" --num-workers 0)
     schedule+=(--warmup-updates 100)
-    apart_setting=() metric="${metric%%,*}"  # spBLEU needs a file from the network
+    apart_setting=() vocabulary=500 metric="${metric%%,*}"  # spBLEU needs a file from the network
     [ "$average" -eq 1 ] || [ -n "${AVERAGE:-}" ] || AVERAGE='' averages 2
     beam+=(--max-len-a 1.5 --max-len-b 10)  # one that has learnt nothing would go on to fairseq's 200
 }
@@ -130,11 +132,11 @@ of_method() {  # of_method METHOD: sets method_setting and mixed, what the paper
     case "$precision $full_precision " in fp32* | *" $1 "*) ;; *) mixed=("--$half$precision") ;; esac
 }
 
-save_every() {  # save_every UPDATES: what a resume needs, and the last epochs' checkpoints to average
+save_every() {  # save_every UPDATES: what a resume needs, and the weights of the epochs to average
     [ -z "$smoke" ] || set -- 50
     save_flags=(--save-interval-updates "$1" --keep-interval-updates 1)
     if [ "$average" -gt 1 ]; then
-        save_flags+=(--keep-last-epochs "$average")
+        save_flags+=(--epoch-weights "$average_epochs")
     else
         save_flags+=(--no-epoch-checkpoints)
     fi

@@ -36,6 +36,10 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     for number in "${!words[@]}"; do
         [ "${words[number]} ${words[number + 1]:-}" != "--admin-profile auto" ] || words[number + 1]="$run/profile.json"
     done
+    if [ -n "$planning" ]; then
+        planned "$run" "${words[@]}"
+        return
+    fi
     if [ -n "$dry_run" ]; then
         run_profile "$run" "${words[@]}"
         echo "$(launcher) $(printf '%q ' "${words[@]}")"
@@ -53,6 +57,16 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     run_profile "$run" "${words[@]}"
     train "$run" "${words[@]}"
     touch "$run/trained"
+}
+
+planned() {  # planned RUN WORDS...: a line for `deepnet plan --rows`
+    local done_flag=() kept=1
+    [ ! -f "$1/trained" ] || done_flag=(--done)
+    [ "$average" -eq 1 ] || kept=2
+    case " ${*:2} " in *" --no-save "*) kept=0 ;; esac
+    printf 'row '
+    printf '%q ' "${1##*/}" "${done_flag[@]}" --kept "$kept" --vocab "$vocabulary" --corpus-tokens "$corpus_tokens" "${@:2}"
+    echo
 }
 
 same() {  # same COMMAND: without where it is trained, for the batch is the same on any number of GPUs, and how long at most

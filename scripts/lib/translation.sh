@@ -20,11 +20,28 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
     do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --data "$data" --paper "$metric"
 }
 
+tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights beside the averaged, unless KEEP=all
+    local run="$1" most left
+    [ -f "$run/trained" ] && [ ! -f "$run/disk" ] || return 0
+    most="$(grep -o 'checkpoints have taken [0-9]* bytes' "$run/train.log" | grep -o '[0-9]*' | sort -n | tail -n 1)"
+    if [ "$KEEP" != all ]; then
+        if [ -f "$run/checkpoint_last.pt" ]; then
+            deepnet average "$run/checkpoint_last.pt" --out "$run/last_weights.pt" >/dev/null
+            [ ! "$run/averaged.pt" -ef "$run/checkpoint_last.pt" ] || ln -f "$run/last_weights.pt" "$run/averaged.pt"
+            mv "$run/last_weights.pt" "$run/checkpoint_last.pt"
+        fi
+        rm -f "$run"/checkpoint_[0-9]*.pt "$run"/checkpoint[0-9]*.pt "$run"/weights[0-9]*.pt "$run"/checkpoint_{previous,best}.pt
+    fi
+    left="$(find "$run" -name '*.pt' -printf '%i %s\n' | sort -u | awk '{bytes += $2} END {print bytes + 0}')"
+    echo "checkpoints: at most $(numfmt --to=si "${most:-$left}")B while it trained, $(numfmt --to=si "$left")B kept" >"$run/disk"
+    echo "   $run $(cat "$run/disk")"
+}
+
 run_average() {  # run_average RUN: the mean of its checkpoints of average_epochs, or of as many as there are
     local epoch files=()
     [ -n "$dry_run" ] || [ ! -f "$1/averaged.pt" ] || return 0
     for epoch in $(averaged_epochs "$1"); do
-        [ -z "$dry_run" ] && [ ! -f "$1/checkpoint$epoch.pt" ] || files+=("$1/checkpoint$epoch.pt")
+        [ -z "$dry_run" ] && [ ! -f "$1/weights$epoch.pt" ] || files+=("$1/weights$epoch.pt")
     done
     if [ -n "$dry_run" ] && [ "${#files[@]}" -eq 0 ]; then
         echo deepnet average "$1" --last "$average" --out "$1/averaged.pt"
@@ -33,7 +50,7 @@ run_average() {  # run_average RUN: the mean of its checkpoints of average_epoch
     elif [ "${#files[@]}" -ge 2 ]; then
         deepnet average "${files[@]}" --out "$1/averaged.pt"
     else
-        [ "${#files[@]}" -eq 1 ] || echo "   $1: has no checkpoints of epochs $average_epochs; its last is translated with" >&2
+        [ "${#files[@]}" -eq 1 ] || echo "   $1: has no weights of epochs $average_epochs; its last is translated with" >&2
         ln -f "${files[0]:-$1/checkpoint_last.pt}" "$1/averaged.pt"
     fi
 }
@@ -42,7 +59,7 @@ averaged_epochs() {  # averaged_epochs RUN: the numbers of the epochs of average
     if [[ "$average_epochs" != last:* ]]; then
         seq "${average_epochs%-*}" "${average_epochs#*-}"
     elif [ -z "$dry_run" ]; then
-        find "$1" -name 'checkpoint[0-9]*.pt' | sed -E 's/.*checkpoint([0-9]+)\.pt/\1/' | sort -n | tail -n "$average"
+        find "$1" -name 'weights[0-9]*.pt' | sed -E 's/.*weights([0-9]+)\.pt/\1/' | sort -n | tail -n "$average"
     fi
 }
 

@@ -14,7 +14,7 @@ from .helpers import ROOT
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
     "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK", "GENERATE",
-    "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP",
+    "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP", "ORDER", "PLAN", "KEEP",
 )  # fmt: skip
 SAID = tempfile.TemporaryDirectory()
 # what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
@@ -26,7 +26,7 @@ ASKED_ONCE = f"""() {{
 
 def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    env = clean | {key: str(value) for key, value in environment.items()}
+    env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # which takes seconds
     if "--dry-run" in flags:
         env["BASH_FUNC_deepnet%%"] = ASKED_ONCE
     return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}

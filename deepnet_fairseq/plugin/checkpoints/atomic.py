@@ -19,6 +19,7 @@ from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
 LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own
+most: dict[Path, int] = {}  # folder -> bytes that its checkpoints have taken at most
 _cleaned: set[Path] = set()
 _spoilt: set[Path] = set()
 
@@ -48,9 +49,9 @@ def save(content, path: str | Path) -> None:
 
 
 def copy(source: str | Path, path: str | Path) -> None:
-    """A copy of one file as another; SaveError if it could not be written."""
+    """One file under another name too, for nothing writes into a checkpoint; SaveError if that could not be made."""
     with new_file(path) as part:
-        shutil.copyfile(source, part)
+        _link(source, part)
 
 
 @contextmanager
@@ -66,6 +67,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
         with whole(path, follow=False) as part:
             yield part
             sync(part)
+            most[path.parent] = max(most.get(path.parent, 0), size(path.parent))
             keep_previous(path)
         sync(path.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
@@ -82,11 +84,25 @@ def keep_previous(path: str | Path) -> None:
     if previous.exists() and previous.samefile(path):  # killed between the two names
         return
     with whole(previous, follow=False) as part:
-        try:
-            os.link(path, part)
-        except OSError:  # a file system without links
-            shutil.copyfile(path, part)
-            sync(part)
+        _link(path, part)
+
+
+def size(folder: Path) -> int:
+    """Bytes of its checkpoints, those that are being written too; one of two names counts once."""
+    found = {}
+    for file in folder.glob("*.pt*"):
+        with suppress(OSError):  # gone meanwhile
+            stat = file.stat()
+            found[stat.st_ino] = stat.st_size
+    return sum(found.values())
+
+
+def _link(source: str | Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, path)
+        sync(path)
 
 
 def previous_of(path: Path) -> Path:

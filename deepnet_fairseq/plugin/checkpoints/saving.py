@@ -110,6 +110,7 @@ def save_or_warn(original, cfg, trainer, epoch_itr, val_loss):
         _held = None
     if jobs is None:
         _failure = None
+        _say_size(cfg)
     elif jobs:
         jobs.append(remove)  # when the new one is whole
         _thread = threading.Thread(target=_work, args=(jobs, rules, path), name="checkpoint")
@@ -128,6 +129,12 @@ def _work(jobs: list[Job], cfg, path: str) -> None:
     else:
         _failure = None
         log.info(f"{path}: written in the background")
+        _say_size(cfg)
+
+
+def _say_size(cfg) -> None:
+    if most := atomic.most.get(Path(cfg.save_dir)):
+        log.info(f"{cfg.save_dir}: checkpoints have taken {most} bytes")
 
 
 def remove_old(cfg, suffix: str, mid_epoch: bool) -> None:

@@ -167,8 +167,9 @@ class Setting:
 
     @property
     def scored(self) -> int:
-        """Tokens of a batch that are projected to the vocabulary."""
-        return max(1, round(self.max_tokens * self.mask_prob)) if self.objective.masks else self.max_tokens
+        """Tokens of a batch of whole sentences that are projected to the vocabulary."""
+        tokens = self.max_tokens // self.length * self.length
+        return max(1, round(tokens * self.mask_prob)) if self.objective.masks else tokens
 
     @property
     def batch(self) -> int:
@@ -207,8 +208,11 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument "))
 
 
-def parse(flags: list[str]) -> Setting:
-    """A setting of the flags of `deepnet plan`; UserError, naming the flag, for one that is unknown or contradicts."""
+def parse(flags: list[str], strict: bool = True) -> Setting:
+    """A setting of the flags of `deepnet plan`; UserError, naming the flag, for one that is unknown or contradicts.
+
+    strict: False passes over what memory and time do not depend on, as in a whole command of fairseq-train.
+    """
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     arch = first.parse_known_args(flags)[0].arch  # the other flags are those of its model
@@ -217,7 +221,7 @@ def parse(flags: list[str]) -> Setting:
     fields = {field.name for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
-    if rest:
+    if rest and strict:
         words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
         near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it"
