@@ -23,7 +23,7 @@ for total in $depths; do
 done
 prepare opus100
 setting+=(--max-epoch $((4 * shards)))  # fairseq calls a pass over one shard an epoch
-miniature 200
+miniature 800 2500 2e-3
 save_every 1000
 
 record() {  # record METHOD LAYERS FLAGS...

@@ -5,7 +5,7 @@
 # with the table beside the published one.
 #
 #   scripts/table1_wmt17.sh [--dry-run] [flags of fairseq-train]
-#   SMOKE=1 scripts/table1_wmt17.sh       DeepNorm, Post-LN and Admin at 6L-6L in miniature
+#   SMOKE=1 scripts/table1_wmt17.sh       DeepNorm and Post-LN at 18L-18L in miniature
 #   METHODS="deepnorm post_ln" DEPTHS="18 100" SEEDS="1 2 3" GPUS=8 LAUNCH=slurm scripts/table1_wmt17.sh
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/table1_wmt17.sh
 set -euo pipefail
@@ -17,11 +17,11 @@ methods="${METHODS:-deepnorm post_ln ds_init admin rezero r_fixup t_fixup pre_ln
 depths="${DEPTHS:-6 18 50 100}"
 wmt17_setting
 if [ -n "$smoke" ]; then
-    methods="${METHODS:-deepnorm post_ln admin}" depths="${DEPTHS:-6}"
+    methods="${METHODS:-deepnorm post_ln}" depths="${DEPTHS:-18}"
 fi
 chosen "$methods" "$depths"
 prepare wmt17_en_de
-miniature 200
+miniature 600
 save_every 1000
 
 record() {  # record METHOD DEPTH FLAGS...

@@ -20,7 +20,7 @@ m2m_setting
 [ -z "$smoke" ] || depths="${DEPTHS:-6}"
 chosen "$methods" "$depths"
 prepare m2m102 ${PAIRS:+--pairs "${PAIRS// /,}"}
-miniature 200
+miniature 800 2500 2e-3
 save_every 1000
 
 record() {  # record METHOD DEPTH FLAGS...

@@ -1,9 +1,12 @@
 """The mean of checkpoints, and the checkpoints it refuses to mix."""
 
+import re
+
 import pytest
 import torch
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import epoch_weights
 from deepnet_fairseq.tools import averaging
 
@@ -45,11 +48,15 @@ def test_last(folder, tmp_path, capsys):
     assert [int(path.stem.split("_")[2]) for path in averaging.last(folder, 4)] == every[-4:]
 
 
-@pytest.mark.parametrize("flag, epochs", [("last:2", (2, 3)), ("2-2", (2,))])
-def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, capsys):
-    """Those of the same training's checkpoints, no larger than they must be, and nothing else of an epoch."""
-    save = ("--save-dir", tmp_path, "--epoch-weights", flag)
-    run("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, *save)
+@pytest.mark.parametrize("flag, epochs, saves", [("last:2", (2, 3), 3), ("2-2", (2,), 2)])
+def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, saves):
+    """Those of the same training's checkpoints, no larger than they must be, and nothing else of an epoch.
+
+    last:2 has one to spare; whole checkpoints come with those, by updates, and at the end.
+    """
+    save = ("--save-dir", tmp_path, "--epoch-weights", flag, "--save-interval-updates", "1000")
+    done = run("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, *save)
+    assert len(re.findall("Saved checkpoint .*checkpoint_last.pt", done.stdout + done.stderr)) == saves
     assert sorted(path.name for path in tmp_path.glob("weights*")) == [f"weights{epoch}.pt" for epoch in epochs]
     for epoch in epochs:
         found, whole = torch.load(tmp_path / f"weights{epoch}.pt"), torch.load(folder / f"checkpoint{epoch}.pt")
@@ -73,6 +80,12 @@ def test_the_last_epochs_are_foretold(max_epoch, max_update, epochs):
         if epoch_weights.wanted("last:10", epoch, 250 * epoch, max_epoch, max_update)
     ]
     assert found == list(epochs)
+
+
+@pytest.mark.parametrize("flag", ["last", "last:0", "3-2", "0-2", "ten"])
+def test_epochs_that_cannot_be(flag):
+    with pytest.raises(UserError, match=f"--epoch-weights {flag}: give last:N"):
+        epoch_weights.check(flag)
 
 
 def test_best(folder, tmp_path):

@@ -131,7 +131,8 @@ hardware() {  # sets precision, world (processes of a training), jobs, and where
     if [ "$here" -eq 0 ] || { [ -n "$smoke" ] && [ -z "${GPUS:-}" ]; }; then
         [ -z "${GPUS:-}" ] || [ "$GPUS" = 1 ] || fail "GPUS=$GPUS: this machine has none; leave it out to train on the CPU"
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of two processes slow each other down ten-fold
-        gpus=0 devices=0 world=1 precision="${PRECISION:-fp32}" place=(--cpu) decoding=(--cpu) jobs="$(nproc)"
+        gpus=0 devices=0 world=1 precision="${PRECISION:-fp32}" place=(--cpu) decoding=(--cpu)
+        jobs="$(env -u OMP_NUM_THREADS nproc)"  # which would count threads
     else
         gpus="${GPUS:-$((paper_gpus < here ? paper_gpus : here))}"
         numbers GPUS "$gpus"

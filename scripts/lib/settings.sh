@@ -54,7 +54,8 @@ wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length pe
     averages 10
     batch 4096 128
     width 512 2048 8
-    settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000
+    settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000 \
+        --validate-interval 1000  # epochs, which take minutes: validated is by updates, where it is saved
     apart_setting=(--lr 5e-4) apart="$(deepnet methods --norm none)"
 }
 
@@ -115,10 +116,10 @@ admin_iwslt14_setting() {  # IWSLT-14 De-En, 90 epochs of a narrower model
         --validate-interval 1000  # as above
 }
 
-miniature() {  # miniature UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
+miniature() {  # miniature UPDATES [TOKENS] [LR]: the same flags at a size for two CPU cores, if SMOKE=1
     [ -n "$smoke" ] || return 0
     width 64 128 2
-    setting+=("${width_flags[@]}" --max-tokens 1000 --update-freq 1 --lr 1e-3 --dropout 0.0
+    setting+=("${width_flags[@]}" --max-tokens "${2:-1000}" --update-freq 1 --lr "${3:-1e-3}" --dropout 0.0
         --attention-dropout 0.0 --activation-dropout 0.0 --max-epoch 0 --max-update "$1" --num-workers 0)
     schedule+=(--warmup-updates 100)
     apart_setting=() vocabulary=500 metric="${metric%%,*}"  # spBLEU needs a file from the network

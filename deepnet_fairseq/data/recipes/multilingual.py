@@ -29,7 +29,7 @@ class MultilingualRecipe(Recipe):
     """
 
     takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
-    miniature_vocab = 600
+    miniature_vocab = 1200
 
     @abstractmethod
     def pairs(self, options: Options) -> tuple[str, ...]:

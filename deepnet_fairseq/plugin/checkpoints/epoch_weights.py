@@ -2,7 +2,8 @@
 
 fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
 precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
-leaves its weights alone, as weightsN.pt, and only where they may be among those that are averaged.
+leaves its weights alone, as weightsN.pt, and only where they may be among those that are averaged; what a resume needs
+is saved by --save-interval-updates.
 """
 
 from __future__ import annotations
@@ -56,15 +57,23 @@ def end_of_epoch(original, cfg, trainer, epoch_itr, val_loss):
         raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
     cfg = copy.deepcopy(cfg)
     cfg.no_epoch_checkpoints, cfg.keep_last_epochs = True, -1
-    length, epoch = trainer.cfg.optimization, epoch_itr.epoch
-    if epoch_itr.end_of_epoch() and wanted(
-        flag, epoch, trainer.get_num_updates(), length.max_epoch or 0, length.max_update or 0
-    ):
-        _beside = Path(cfg.save_dir) / f"weights{epoch}.pt", flag
+    length, epoch, updates = trainer.cfg.optimization, epoch_itr.epoch, trainer.get_num_updates()
+    if epoch_itr.end_of_epoch():
+        if wanted(flag, epoch, updates, length.max_epoch or 0, length.max_update or 0):
+            _beside = Path(cfg.save_dir) / f"weights{epoch}.pt", flag
+        elif _goes_on(cfg, length, epoch, updates) and updates % cfg.save_interval_updates:
+            return None
     try:
         return original(cfg, trainer, epoch_itr, None)
     finally:
         _beside = None
+
+
+def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
+    """Is the training sure not to end with this epoch, and saved by updates? A signal's save has no interval."""
+    early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
+    by_epoch, by_update = length.max_epoch or math.inf, length.max_update or math.inf
+    return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
 
 
 def write_too(original, obj, filename, *args, **kwargs) -> None:

@@ -114,10 +114,10 @@ def as_text(rows: list[Row], side_by_side: int = 1, keep: str = "") -> str:
         groups.setdefault((row.layers, row.updates), []).append(row)
     table = [["layers", "rows", "parameters", "updates", "hours a row", "GB while it trains", "GB kept"]]
     for (layers, updates), found in groups.items():
-        most = max(found, key=lambda row: row.parameters)
+        largest = max(found, key=lambda row: row.parameters)
         table.append([
-            layers, str(len(found)), _number(most.parameters), "not known" if updates is None else f"{updates:,}",
-            _short(most.hours), _short(most.peak / GB), _short(most.kept / GB),
+            layers, str(len(found)), _number(largest.parameters), "not known" if updates is None else f"{updates:,}",
+            _short(largest.hours), _short(largest.peak / GB), _short(largest.kept / GB),
         ])  # fmt: skip
     hours = sum(row.hours for row in left) / side_by_side
     most = sum(row.kept for row in rows) + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
