@@ -123,7 +123,7 @@ def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
     )
     run = tmp_path / "table1" / "deepnorm-6-seed1"
     averaged = [words[2:-2] for words in lines if words[:2] == ["deepnet", "average"]]
-    files = [str(run / f"checkpoint{epoch}.pt") for epoch in of] if isinstance(of, range) else [run, *of]
+    files = [str(run / f"weights{epoch}.pt") for epoch in of] if isinstance(of, range) else [run, *of]
     assert averaged == ([[str(word) for word in files]] if of else [])
     (train,) = (words for words in lines if words[0] == "fairseq-train")
     assert ("--share-all-embeddings" in train) == (average == "")
