@@ -4,7 +4,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 import tarfile
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -17,9 +16,9 @@ from deepnet_fairseq.data import bilingual
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.language import make_corpus
 from deepnet_fairseq.data.miniature import write
-from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
+from deepnet_fairseq.data.moses import Chain, Limits, clean, line_function
 from deepnet_fairseq.data.recipes import RECIPES, Options
-from deepnet_fairseq.data.recipes.bilingual import published_segments, segments, training_lines
+from deepnet_fairseq.data.recipes.bilingual import published_segments
 from deepnet_fairseq.data.recipes.wmt import FRENCH, GERMAN
 from deepnet_fairseq.errors import UserError
 
@@ -290,103 +289,3 @@ def test_plan(tmp_path, capsys):
              "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a",
              "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750")  # fmt: skip
     assert [fact for fact in facts if fact not in out] == [] and not (tmp_path / "d").exists()
-
-
-# Moses' way of cleaning and tokenising, and the text within tags
-
-IWSLT = Limits(1.5, 1, 175)
-
-
-def perl(code: str, text: str) -> str:
-    """What Perl makes of `text` ($_), both in UTF-8."""
-    done = subprocess.run(["perl", "-CS", "-0777", "-pe", code], input=text.encode(), capture_output=True, check=True)
-    return done.stdout.decode()
-
-
-def words(count: int, word: str = "w") -> str:
-    return " ".join([word] * count)
-
-
-FIRST = ("first", "pair")
-KEPT = (  # one word each; just one and a half times as many, either way round; the longest; the longest word
-    ("a", "b"), (words(2), words(3)), (words(6), words(4)), (words(175), words(175)), ("x" * 1000, "b"),
-)  # fmt: skip
-DROPPED = (  # nothing or blanks on a side; a little or much more on one; too long; too long a word; bars only
-    ("", "a"), ("a", ""), (" \t\u00a0\u2003 ", "a"), (words(15), words(23)), (words(4), words(2)),
-    (words(176), words(175)), ("a", "x" * 1001), ("|", "a"),
-)  # fmt: skip
-
-
-def test_pairs_fit_for_training():
-    assert list(clean([FIRST, *KEPT], IWSLT)) == [FIRST, *KEPT]
-    assert list(clean([FIRST, *DROPPED], IWSLT)) == [FIRST]
-    assert list(clean([("a", "b"), (words(2), words(3))], Limits(1.5, 2, 3))) == [(words(2), words(3))]
-
-
-def test_cleaning_makes_single_blanks_and_removes_bars():
-    assert list(clean([("x", "y"), ("  a\u00a0 b\t", "c| d|e ")], IWSLT)) == [("x", "y"), ("a b", "c de")]
-
-
-@pytest.mark.skipif(shutil.which("perl") is None, reason="compares with Perl's own rules")
-def test_white_space_and_lower_case_are_perls():
-    text = "".join(f"<{chr(code)}>" for code in range(1, 0x3100) if not 0xD800 <= code < 0xE000)
-    assert SPACE.sub("_", text) == perl(r"s/\s+/_/g", text)
-    for text in ("ÄÖÜ ẞ É", "ΟΔΟΣ ΣΑΣ", "İSTANBUL ISPARTA", "ДОБРЫЙ", "ǅ ǈ K Å", "ﬁ STRASSE ŉ"):
-        assert lowercase(text) == perl("$_ = lc", text)
-
-
-TRAIN_TAGS = """\
-<url>http://www.ted.com/talks/a.html</url>
-<keywords>talks, b</keywords>
-<talkid>535</talkid>
-<title>Al Gore: Neue Bedenken</title>
-<description>TED Talk Subtitles: Al Gore</description>
- Vor einem Jahr < 5 sprach ich.
-
-Er sagte <url> und ging.
-""".splitlines()
-
-
-def test_training_text_of_talks():
-    assert list(training_lines(TRAIN_TAGS)) == [
-        "Al Gore: Neue Bedenken", "TED Talk Subtitles: Al Gore", " Vor einem Jahr < 5 sprach ich.", "",
-    ]  # fmt: skip
-
-
-XML = """\
-<url>http://www.ted.com/talks/a.html</url>
-<seg id="1"> It’s R&amp;D,  he said. </seg>
-  <seg id="12">Second</seg>
-<seg id="13"></seg>
-""".splitlines()
-
-
-def test_segments_to_tokenise_and_as_published():
-    assert [line.strip() for line in segments(XML)] == ["It's R&amp;D,  he said.", "Second", ""]
-    assert list(published_segments(XML)) == ["It’s R&amp;D, he said.", "Second", ""]
-
-
-def test_chains():
-    assert line_function("de", Chain())("Das ist's: [A|B] & <C>, 1,5 z.B.") == (
-        "Das ist &apos; s : &#91; A &#124; B &#93; &amp; &lt; C &gt; , 1,5 z.B."
-    )
-    assert line_function("en", Chain(aggressive=True))("well-known 1-2 -x") == "well @-@ known 1 @-@ 2 -x"
-    assert line_function("de", Chain(lowercase=True))("ÄRGER & Co.") == "ärger &amp; co."
-    assert line_function("en", Chain(lowercase=True))("R&AMP;D") == "r &amp; amp ; d"
-
-
-def test_normalised():
-    """The rules of normalize-punctuation.perl and remove-non-printing-char.perl, by hand."""
-    german, english = (line_function(lang, Chain(normalise=True)) for lang in ("de", "en"))
-    assert german("Er sagt „gut“ – 1\u00a0000 %") == "Er sagt &quot; gut &quot; - 1,000 %"
-    assert english("1\u00a0000 is “fine”, isn’t it ?") == "1.000 is &quot; fine , &quot; isn &apos;t it ?"
-    assert english("a\u200bb\x07c\ufeffd") == "a b c d"
-
-
-def test_a_closing_quotation_mark_at_the_end_of_a_line():
-    """Perl's rule for ."X also meets the end of the line, which its X may be; there is none in English."""
-    german, french, english = (line_function(lang, Chain(normalise=True)) for lang in ("de", "fr", "en"))
-    for line in ('Er sagt: "Gut."', "Er sagt: „Gut.“"):
-        assert german(line) == french(line) == "Er sagt : &quot; Gut &quot; ."
-        assert english(line) == "Er sagt : &quot; Gut . &quot;"
-    assert german('"Ja ..." Nein') == "&quot; Ja &quot; ... Nein" and german('Ja."<b') == "Ja . &quot; &lt; b"

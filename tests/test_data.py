@@ -1,8 +1,10 @@
 """The embedded corpus and the preparation of any text."""
 
 import pytest
+from fairseq.data import data_utils
 
-from deepnet_fairseq.data import parallel_text
+from deepnet_fairseq.data import lines, parallel_text
+from deepnet_fairseq.data.binarise import binarise
 from deepnet_fairseq.data.language import SIZES as DEFAULT
 from deepnet_fairseq.data.language import make_corpus, meaning, qaa, qab, write_corpus
 from deepnet_fairseq.data.language.meaning import Clause, Name, Noun, NounPhrase, Pronoun, Sentence
@@ -149,6 +151,23 @@ def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "bin" / "text").iterdir()}
     assert lengths["train.qaa"] == SIZES["train"] - 1 and lengths["test1.qab"] == SIZES["valid"]
     assert (tmp_path / "bin" / "spm.model").exists()
+
+
+def test_pieces_outside_a_given_dictionary_are_counted(data, tmp_path, monkeypatch):
+    """Three processes and one make the same; what reads <unk> is in every dictionary."""
+    monkeypatch.setattr(lines, "CHUNK", 3)
+    (tmp_path / "text").write_text("a b\n<unk> x\n\n\u2028 a\rb c\n" + "a\n" * 20)
+    (tmp_path / "dict").write_text("a 1\nb 1\n")
+    found, made = [], []
+    for workers in (1, 3):
+        dest = tmp_path / str(workers)
+        dest.mkdir()
+        found.append(binarise(None, {"valid": tmp_path / "text"}, dest, workers, tmp_path / "dict"))
+        made.append({path.name: path.read_bytes() for path in dest.iterdir()})
+    assert found[0] == found[1] and made[0] == made[1]
+    assert found[0]["text"]["valid"]["text"] == {"sentences": 24, "pieces": 27, "unknown": 3.92}
+    ids = [row.tolist() for row in data_utils.load_indexed_dataset(str(tmp_path / "3" / "valid"))]
+    assert ids[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
 
 
 def test_the_same_bytes_as_fairseq_preprocess(data, tmp_path):

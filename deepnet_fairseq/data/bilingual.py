@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..files import whole
-from .binarise import binarise
+from .binarise import binarise, count_pieces
 from .lines import align, map_rows, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
 from .steps import Steps, file_state
@@ -25,6 +25,7 @@ from .steps import Steps, file_state
 Texts = dict[str, Path]
 Lines = Callable[[], Iterable[str]]
 LOOKED_AT = 10_000  # lines of a user's text
+REMEMBERED = 1 << 18  # words, whose pieces a process keeps
 MARK = "@@"  # at the end of a piece that its word goes on after
 
 
@@ -122,6 +123,7 @@ class Bilingual:
             from subword_nmt import learn_bpe as learning
 
             learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
+            learning.max = most_frequent
             lines = chain.from_iterable(map(read_lines, sides(train, self.langs)))
             with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
                 learning.learn_bpe(lines, file, merges)
@@ -138,10 +140,10 @@ class Bilingual:
                 from subword_nmt.apply_bpe import BPE
 
                 with open(codes, encoding="utf-8", newline="\n") as file:
-                    bpe = BPE(file, separator=MARK)
-                self._write(segmented[subset], self._each([bpe.process_line] * 2, self._pairs(prefix), subset))
-                lines = zip(self.langs, map(read_lines, sides(segmented[subset], self.langs)), strict=True)
-                return {lang: len(set(chain.from_iterable(map(str.split, side)))) for lang, side in lines}
+                    segment = segmenter(BPE(file, separator=MARK))
+                self._write(segmented[subset], self._each([segment] * 2, self._pairs(prefix), subset))
+                files = zip(self.langs, sides(segmented[subset], self.langs), strict=True)
+                return {lang: len(count_pieces(path, self.workers)) for lang, path in files}
 
             found = self.steps.run(f"apply-bpe.{subset}", sides(segmented[subset], self.langs), {}, make)
             types |= found if subset == "train" else {}
@@ -161,6 +163,33 @@ class Bilingual:
             return found
 
         return self.steps.run("binarise", [dest], {}, make)
+
+
+def most_frequent(pairs, key=None):
+    """max as subword-nmt calls it: of counts, or at each merge of a dict, by (count, pair), for half of the time.
+
+    pairs: pair of symbols -> how often it occurs.
+    """
+    if key is None:
+        return max(pairs)
+    highest = max(pairs.values())
+    return max(pair for pair, count in pairs.items() if count == highest)
+
+
+def segmenter(bpe) -> Callable[[str], str]:
+    """process_line of subword-nmt's BPE, each word's pieces joined once."""
+
+    @lru_cache(REMEMBERED)
+    def pieces(word: str) -> str:
+        return " ".join(bpe.segment_tokens([word]))
+
+    def segment(line: str) -> str:
+        words = line.strip("\r\n ")
+        start = line.index(words) if words else len(line)
+        middle = " ".join(map(pieces, filter(None, words.split(" "))))
+        return f"{line[:start]}{middle}{line[start + len(words) :]}"
+
+    return segment
 
 
 class Tokenised:

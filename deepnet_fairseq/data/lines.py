@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -95,29 +96,36 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:
-    """function(row) of every row, a line or several, in order, with a progress bar on a terminal.
+    """function(row) of every row, a line or several, in order; see map_chunks."""
+    for done in map_chunks(lambda chunk: [*map(function, chunk)], rows, workers, label):
+        yield from done
+
+
+def map_chunks(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:
+    """function(rows) of lists of some thousand rows at a time, in order, with a progress bar on a terminal.
 
     With several `workers`, processes forked from this one do it; a few chunks of rows are in memory at a time.
     """
     rows = iter(rows)
     chunks = iter(lambda: list(islice(rows, CHUNK)), [])
-    done = _in_processes(function, chunks, workers) if workers > 1 else ([*map(function, chunk)] for chunk in chunks)
+    done = _in_processes(function, chunks, workers) if workers > 1 else ((len(rows), function(rows)) for rows in chunks)
     with tqdm(desc=label, unit=" lines", unit_scale=True, disable=None) as bar:
-        for chunk in done:
-            yield from chunk
-            bar.update(len(chunk))
+        for size, result in done:
+            yield result
+            bar.update(size)
 
 
-def _in_processes(function: Callable, chunks: Iterator[list], workers: int) -> Iterator[list]:
+def _in_processes(function: Callable, chunks: Iterator[list], workers: int) -> Iterator[tuple[int, Any]]:
     fork = multiprocessing.get_context("fork")  # a spawned process would import torch and fairseq once more
     with ProcessPoolExecutor(workers, fork, _begin, (function,)) as pool:
-        waiting = deque()
+        waiting: deque = deque()
         for chunk in chunks:
-            waiting.append(pool.submit(_work, chunk))
+            waiting.append((len(chunk), pool.submit(_work, chunk)))
             if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+                size, future = waiting.popleft()
+                yield size, future.result()
+        for size, future in waiting:
+            yield size, future.result()
 
 
 _function: Callable  # of a worker
@@ -129,5 +137,5 @@ def _begin(function: Callable) -> None:
     _function = function
 
 
-def _work(chunk: list) -> list:
-    return [*map(_function, chunk)]
+def _work(chunk: list) -> Any:
+    return _function(chunk)

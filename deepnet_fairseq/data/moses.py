@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from functools import partial, reduce
 
 # What Perl's \s matches; Python's also matches \x1c to \x1f.
-SPACE = re.compile("[\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # and the blank
+SPACE = re.compile(f"[ {WHITE}]+")
+UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all but single blanks, which may stay as they are
 LONGEST_WORD = 1000  # characters
+PATTERN = frozenset(r".^$*+?{}[]\|()")  # what means more than itself in one
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,60 @@ class Chain:
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
     """line in `lang` ("de") -> line."""
     import regex
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    from sacremoses import MosesPunctNormalizer
 
-    functions = []
+    functions: list[Callable[[str], str]] = []
     if chain.normalise:
-        normaliser = MosesPunctNormalizer(lang, perl_parity=True)
-        functions.append(lambda line: normaliser.normalize(f"{line}\n"))  # Perl's rules see the end of the line, too
+        functions.append(normaliser(MosesPunctNormalizer(lang, perl_parity=True).substitutions))
         functions.append(partial(regex.compile(r"\p{C}").sub, " "))
     functions.append(
-        partial(MosesTokenizer(lang).tokenize, aggressive_dash_splits=chain.aggressive, return_str=True, escape=True)
+        partial(tokeniser(lang).tokenize, aggressive_dash_splits=chain.aggressive, return_str=True, escape=True)
     )
     if chain.lowercase:
         functions.append(lowercase)
 
     return lambda line: reduce(lambda text, function: function(text), functions, line)
+
+
+def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+    """What sacremoses' normalize makes of a line and its end, which Perl's rules see as well.
+
+    rules: patterns and what to put for them. Each is compiled once; plain text needs no pattern, and blanks become one
+    only where there are two.
+    """
+    replace: list[Callable[[str], str]] = []
+    for pattern, new in rules:
+        if PATTERN.isdisjoint(pattern):
+            replace.append(lambda line, old=pattern, new=new: line.replace(old, new))
+        else:
+            replace.append(partial(re.compile("  +" if pattern == " +" else pattern).sub, new))
+
+    def normalise(line: str) -> str:
+        line = f"{line}\n"
+        for function in replace:
+            line = function(line)
+        return line.strip()
+
+    return normalise
+
+
+def tokeniser(lang: str):
+    """sacremoses' MosesTokenizer, which asks for the kind of a letter by a set of them that is made once."""
+    from sacremoses import MosesTokenizer
+
+    class Tokeniser(MosesTokenizer):
+        alphabetic = lower = frozenset()
+
+        def islower(self, text):
+            return self.lower.issuperset(text)
+
+        def isanyalpha(self, text):
+            return not self.alphabetic.isdisjoint(text)
+
+    made = Tokeniser(lang)
+    made.alphabetic, made.lower = frozenset(made.IsAlpha), frozenset(made.IsLower)
+    made.NONBREAKING_PREFIXES = frozenset(made.NONBREAKING_PREFIXES)
+    return made
 
 
 def lowercase(line: str) -> str:
@@ -72,16 +115,15 @@ class Limits:
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
     """The pairs within the limits, white space made single blanks; a bar, Moses' separator of factors, is removed."""
     for pair in pairs:
-        kept = tuple(SPACE.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
+        kept = tuple(UNEVEN.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
         if _fit(kept, limits):
             yield kept
 
 
 def _fit(pair: tuple[str, str], limits: Limits) -> bool:
-    words = [line.split(" ") for line in pair if line]
-    if len(words) < 2:
+    if not all(pair):
         return False
-    short, long = sorted(map(len, words))
+    short, long = sorted(line.count(" ") + 1 for line in pair)
     if short < limits.least or long > limits.most or long / short > limits.ratio:
         return False
-    return all(len(word) <= LONGEST_WORD for side in words for word in side)
+    return all(len(line) <= LONGEST_WORD or max(map(len, line.split(" "))) <= LONGEST_WORD for line in pair)
