@@ -7,6 +7,7 @@ import subprocess
 import time
 
 import pytest
+import torch
 
 from .support.experiments import script, start, until
 from .test_scripts import needs_venv
@@ -35,7 +36,7 @@ def whole(request, tmp_path_factory):
     """Script, folder and setting of a row that was run without a break, its run, and what it printed."""
     out = tmp_path_factory.mktemp("whole run")
     folder, setting = ROWS[request.param]
-    printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, **setting).stdout
+    printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, PLAN=1, **setting).stdout
     (run,) = (out / folder).iterdir()
     return request.param, setting, run, printed
 
@@ -50,8 +51,26 @@ def test_ends_in_a_row_of_the_report(whole):
     assert json.dumps(score["bleu"]) in json.dumps(report)
     page = table.with_suffix(".html").read_text()
     assert page.startswith("<!DOCTYPE html>") and run.name in page
+    kept = sorted(run.glob("*.pt"))  # weights, of the average and the last; all that was there is said
+    assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
+    assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
+    assert (run / "disk").read_text().startswith("checkpoints: at most ") and "while it trained" in printed
     again = script(name, *SHORT, SMOKE=1, OUT=table.parent, **setting).stdout
     assert "training " not in again and "translating " not in again and row(run) == score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, least", [("table1_wmt17", 40), ("iwslt14_de_en", 40), ("opus100", 10), ("table3_m2m", 10)]
+)
+def test_a_miniature_says_something(name, least, tmp_path):
+    """In minutes: DeepNorm translates, into each language that it is asked for; Post-LN 18L-18L is stuck."""
+    printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
+    scores = [json.loads(path.read_text()) for path in tmp_path.glob("*/deepnorm-*/score.json")]
+    found = [one["bleu"] for score in scores for subset in score.get("sets", {"": {"directions": {"": score}}}).values()
+             for one in subset["directions"].values()]  # fmt: skip
+    assert min(found) > least
+    assert ("stuck at update" in printed) == (name in ("table1_wmt17", "iwslt14_de_en"))
 
 
 @pytest.mark.slow
