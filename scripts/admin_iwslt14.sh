@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin admin_iwslt14 1 "$@"
 
-methods="${METHODS:-post_ln pre_ln admin}"
+methods="${METHODS:-admin pre_ln post_ln}"
 depths="${DEPTHS:-6}"
 admin_iwslt14_setting
 [ -z "$smoke" ] || methods="${METHODS:-admin pre_ln}"

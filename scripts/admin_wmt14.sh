@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin admin_wmt14 4 "$@"
 
-methods="${METHODS:-post_ln pre_ln admin}"
+methods="${METHODS:-admin pre_ln post_ln}"
 depths="${DEPTHS:-6 12 18 60}"
 admin_wmt14_setting
 if [ -n "$smoke" ]; then

@@ -208,6 +208,12 @@ def test_torchrun():
     assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
 
 
+def test_a_job_of_slurm_has_the_choices_of_the_script():
+    choices = {"AVERAGE": "36-45", "SHARE_EMBEDDINGS": 0, "MAX_TOKENS": 2048}
+    jobs = script("table1_wmt17", "--dry-run", METHODS="deepnorm", DEPTHS=6, LAUNCH="slurm", GPUS=8, **choices).stdout
+    assert all(f"export {name}={value}\n" in jobs for name, value in choices.items())
+
+
 @pytest.mark.smoke
 def test_slurm_runs_each_row_as_a_job(tmp_path):
     """A job is the script itself narrowed to its row; run here, it does what the script alone would."""
