@@ -21,7 +21,7 @@ numbers DEPTHS "$depths"
 
 record() {  # record METHOD DEPTH PART FLAGS...
     layers "$1" "$2"
-    queue run_train "$3-$1-$2" "$facts, \"part\": \"$3\"" --method "$1" --init-profile fairseq_head \
+    queue run_kept "$3-$1-$2" "$facts, \"part\": \"$3\"" --method "$1" --init-profile fairseq_head \
         "${layer_flags[@]}" "${setting[@]}" --max-update 0 "${@:4}"
 }
 

@@ -22,7 +22,7 @@ record() {  # record PANEL VALUE SIZE BATCHES FLAGS...; an update is made of BAT
     layers deepnorm "$depth"
     IFS=- read -r -a size <<<"$3"
     width "${size[@]}"
-    queue run_train "$1-$2" "$facts, \"panel\": \"$1\", \"value\": \"$2\"" --method deepnorm "${layer_flags[@]}" \
+    queue run_kept "$1-$2" "$facts, \"panel\": \"$1\", \"value\": \"$2\"" --method deepnorm "${layer_flags[@]}" \
         "${setting[@]}" "${width_flags[@]}" "${batch_flags[@]}" --max-update "$updates" \
         --validate-interval-updates $((updates / 30)) "${save_flags[@]}" --log-interval 25 "${@:5}"
 }

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study.figures import EVERY, redraw
+from deepnet_fairseq.study.figures import EVERY, Figure, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.runs import FILES, RECORD, RecordedRun, folder_of, is_over, name_of, run_paths, runs_of
 from deepnet_fairseq.study.tables.collect import TableReport, collect
@@ -30,7 +30,8 @@ ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
 HOME = re.compile(rf"~/({STEP}/)*({STEP})?/?")
 COLOURS = 64  # of a picture: lines and letters on white
 OWN = ("deepnorm", "normformer", "admin")  # the method that a table's paper is about
-FIGURES = {  # those that are not Figure N of DeepNet, by scripts/figureN.sh
+FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of DeepNet, by scripts/figureN.sh
+    10: ("Wang et al. 2022, Figures 9 and 10", "scripts/table3_m2m.sh"),
     "depth": ("DeepNorm and Post-LN at several depths", "scripts/quickstart.sh"),
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),

@@ -117,7 +117,7 @@ lm_rows() {  # lm_rows PART: each of its rows, sizes, learning rates and seeds, 
                 rates="${LRS:-$grid}"
                 if [[ "$word" == *@* ]]; then rates="${word#*@}" word="${word%@*}"; fi
                 for lr in $rates; do
-                    if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
+                    if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}$planning" ]; then
                         submit "${word//[+=]/-}-$size-lr$lr" PARTS="$1" METHODS="$word" SIZES="$size" LRS="$lr"
                     else
                         queue lm_row "$word" "$size" "$lr"
@@ -142,6 +142,7 @@ lm_row() {  # lm_row WORD SIZE LR: one training and its perplexity on valid and 
     facts="\"method\": \"$method\", \"${stack}_layers\": $depth, \"variant\": \"$variant\", \"size\": \"$label\", \"lr\": \"$3\""
     run_train "$run" "$facts" "${method_words[@]}" "${flags[@]}" "${setting[@]}" "${save_flags[@]}" --log-interval 25 --lr "$3"
     run_perplexity "$run"
+    [ -n "$dry_run" ] || tidy "$out/$experiment/$run"
 }
 
 logged() { "$@" 2>&1; }  # fairseq logs to either, by what is installed

@@ -59,6 +59,11 @@ run_train() {  # run_train NAME FACTS FLAGS...: trains OUT/EXPERIMENT/NAME, or r
     touch "$run/trained"
 }
 
+run_kept() {  # run_kept NAME FACTS FLAGS...: the same, and of its checkpoints what stays
+    run_train "$@"
+    [ -n "$dry_run" ] || tidy "$out/$experiment/$1"
+}
+
 planned() {  # planned RUN WORDS...: a line for `deepnet plan --rows`
     local done_flag=() kept=1
     [ ! -f "$1/trained" ] || done_flag=(--done)

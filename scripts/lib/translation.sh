@@ -22,8 +22,8 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
 
 tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights beside the averaged, unless KEEP=all
     local run="$1" most left
-    [ -f "$run/trained" ] && [ ! -f "$run/disk" ] || return 0
-    most="$(grep -o 'checkpoints have taken [0-9]* bytes' "$run/train.log" | grep -o '[0-9]*' | sort -n | tail -n 1)"
+    [ -f "$run/trained" ] && [ ! -f "$run/disk" ] && compgen -G "$run/*.pt" >/dev/null || return 0
+    most="$(sed -n -E 's/.*checkpoints have taken ([0-9]+) bytes.*/\1/p' "$run/train.log" | sort -n | tail -n 1)"
     if [ "$KEEP" != all ]; then
         if [ -f "$run/checkpoint_last.pt" ]; then
             deepnet average "$run/checkpoint_last.pt" --out "$run/last_weights.pt" >/dev/null

@@ -45,7 +45,7 @@ def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """A row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
+    stay (default 1; 0: nothing is saved). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
     """
     known: dict[str, SimpleNamespace] = {}  # operations do not depend on the method
     return [_row(shlex.split(line), rate, known) for line in lines if line.strip()]
@@ -94,7 +94,9 @@ def _updates(setting: Setting, args) -> int | None:
 
 
 def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
-    """Bytes at the most, and in the end."""
+    """Bytes at the most, and in the end; of what keeps nothing none."""
+    if not args.kept:
+        return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
     master = MASTER if setting.precision in ("fp16", "bf16") else 0
     whole = weights + parameters * (MOMENTS + master)
@@ -127,7 +129,7 @@ def as_text(rows: list[Row], side_by_side: int = 1, keep: str = "") -> str:
     together = f", {side_by_side} at a time" if side_by_side > 1 else ""
     days = f" ({hours / 24:.1f} days)" if hours >= 48 else ""
     time, disk = f"{_short(hours)} hours{days}", f"at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB"
-    lines.append(f"{len(rows)} rows{done}{together}: {time}; on the disk {disk}")
+    lines.append(f"{len(rows)} row{'s' * (len(rows) > 1)}{done}{together}: {time}; on the disk {disk}")
     if left:
         names = ", ".join(row.name for row in left[:3])
         lines.append(f"order: {names}" + (f", ..., {left[-1].name}" if len(left) > 3 else ""))
