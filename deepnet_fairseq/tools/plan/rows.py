@@ -45,7 +45,8 @@ def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """A row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
+    stay (default 1; 0: nothing is saved). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags
+    that cannot be.
     """
     known: dict[str, SimpleNamespace] = {}  # operations do not depend on the method
     return [_row(shlex.split(line), rate, known) for line in lines if line.strip()]
