@@ -75,12 +75,12 @@ def refused(path, room, match):
 
 
 def test_what_is_wanted(tmp_path, room):
-    """What is not wanted may even be bad; a ./ before names does not count, nor do rights but a program's."""
+    """What is not wanted may even be bad; a ./ before names does not count, nor do rights."""
     odd = (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
     path = make(tmp_path / "x.tgz", *FILES.items(), *odd)
     unpack(path, room / "made" / "dest", everything)
     assert content(room / "made" / "dest") == FILES | {"do": b"#!"}
-    assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) == 0o755
+    assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) & 0o7111 == 0
     bad = info("l", tarfile.SYMTYPE, "/etc")
     path, seen = make(tmp_path / "x.tgz", *FILES.items(), (bad, b""), ("/etc/passwd", b"root")), []
     unpack(path, room / "one", lambda name: seen.append(name) or name.endswith(".de"))

@@ -21,8 +21,8 @@ LAST = "checkpoint_last.pt"
 
 
 def said(log) -> list[str]:
-    """Lines of our own, without date and level."""
-    lines = log.read_text().splitlines()
+    """Lines of our own, without date and level, and how much room checkpoints have taken."""
+    lines = [line for line in log.read_text().splitlines() if "checkpoints have taken" not in line]
     return [
         line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.plugin.checkpoints" in line or "error:" in line
     ]

@@ -31,6 +31,7 @@ _in_background = False
 _failure: SaveError | None = None  # of the latest save
 _held: list[Job] | None = None  # of the save that is being put together for the background
 _thread: threading.Thread | None = None
+_said: dict[str, int] = {}  # folder -> bytes that the log has told
 
 
 def begin(original, cfg) -> None:
@@ -133,7 +134,10 @@ def _work(jobs: list[Job], cfg, path: str) -> None:
 
 
 def _say_size(cfg) -> None:
-    if most := atomic.most.get(Path(cfg.save_dir)):
+    """Where it has grown: what the disk must have room for."""
+    most = atomic.most.get(Path(cfg.save_dir), 0)
+    if most > _said.get(cfg.save_dir, 0):
+        _said[cfg.save_dir] = most
         log.info(f"{cfg.save_dir}: checkpoints have taken {most} bytes")
 
 
