@@ -3,8 +3,8 @@
 # skips what is done already.
 #
 # Settings from the environment:
-#   SMOKE=1       a miniature, minutes on 2 CPU cores: narrow models on generated data that a server on this machine
-#                 serves in the corpus's own format; otherwise the paper's setting
+#   SMOKE=1       a miniature, minutes on 2 CPU cores: narrow models on data generated in the corpus's own format;
+#                 otherwise the paper's setting
 #   METHODS=...   methods of `deepnet methods`; DEPTHS=... layers; SEEDS=... seeds of the trainings: blanks between
 #   DATA=DIR      binarised data; without it the corpus's recipe prepares it in OUT/data, with downloads
 #   OUT=DIR       where runs, reports and pictures go (default runs, with SMOKE=1 runs-smoke); one folder a setting
