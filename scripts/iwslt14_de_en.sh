@@ -20,7 +20,8 @@ if [ -n "$smoke" ]; then
 fi
 chosen "$methods" "$depths"
 prepare iwslt14_de_en
-miniature 600
+miniature 600 1000 2e-3
+[ -z "$smoke" ] || [ -n "${STOP_STUCK:-}" ] || stuck_flags=(--stop-stuck 150)  # then Post-LN 18L-18L creeps on, to 0 BLEU
 save_every 1000
 
 validation=(--disable-validation)  # but for what STOP_STUCK looks at
