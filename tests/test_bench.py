@@ -165,6 +165,7 @@ def test_the_json_renders(bench, tmp_path, capsys):
         ("--depths 6", "--depths 6: no depth"),
         ("--widths huge", "--widths huge: no such width"),
         ("--only speed", "--only speed: no measure"),
+        ("--only kernels", "--only kernels: no measure.*; kernels on a GPU"),
         ("--candidates nobody", "--candidates nobody: no candidate"),
         ("--variant rows", "--variant rows: give NAME=FLAGS"),
         ("--variant stock=--x", "--variant stock=--x: give NAME=FLAGS"),

@@ -10,6 +10,7 @@ from ..errors import UserError
 from . import numbers
 
 MEASURES = "build,train,memory,generate,checkpoint"
+ON_GPU = "kernels"  # one more measure
 
 
 def bench(args) -> None:
@@ -28,14 +29,16 @@ def bench(args) -> None:
     from ..tools.bench.results import failures, render, run
     from ..tools.bench.settings import Settings, candidates, shapes
 
-    only = tuple(args.only.split(","))
-    if unknown := set(only) - set(MEASURES.split(",")):
-        raise UserError(f"--only {','.join(sorted(unknown))}: no measure; there are {MEASURES}")
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    measures = MEASURES if args.device == "cpu" else f"{MEASURES},{ON_GPU}"
+    only = tuple((args.only or measures).split(","))
+    if unknown := set(only) - set(measures.split(",")):
+        known = f"there are {measures}" if args.device == "cuda" else f"there are {measures}; {ON_GPU} on a GPU"
+        raise UserError(f"--only {','.join(sorted(unknown))}: no measure; {known}")
     out = args.out and Path(args.out)
     if out:
         check_file("--out", out)
     found = candidates(args.candidates, args.method, args.optimizer, args.ours, tuple(args.variant))
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.max_tokens = args.max_tokens or (4096 if args.device == "cuda" else 512)
     for name in ("sentences", "beams"):
         setattr(args, name, tuple(numbers(f"--{name}", getattr(args, name), "1,32")))
@@ -88,7 +91,7 @@ def add_what(sub) -> None:
     sub.add_argument(
         "--widths", default="tiny,base", help="of `deepnet archs`: tiny, base, large (default %(default)s)"
     )
-    sub.add_argument("--only", default=MEASURES, help=f"some of {MEASURES} (default: all)")
+    sub.add_argument("--only", help=f"some of {MEASURES}, and on a GPU {ON_GPU} (default: all)")
     sub.add_argument("--candidates", default="ours,stock,torchscale", help="default %(default)s")
     sub.add_argument("--method", default="post_ln", help="of our model (default %(default)s, what the others compute)")
     sub.add_argument("--optimizer", default="deepnet_adam", help="of our model (default %(default)s)")

@@ -17,7 +17,9 @@ from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from . import kernels
 from .contender import Clock, Contender
 from .memory import limited, measure_memory, side_by_side
 from .settings import Candidate, Settings, Shape
@@ -126,7 +128,7 @@ class BuildBenchmark(Benchmark):
 
 
 class TrainBenchmark(Benchmark):
-    """Updates of fairseq's Trainer; a repeat is a batch.
+    """Updates of fairseq's Trainer; a repeat is a batch, which a GPU has seen once before: it chooses kernels by shape.
 
     Quantities: seconds of PARTS, of the "rest" and of the whole "step"; target tokens per second; flops per second of
     the model's products.
@@ -136,11 +138,13 @@ class TrainBenchmark(Benchmark):
 
     @cached_property
     def warmup(self) -> int:
-        return self.settings.warmup
+        on_gpu = self.settings.torch_device.type == "cuda"
+        return max(self.settings.warmup, self.settings.repeats * on_gpu)
 
     def enter(self, candidate) -> Contender:
         contender = super().enter(candidate)
-        self.batches = contender.batches(self.warmup + self.settings.repeats)  # the same for all
+        seen = self.warmup if self.settings.torch_device.type == "cpu" else 0
+        self.batches = contender.batches(seen + self.settings.repeats)  # the same for all
         contender.watch_parts()
         return contender
 
@@ -159,6 +163,17 @@ class TrainBenchmark(Benchmark):
     def _batch(self, repeat: int) -> dict:
         """That of a repeat, after those of the warm-up; from the start again where the corpus is small."""
         return self.batches[repeat % len(self.batches)]
+
+
+class KernelsBenchmark(TrainBenchmark):
+    """Quantities of one update: what kernels.counted gives."""
+
+    name = kernels.NAME
+
+    def run(self, contender: Contender, repeat: int) -> dict[str, float] | None:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            done = contender.timed_step(self._batch(repeat))  # which waits for the GPU when it is over
+        return None if done is None else kernels.counted(profiler.events())
 
 
 REPEATS = 10
@@ -294,7 +309,7 @@ class CheckpointBenchmark(Benchmark):
         return clock.read() | {"bytes": size}
 
 
-BENCHMARKS = (BuildBenchmark, TrainBenchmark, GenerateBenchmark, CheckpointBenchmark)
+BENCHMARKS = (BuildBenchmark, TrainBenchmark, KernelsBenchmark, GenerateBenchmark, CheckpointBenchmark)
 
 
 def run_benchmarks(

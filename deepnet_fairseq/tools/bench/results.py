@@ -14,6 +14,7 @@ import torch
 
 from ...files import whole
 from ..environment import environment
+from . import kernels
 from .benchmarks import matmul_rate, run_benchmarks
 from .contender import PARTS, Contender
 from .settings import STOCK, Candidate, Settings, Shape
@@ -75,7 +76,10 @@ def failures(measurements: dict) -> list[str]:
 
 
 class Column(NamedTuple):
-    """A quantity; unit: "s", "B", "flops" or ""; compare: with its ratio to stock and, but for bytes, its range."""
+    """A quantity; unit: "s", "B", "flops", "n" for a count, or "".
+
+    compare: with its ratio to stock and, but for bytes, its range.
+    """
 
     quantity: str
     head: str
@@ -97,6 +101,14 @@ TABLES = {
         [*_seconds("build", compare=True), *_seconds("model", "trainer", "optimizer")],
     ),
     "train": ("Training: one update of fairseq's Trainer", [TOKENS, *_seconds("step", *PARTS, "rest"), RATE]),
+    kernels.NAME: (
+        "Training: what one update asks of the GPU",
+        [
+            *(Column(name, name, "n") for name in ("launches", *PARTS)),
+            *(Column(name, name, "n") for name in ("synchronisations", *kernels.COPIES)),
+            Column("busy", "kernels' time"),
+        ],
+    ),
     "memory": ("Training: peak memory", PEAKS),
     "generate": (
         "Translation: fairseq's generator, the same number of steps for all",
@@ -113,7 +125,8 @@ def render(measurements: dict) -> str:
     """Where and how, then the tables of the measures that were made."""
     made = {cell["measure"] for cell in measurements["cells"]}
     tables = [_table(measure, measurements) for measure in TABLES if measure in made]
-    return "\n\n".join([_where(measurements), *tables])
+    predicted = kernels.beside_predictions(measurements)
+    return "\n\n".join([_where(measurements), *tables, *([predicted] if predicted else [])])
 
 
 def _where(measurements: dict) -> str:
@@ -171,7 +184,7 @@ def number(value: float, unit: str) -> str:
         return f"{_digits(value / 2**30)} GiB" if value >= 2**30 else f"{_digits(value / 2**20)} MiB"
     if unit == "s":
         return f"{_digits(value)} s" if value >= 1 else f"{_digits(value * 1000)} ms"
-    return _digits(value)
+    return f"{value:,.0f}" if unit == "n" else _digits(value)
 
 
 def _digits(value: float) -> str:
