@@ -30,7 +30,7 @@ wanted() { [[ " $ONLY " == *" $1 "* ]]; }
 
 if wanted tests; then
     echo "== tests on the GPU"
-    python -m pytest -m gpu tests/test_gpu.py
+    grep -lE "mark\.gpu" tests/test_*.py | xargs python -m pytest -m gpu
 fi
 
 train() {  # NAME FLAGS...

@@ -12,6 +12,7 @@ from deepnet_fairseq.plugin.compiled_layers import compile_layers
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
+from .support import ranks
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
 from .test_deepnet_adam import KINDS, difference, masters, optimiser
 from .test_deepnet_adam import gradients as made_up
@@ -110,3 +111,32 @@ def test_deepnet_adam_is_fairseqs(kind):
     assert difference(*(masters(*one) for one in built)) < 1e-5
     found.load_state_dict(reference.state_dict())
     reference.load_state_dict(found.state_dict())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+@pytest.mark.parametrize("mode", [(), ("--zero-sharding", "os"), ("--ddp-backend", "fully_sharded")])
+def test_two_gpus_are_one(data, tmp_path, mode):
+    """Of the same batches, in half precision: the loss of each of ten updates."""
+    train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
+    words = (
+        data,
+        *train,
+        "--arch",
+        "deepnet_transformer_tiny",
+        "--dropout",
+        "0",
+        "--fp16",
+        "--max-update",
+        "10",
+        "--no-save",
+    )
+    optimizer = ("--optimizer", "adam" if "fully_sharded" in mode else "deepnet_adam")
+    losses = []
+    for world in (1, 2):
+        found = run_cold(
+            "fairseq-train", *words, *optimizer, *(mode if world == 2 else ()), "--update-freq", 2 // world,
+            "--distributed-world-size", world, "--fp16-init-scale", "64",
+        )  # fmt: skip
+        (tmp_path / f"{world}.log").write_text(found.stdout)
+        losses.append([float(row["loss"]) for row in ranks.updates(tmp_path / f"{world}.log")])
+    assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=0.02)
