@@ -142,7 +142,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
 }
 
 PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs: fairseq_cli.train or __main__
-    "add_defaults": {saving.begin: "main's first step with a config: the folder is this training's"},
+    "add_defaults": {
+        saving.begin: "main's first step with a config: the folder is this training's",
+        epoch_weights.check_whole: "--epoch-weights with --use-sharded-state, before anything is made",
+    },
     "train": {
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
         watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",

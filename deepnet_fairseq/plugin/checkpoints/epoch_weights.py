@@ -33,6 +33,13 @@ def check(flag: str | None) -> None:
         raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
 
 
+def check_whole(original, cfg):
+    """Around the first step of fairseq-train's main: UserError where no process will have whole weights to write."""
+    if getattr(cfg.model, "epoch_weights", None) and cfg.distributed_training.use_sharded_state:
+        raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
+    return original(cfg)
+
+
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
     """May an average read the weights at the end of `epoch`?
 
@@ -53,8 +60,6 @@ def end_of_epoch(original, cfg, trainer, epoch_itr, val_loss):
     flag = getattr(trainer.cfg.model, "epoch_weights", None)
     if flag is None:
         return original(cfg, trainer, epoch_itr, val_loss)
-    if trainer.cfg.distributed_training.use_sharded_state:
-        raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
     cfg = copy.deepcopy(cfg)
     cfg.no_epoch_checkpoints, cfg.keep_last_epochs = True, -1
     length, epoch, updates = trainer.cfg.optimization, epoch_itr.epoch, trainer.get_num_updates()
