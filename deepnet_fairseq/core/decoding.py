@@ -41,8 +41,11 @@ class EncoderOutput:
         """From what Encoder.forward returns. rows: one sentence a row of the decoder, not one for a group of beams."""
         assert encoder_out is not None  # a decoder that attends is given one
         states = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
-        padding = encoder_out["encoder_padding_mask"]
-        padding = padding[0] if len(padding) and padding[0].any() else None
+        places = encoder_out["encoder_padding_mask"]
+        padded = len(places) > 0 and encoder_out.get("padded")
+        if padded is None:  # another's encoder does not say
+            padded = bool(places[0].any())
+        padding = places[0] if padded else None
         order, beams = encoder_out.get("rows"), 1
         if order is not None:
             beams = 1 if rows else _group_size(order, states.size(0))

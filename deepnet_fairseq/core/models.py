@@ -18,7 +18,7 @@ from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
 from .modules import ACTIVATIONS, Linear, submodules
-from .stack import Decoder, Encoder, Stack
+from .stack import Decoder, Encoder, Padding, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
@@ -132,16 +132,18 @@ class EncoderDecoder(DeepModel):
         src_lengths: Tensor | None,
         prev_output_tokens: Tensor,
         return_all_hiddens: bool = False,
+        padding: Padding | None = None,
         **options: Any,
     ) -> tuple[Tensor, dict]:
         """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V).
 
-        src_lengths is fairseq's and may be None: padding says it all. options: further ones of Decoder.forward,
-        features_only and alignment_layer. Hidden states on request only: fairseq's `transformer` keeps those of every
-        layer alive in each training step.
+        src_lengths is fairseq's and may be None. padding: what the host knows of it, if anything; options: further
+        ones of Decoder.forward, features_only and alignment_layer. Hidden states on request only: fairseq's
+        `transformer` keeps those of every layer alive in each training step.
         """
-        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
-        return self.decoder(prev_output_tokens, memory, return_all_hiddens=return_all_hiddens, **options)
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens, padding)
+        options |= {"return_all_hiddens": return_all_hiddens, "padding": padding}
+        return self.decoder(prev_output_tokens, memory, **options)
 
     def tokens(
         self, src_tokens: Tensor, src_lengths: Tensor | None, prev_output_tokens: Tensor, *_rest: Any, **_more: Any
@@ -234,6 +236,7 @@ class MaskedLanguageModel(DeepModel):
         features_only: bool = False,
         return_all_hiddens: bool = False,
         masked_tokens: Tensor | None = None,
+        padding: Padding | None = None,
         **_rest: Any,
     ) -> tuple[Tensor, dict]:
         """src_tokens (B, T) -> scores (B, T, V) and {"inner_states": None}.
@@ -242,7 +245,7 @@ class MaskedLanguageModel(DeepModel):
         if features_only. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
         masked_lm also gives src_id, which no model here reads.
         """
-        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens, padding)
         x = encoded["encoder_out"][0].transpose(0, 1)
         states = encoded["encoder_states"] if return_all_hiddens else None
         return (x if features_only else self.lm_head(x, masked_tokens)), {"inner_states": states}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,27 @@ from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
 from .modules import Dropout, LearnedPositions, Linear, SinusoidalPositions, submodules
 from .recomputation import Recomputation
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What the host knows of a batch, so that no forward pass waits for a GPU's answer; None where it does not know.
+
+    source: is there padding in what the encoder reads? left: is a sentence that the decoder reads padded on the left?
+    """
+
+    source: bool | None = None
+    left: bool | None = None
+
+    @classmethod
+    def of(cls, model: Any, tokens: dict[str, Tensor]) -> Padding:
+        """Of the `tokens` (B, T) of each stack of a model, as DeepModel.tokens gives them."""
+        padding = {name: read.eq(model.stacks()[name].padding_idx) for name, read in tokens.items()}
+        asked = {"source": padding.get("encoder"), "left": padding["decoder"][:, 0] if "decoder" in padding else None}
+        return cls(**{name: bool(mask.any()) for name, mask in asked.items() if mask is not None})
+
+
+UNKNOWN = Padding()
 
 
 class Stack(nn.Module):
@@ -136,28 +158,39 @@ class Encoder(Stack):
         self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
         return self
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, return_all_hiddens: bool = False) -> dict:
-        """src_tokens (B, S), padded on either side -> fairseq's dictionary of lists.
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        padding: Padding | None = None,
+    ) -> dict:
+        """src_tokens (B, S), padded on either side, maybe with what the host knows -> fairseq's dictionary of lists.
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
-        encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)].
+        encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
+        padded: is there padding?
         """
-        padding = src_tokens.eq(self.padding_idx)
+        places = src_tokens.eq(self.padding_idx)
+        padded = (padding or UNKNOWN).source
+        if padded is None:
+            padded = bool(places.any())  # waits for the device
         x, embedding = self.embed(src_tokens, self.positions(src_tokens))
         mask = None
-        if padding.any():  # the one synchronisation with the device in this pass
-            mask = to_add(~padding[:, None, None], x.dtype)  # (B, 1, 1, S)
-            x = x.masked_fill(padding.unsqueeze(-1), 0)
+        if padded:
+            mask = to_add(~places[:, None, None], x.dtype)  # (B, 1, 1, S)
+            x = x.masked_fill(places.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
         x = self.finish(x)
         return {
             "encoder_out": [x.transpose(0, 1)],
-            "encoder_padding_mask": [padding],
+            "encoder_padding_mask": [places],
             "encoder_embedding": [embedding],
             "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
-            "src_lengths": [(~padding).sum(1, keepdim=True, dtype=torch.int32)],
+            "src_lengths": [(~places).sum(1, keepdim=True, dtype=torch.int32)],
+            "padded": padded,
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
@@ -209,9 +242,11 @@ class Decoder(Stack):
         incremental_state: dict | None = None,
         return_all_hiddens: bool = False,
         alignment_layer: int | None = None,
+        padding: Padding | None = None,
     ) -> tuple[Tensor, dict]:
         """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
 
+        padding: what the host knows of it, if anything.
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
         averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
         and inner_states, [(T, B, W) before and after every layer] if return_all_hiddens.
@@ -228,7 +263,7 @@ class Decoder(Stack):
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
-            inputs: tuple[Tensor | None, ...] = (self._left_padding_mask(prev_output_tokens),)
+            inputs: tuple[Tensor | None, ...] = (self._left_padding_mask(prev_output_tokens, padding or UNKNOWN),)
             if self.attends:
                 memory = EncoderOutput.of(encoder_out)
                 inputs += (memory.states, memory.mask)
@@ -275,14 +310,16 @@ class Decoder(Stack):
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
         self.need_attn = need_attn and self.attends
 
-    def _left_padding_mask(self, tokens: Tensor) -> Tensor | None:
+    def _left_padding_mask(self, tokens: Tensor, known: Padding) -> Tensor | None:
         """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.
 
         Padding on the right needs no mask: it lies in the future of every token. A padding query sees itself only, for
         a softmax over nothing is not a number.
         """
+        if known.left is False:
+            return None
         padding = tokens.eq(self.padding_idx)
-        if not padding[:, 0].any():
+        if known.left is None and not padding[:, 0].any():  # waits for the device
             return None
         length = tokens.size(1)
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()

@@ -27,6 +27,7 @@ PLAIN = f"{PREFIX}cross_entropy"
 HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
 BUDGET = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of float32 logits at a time: a cache, a busy GPU
 FEWEST = 256  # tokens that make a matrix product worth its while
+COUNT = "target_count"  # in a batch: targets that are not padding
 SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 until the loss scale is known
 
 
@@ -172,7 +173,7 @@ class Chunked:
         skipped = max(0, self.ignore_prefix_size)
         features = features[:, skipped:].flatten(0, 1)
         targets = model.get_targets(sample, None)[:, skipped:].flatten()
-        kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
+        kept = places(targets.ne(self.padding_idx), sample.get(COUNT))
         features, targets = features.index_select(0, kept), targets.index_select(0, kept)
         losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.report_accuracy)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
@@ -180,8 +181,20 @@ class Chunked:
         if self.registered == NAME:
             logged["nll_loss"] = losses.nll_loss.data
         if losses.correct is not None:
-            logged |= {"n_correct": losses.correct.item(), "total": len(kept)}
+            logged |= {"n_correct": losses.correct, "total": len(kept)}
         return losses.loss, sample_size, logged | {"sample_size": sample_size}
+
+    def count_targets(self, sample: dict) -> dict[str, int]:
+        """What a batch on the host says of itself, so that the loss asks no GPU for it."""
+        targets = sample["target"][:, max(0, self.ignore_prefix_size) :]
+        return {COUNT: int(targets.ne(self.padding_idx).sum())}
+
+
+def places(kept: Tensor, number: int | None) -> Tensor:
+    """Where `kept` (N,) is true, (number,); number: how many there are, None if the host does not know."""
+    if number is None:
+        return kept.nonzero().squeeze(1)  # waits for a GPU
+    return torch.nonzero_static(kept, size=number).squeeze(1)
 
 
 @register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)

@@ -25,13 +25,13 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from fairseq.models.ema.ema import EMA
-from fairseq.optim import AMPOptimizer, FP16Optimizer, fp16_optimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, fp16_optimizer
 from fairseq.tasks import FairseqTask, translation
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, yaml_config
+from . import calm_root_logger, command_line, datasets, waits, yaml_config
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import stuck, watched_trainer
@@ -89,11 +89,20 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
         watched_trainer.watch_step: "a loss that is not finite",
     },
-    (FairseqTask, "train_step"): {datasets.count_as_nothing: "an empty batch, whatever its loss counts"},
+    (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
+    (FairseqTask, "train_step"): {
+        datasets.count_as_nothing: "an empty batch, whatever its loss counts",
+        waits.note_logged: "losses come to the host with the norm",
+    },
+    (Trainer, "_aggregate_logging_outputs"): {waits.sums_on_host: "the sums of all ranks by one copy"},
     (Trainer, "clip_grad_norm"): {
-        sharded_trainer.clip_over_ranks: "a norm over shards",
+        waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
         watched_trainer.watch_norm: "an overflow, a norm that is not finite",
     },
+    (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
+    (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},
+    (Trainer, "_check_grad_norms"): {waits.compare_norms: "one question to the device in place of three"},
+    (Trainer, "_reduce_and_log_stats"): {waits.log_on_host: "a validation's numbers by one copy"},
     (AMPOptimizer, "clip_grad_norm"): {watched_trainer.clip_under_amp: "--amp on a CPU has no loss scale to ask for"},
     (Trainer, "valid_step"): {
         stuck.count_targets: "for --stop-stuck, how often each word is a target",

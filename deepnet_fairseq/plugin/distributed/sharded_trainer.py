@@ -90,17 +90,13 @@ def _read_rows(model, optimizer: FairseqOptimizer, name: str) -> None:
     optimizer.load_state_dict = lambda state, *args: load(cut(state), *args)
 
 
-def clip_over_ranks(original, trainer: Trainer, clip_norm: float):
-    """By the norm of all shards."""
+def norm_over_ranks(trainer: Trainer, norm: torch.Tensor) -> torch.Tensor:
+    """Of the gradients, where a rank has the norm of its shards."""
     if not sharded(trainer):
-        return original(trainer, clip_norm)
-
-    def of_all(norm: torch.Tensor) -> torch.Tensor:
-        squared = norm.float() ** 2
-        distributed.all_reduce(squared, group=trainer.data_parallel_process_group)
-        return squared**0.5
-
-    return trainer.optimizer.clip_grad_norm(clip_norm, aggregate_norm_fn=of_all)
+        return norm
+    squared = norm.float() ** 2
+    distributed.all_reduce(squared, group=trainer.data_parallel_process_group)
+    return squared**0.5
 
 
 def save_from_all(original, cfg, trainer: Trainer, epoch_itr, val_loss):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """What is known of the last updates without asking the device for more than fairseq does.
+    """What is known of the last updates without asking the device for anything.
 
     made: the last updates, each with its number from 1, the loss of the log (bits per token), the norm of its
     gradients, its learning rate and loss scale; skipped: how many updates in a row half precision has skipped now, and

@@ -183,7 +183,9 @@ class Part:
         runs = list(self._runs(present))
         device, scale = self.flat.weights.device, None
         if not isinstance(factor, float) or factor != 1.0:
-            scale = torch.as_tensor(factor, dtype=torch.float32, device=device).reciprocal()
+            if not torch.is_tensor(factor) or factor.is_cpu:  # a copy from there would wait
+                factor = torch.full((), float(factor), device=device)
+            scale = factor.to(device, torch.float32).reciprocal()
         counts = {step: torch.full((), float(step), device=device) for step, *_ in runs}
         tensors = (self.flat.weights, *self.filled_moments().values())
         own = self.flat.start
