@@ -10,6 +10,7 @@ a function of x and of what lives as long as the graph, so that a saved tensor c
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,23 +53,40 @@ class Recomputation:
 class Offloaded:
     """A tensor of a GPU that waits in pinned memory of the CPU; called, it is a copy on the GPU again.
 
-    Copies run beside the computation.
+    Copies run on a stream of their own, beside the computation. A call also starts the copy of the one made before it:
+    the backward pass asks for that next.
     """
 
     streams: dict[torch.device, torch.cuda.Stream] = {}
+    newest: dict[torch.device, Callable[[], Offloaded | None]] = {}
 
     def __init__(self, x: Tensor):
         self.device, self.requires_grad = x.device, x.requires_grad
-        stream = self.streams.setdefault(x.device, torch.cuda.Stream(x.device))
-        stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.no_grad(), torch.cuda.stream(stream):
+        self.stream = self.streams.setdefault(x.device, torch.cuda.Stream(x.device))
+        self.stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.no_grad(), torch.cuda.stream(self.stream):
             self.copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-        x.record_stream(stream)
-        self.done = stream.record_event()
+        x.record_stream(self.stream)
+        self.before = self.newest.get(x.device, lambda: None)
+        self.newest[x.device] = weakref.ref(self)  # its graph keeps it
+        self.back: Tensor | None = None
+
+    def fetch(self) -> None:
+        """Starts the copy to the GPU, which waits for nothing that is computed; once."""
+        if self.back is None:
+            with torch.no_grad(), torch.cuda.stream(self.stream):
+                self.back = self.copy.to(self.device, non_blocking=True)
+            self.arrived = self.stream.record_event()
 
     def __call__(self) -> Tensor:
-        torch.cuda.current_stream(self.device).wait_event(self.done)
-        return self.copy.to(self.device, non_blocking=True).requires_grad_(self.requires_grad)
+        self.fetch()
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(self.arrived)
+        x, self.back = self.back, None
+        x.record_stream(current)  # its memory is the copying stream's
+        if (before := self.before()) is not None:
+            before.fetch()
+        return x.requires_grad_(self.requires_grad)
 
 
 class _Group:
