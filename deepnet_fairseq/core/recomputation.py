@@ -71,18 +71,18 @@ class Offloaded:
         self.newest[x.device] = weakref.ref(self)  # its graph keeps it
         self.back: Tensor | None = None
 
-    def fetch(self) -> None:
-        """Starts the copy to the GPU, which waits for nothing that is computed; once."""
+    def fetch(self) -> Tensor:
+        """The copy on the GPU, which waits for nothing that is computed; started once, there after `arrived`."""
         if self.back is None:
             with torch.no_grad(), torch.cuda.stream(self.stream):
                 self.back = self.copy.to(self.device, non_blocking=True)
             self.arrived = self.stream.record_event()
+        return self.back
 
     def __call__(self) -> Tensor:
-        self.fetch()
+        x, self.back = self.fetch(), None
         current = torch.cuda.current_stream(self.device)
         current.wait_event(self.arrived)
-        x, self.back = self.back, None
         x.record_stream(current)  # its memory is the copying stream's
         if (before := self.before()) is not None:
             before.fetch()
