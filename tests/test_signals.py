@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.data._utils import signal_handling
 
 from deepnet_fairseq.plugin.checkpoints import integrity, train_loop
+from deepnet_fairseq.plugin.distributed import agreement
 
 from .conftest import TRAIN_FLAGS
 from .support.lives import TINY, live, rows
@@ -95,6 +98,27 @@ def test_second_signal_ends_at_once():
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
+def test_ranks_tell_each_other_with_what_they_log(monkeypatch):
+    """A signal to another rank stops this one; nobody is asked who has been told in that update."""
+    trainer, asked = SimpleNamespace(device="cpu"), []
+    monkeypatch.setattr(train_loop, "_before", {signal.SIGTERM: signal.SIG_DFL})
+    monkeypatch.setattr(agreement, "largest", lambda number, device: asked.append(number))
+    for others in (0.0, 1.0):
+        sent = []
+
+        def aggregate(trainer, logged, *sums, ignore, others=others, sent=sent):
+            sent.extend(sums)
+            return logged, [*sums[:-1], sums[-1] + others]
+
+        assert train_loop.tell_others(aggregate, trainer, ["logged"], 3.0, ignore=False) == (["logged"], [3.0])
+        assert sent == [3.0, 0.0]
+        with pytest.raises(train_loop.Stopped) if others else contextlib.nullcontext():
+            train_loop._stop_if_told(trainer)
+    assert not asked
+    train_loop._stop_if_told(trainer)
+    assert asked == [0], "of nothing that was logged since"
 
 
 def test_handlers_are_those_before():

@@ -94,7 +94,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         datasets.count_as_nothing: "an empty batch, whatever its loss counts",
         waits.note_logged: "losses come to the host with the norm",
     },
-    (Trainer, "_aggregate_logging_outputs"): {waits.sums_on_host: "the sums of all ranks by one copy"},
+    (Trainer, "_aggregate_logging_outputs"): {
+        waits.sums_on_host: "the sums of all ranks by one copy",
+        train_loop.tell_others: "a signal is answered by all ranks after the same update",
+    },
     (Trainer, "clip_grad_norm"): {
         waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
         watched_trainer.watch_norm: "an overflow, a norm that is not finite",

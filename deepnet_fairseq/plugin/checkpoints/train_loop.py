@@ -102,8 +102,16 @@ def validate_unless_stopped(original, trainer, *args, **kwargs):
     return original(trainer, *args, **kwargs)
 
 
+def tell_others(aggregate, trainer, logged, *sums, **kwargs):
+    """Has any rank been told to stop? All know it with the sums of what they log: to ask would wait for the GPU."""
+    logged, (*sums, told) = aggregate(trainer, logged, *sums, float(received() > 0), **kwargs)
+    trainer.told = told > 0
+    return logged, sums
+
+
 def _stop_if_told(trainer) -> None:
-    if _before and agreement.largest(received(), trainer.device):
+    told = vars(trainer).pop("told", None)
+    if _before and (agreement.largest(received(), trainer.device) if told is None else told):
         raise Stopped
 
 
