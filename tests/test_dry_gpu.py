@@ -24,31 +24,8 @@ MORE = {  # and of methods that do more
     "admin": 144, "branchnorm": 124, "dlcl": 200, "normformer": 129, "r_fixup": 183, "rezero": 152, "sub_ln": 121,
 }  # fmt: skip
 WAITS = {  # of which setting -> "phase kind file:function", each wait of the CPU for the GPU
-    "": {
-        "forward item core/stack.py:forward",
-        "forward item core/stack.py:_left_padding_mask",
-        "forward item core/decoding.py:of",
-        "rest item fairseq/trainer.py:train_step",
-        "log item fairseq/trainer.py:_reduce_and_log_stats",
-        "log copy to device fairseq/trainer.py:_reduce_and_log_stats",
-        "log item fairseq/logging/meters.py:safe_round",
-        "clip item plugin/divergence/watched_trainer.py:_finite",
-    },
-    "deepnet_adam": {"optimiser copy to device plugin/optimisers/flat_adam.py:update"},
-    "chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"},
-    "fp16": {
-        "clip item fairseq/optim/fp16_optimizer.py:clip_grad_norm",
-        "clip item fairseq/optim/dynamic_loss_scaler.py:check_overflow",
-    },
-    "fp16 no flat": {
-        "clip item fairseq/optim/fp16_optimizer.py:clip_grad_norm",
-        "clip item fairseq/optim/dynamic_loss_scaler.py:check_overflow",
-    },
-    "memory-efficient fp16": {"clip item fairseq/optim/fp16_optimizer.py:clip_grad_norm"},
-    "amp": {
-        "clip item fairseq/optim/amp_optimizer.py:clip_grad_norm",
-        "optimiser item fairseq/optim/amp_optimizer.py:step",
-    },
+    "": {"clip copy to host plugin/waits.py:fetch"},  # losses and norm
+    "amp": {"optimiser item fairseq/optim/amp_optimizer.py:step", "rest item fairseq/trainer.py:train_step"},
 }
 DECODING = {"copy to device core/decoding.py:advance", "copy to host core/decoding.py:reorder"}  # of a step, as above
 AXES = {
@@ -83,7 +60,7 @@ def known(*settings: str) -> set[str]:
 def test_an_update_by_the_defaults(gpu):
     record = gpu(train, (*model(2, 64), *DEFAULT), SMALL)
     assert record.mismatches == []
-    assert set(record.waits) == known("fp16", "deepnet_adam")
+    assert dict(record.waits) == dict.fromkeys(known(), 1)
 
 
 @pytest.mark.smoke
@@ -95,7 +72,7 @@ def test_every_method(gpu, method):
     flags = (*DEFAULT, "--method", method, *get_method(method).train_flags)
     records = [gpu(train, (*model(layers, 64), *flags), SMALL) for layers in (2, 3, 4)]
     assert [record.mismatches for record in records] == [[]] * 3
-    assert [set(record.waits) - known("fp16", "deepnet_adam") for record in records] == [set()] * 3
+    assert [set(record.waits) - known() for record in records] == [set()] * 3
     two, three, four = (record.launches("forward", "backward") for record in records)
     assert four - three == three - two <= MORE.get(method, PAIR)
 
