@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.stack import Padding
 from deepnet_fairseq.plugin.admin_profile import take_profile
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.compiled_layers import compile_layers
@@ -57,6 +58,21 @@ def test_same_as_on_the_cpu(kind, method):
         expected, prev = scores(model, "cpu")
         found = scores(model.cuda())[0].cpu()
     assert torch.allclose(found[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_pass_waits_for_the_gpu(method, padded):
+    """torch refuses what would wait, where the host says whether there is padding."""
+    model = small(2, method=method).cuda().half().train()
+    src, prev = (tokens.cuda() for tokens in batch())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found, _extra = model(src, None, prev, padding=Padding(source=padded, left=False))
+        found.float().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("method", ["deepnorm", "admin", "dlcl"])
