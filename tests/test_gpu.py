@@ -1,5 +1,7 @@
 """On a CUDA device: half precision at depth, and the same numbers as on the CPU."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -14,6 +16,7 @@ from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
+from .support.diverging import TINY, Training
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
 from .test_deepnet_adam import KINDS, difference, masters, optimiser
 from .test_deepnet_adam import gradients as made_up
@@ -127,6 +130,23 @@ def test_deepnet_adam_is_fairseqs(kind):
     assert difference(*(masters(*one) for one in built)) < 1e-5
     found.load_state_dict(reference.state_dict())
     reference.load_state_dict(found.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
+def test_an_update_waits_once(data, tmp_path, precision):
+    """By what torch tells of calls that wait; the first updates also do what is done once."""
+    flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
+    training = Training(data, tmp_path, *flags, common=tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu"))
+    training.step()
+    training.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            training.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len([one for one in told if "synchronizing CUDA operation" in str(one.message)]) == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
