@@ -1,11 +1,14 @@
 """On a CUDA device: half precision at depth, and the same numbers as on the CPU."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.stack import Padding
 from deepnet_fairseq.plugin.admin_profile import take_profile
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.compiled_layers import compile_layers
@@ -13,6 +16,7 @@ from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
+from .support.diverging import TINY, Training
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
 from .test_deepnet_adam import KINDS, difference, masters, optimiser
 from .test_deepnet_adam import gradients as made_up
@@ -57,6 +61,21 @@ def test_same_as_on_the_cpu(kind, method):
         expected, prev = scores(model, "cpu")
         found = scores(model.cuda())[0].cpu()
     assert torch.allclose(found[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_pass_waits_for_the_gpu(method, padded):
+    """torch refuses what would wait, where the host says whether there is padding."""
+    model = small(2, method=method).cuda().half().train()
+    src, prev = (tokens.cuda() for tokens in batch())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found, _extra = model(src, None, prev, padding=Padding(source=padded, left=False))
+        found.float().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("method", ["deepnorm", "admin", "dlcl"])
@@ -111,6 +130,23 @@ def test_deepnet_adam_is_fairseqs(kind):
     assert difference(*(masters(*one) for one in built)) < 1e-5
     found.load_state_dict(reference.state_dict())
     reference.load_state_dict(found.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
+def test_an_update_waits_once(data, tmp_path, precision):
+    """By what torch tells of calls that wait; the first updates also do what is done once."""
+    flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
+    training = Training(data, tmp_path, *flags, common=tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu"))
+    training.step()
+    training.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            training.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len([one for one in told if "synchronizing CUDA operation" in str(one.message)]) == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

@@ -17,6 +17,7 @@ from .support.single_stacks import EVERY, small
 
 aten = torch.ops.aten
 READS = aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten.is_nonzero
+BY_MASK = aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_  # which look for its places
 FLAGS = {
     "adam": ("--clip-norm", "1"),
     "deepnet_adam": ("--clip-norm", "1", "--optimizer", "deepnet_adam"),
@@ -48,9 +49,11 @@ class Device(TorchDispatchMode):
         return torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr() in self.storages
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        there = any(map(self.holds, tree_leaves((args, kwargs or {}))))
-        if there and function.overloadpacket in READS:
-            self.waits.append(function.overloadpacket.__name__)
+        leaves, packet = tree_leaves((args, kwargs or {})), function.overloadpacket
+        there = any(map(self.holds, leaves))
+        masked = packet in BY_MASK and any(getattr(one, "dtype", None) == torch.bool for one in leaves)
+        if there and (packet in READS or masked):
+            self.waits.append(packet.__name__)
         result = function(*args, **(kwargs or {}))
         if there:
             self.take((result, [one for one in args if isinstance(one, list)]))  # _foreach_ functions give nothing back
@@ -131,6 +134,16 @@ def test_known_padding(kind, places):
             found[known] = model(*inputs, padding=known)[0]
         assert len(device.waits) == (0 if known else len(model.stacks()))
     assert torch.equal(found[None], found[padding])
+
+
+def test_a_masked_model_looks_for_its_places_once():
+    """Forward and backward, where a mask would look anew; the scores are those that the mask takes of all."""
+    model, tokens = small("deepnet_masked_lm"), batch()[1]
+    mask = tokens.eq(tokens[1, 1])
+    with Device([tokens, mask, *model.parameters()]) as device:
+        scores = model(tokens, masked_tokens=mask, padding=Padding(source=True))[0]
+        scores.sum().backward()
+    assert device.waits == ["nonzero"] and torch.allclose(scores, model(tokens)[0][mask], atol=1e-6)
 
 
 def test_one_copy_keeps_types_and_shapes(monkeypatch):

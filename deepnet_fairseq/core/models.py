@@ -206,7 +206,8 @@ class MaskedTokenHead(Linear):
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
         """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""
         if masked_tokens is not None:
-            features = features[masked_tokens]
+            places = masked_tokens.flatten().nonzero().squeeze(1)  # waits for a GPU, once: a mask would again backward
+            features = features.flatten(0, 1).index_select(0, places)
         return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
 
 
