@@ -5,13 +5,14 @@ And radam is its authors'.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import FP16Optimizer
+from fairseq.optim import FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -156,6 +157,31 @@ def test_radam_waits_until_its_rate_is_known():
         built.step()
         torch.testing.assert_close([p.detach() for p in params], expected, rtol=1e-10, atol=1e-12)
         assert built.get_lr() == lr
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp16, not flattened", "memory-efficient"])
+def test_radam_in_half_precision(kind):
+    """The weights of radam in float32 under about the same gradients, with moments in float32; and it resumes."""
+    params, theirs = model("fp16"), [nn.Parameter(p.detach().float()) for p in model("fp16")]
+    built = half_radam(kind, params)
+    train(optimiser("radam", theirs), theirs, range(20, 32))
+    train(built, params, range(20, 32))
+    found = params if kind == "memory-efficient" else masters(built, params)
+    rounding = 12 * 2**-10 if kind == "memory-efficient" else 0.0  # of updates, for weights from 2 to 4
+    assert difference(found, theirs) < 4e-3 + rounding < 0.05 < difference(theirs, model("fp16"))
+    assert all(moment.dtype == torch.float32 for state in built.optimizer.state.values() for moment in state.values())
+    twins = [nn.Parameter(p.detach().clone()) for p in params]
+    again = half_radam(kind, twins)
+    again.load_state_dict(copy.deepcopy(built.state_dict()))
+    for one, of in ((built, params), (again, twins)):
+        train(one, of, range(32, 36))
+    assert difference(params, twins) == 0
+
+
+def half_radam(kind: str, params):
+    if kind in KINDS:
+        return optimiser("radam", params, kind)
+    return MemoryEfficientFP16Optimizer.build_optimizer(settings("radam", FP16), params)
 
 
 def masters(built, params) -> list[torch.Tensor]:

@@ -14,6 +14,8 @@ from omegaconf import II
 
 from ...errors import UserError
 from .deepnet_adam import settings
+from .flat import HALF
+from .flat_adam import MOMENTS
 
 
 @dataclass
@@ -30,22 +32,44 @@ class PatientRAdam(torch.optim.RAdam):
     """torch's RAdam, which makes no step until the variance of its rate is known, but for the decay of weights.
 
     That is while the length of the moving average rho_t <= 5: for the first 5 updates at beta2 0.98. There torch steps
-    with the bare momentum; Admin's authors do not.
+    with the bare momentum; Admin's authors do not. Parameters in half precision are updated in float32, one after the
+    other, and have their moments in it.
     """
+
+    # what fairseq asks of one for --fp16 and --memory-efficient-fp16, and what it need not do
+    supports_flat_params = supports_memory_efficient_fp16 = disable_mem_eff_fp16_loading_hack = True
 
     @torch.no_grad()
     def step(self, closure=None):
-        rates = [group["lr"] for group in self.param_groups]
-        for group in self.param_groups:
-            if self._too_early(group):
-                for param in group["params"]:
-                    if param.grad is not None:
-                        param.mul_(1 - group["lr"] * group["weight_decay"])
-                group["lr"] = 0.0  # the moments alone
-        loss = super().step(closure)
-        for group, lr in zip(self.param_groups, rates, strict=True):
-            group["lr"] = lr
-        return loss
+        groups = self.param_groups
+        try:
+            for group in groups:
+                early, half = self._too_early(group), [p for p in group["params"] if p.dtype in HALF]
+                self._update(group, [p for p in group["params"] if p.dtype not in HALF], early)
+                for param in (p for p in half if p.grad is not None):
+                    wide = torch.nn.Parameter(param.float())
+                    wide.grad, self.state[wide] = param.grad.float(), self.state.pop(param, {})
+                    self._update(group, [wide], early)
+                    self.state[param] = self.state.pop(wide)
+                    param.copy_(wide)
+        finally:
+            self.param_groups = groups
+
+    def _update(self, group: dict, params: list, early: bool) -> None:
+        if early:
+            for param in params:
+                if param.grad is not None:
+                    param.mul_(1 - group["lr"] * group["weight_decay"])
+        self.param_groups = [group | {"params": params, "lr": 0.0 if early else group["lr"]}]  # 0: the moments alone
+        super().step()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As torch's, which would cast the moments to the type of parameters in half precision."""
+        super().load_state_dict(state_dict)
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for index, param in zip(indices, (p for group in self.param_groups for p in group["params"]), strict=True):
+            if param.dtype in HALF and (saved := state_dict["state"].get(index)):
+                self.state[param] |= {name: saved[name].to(param.device, copy=True) for name in MOMENTS}
 
     def _too_early(self, group) -> bool:
         done = (int(self.state[param]["step"]) for param in group["params"] if self.state.get(param))
