@@ -33,18 +33,23 @@ class FullySharded(nn.Module):
         self.rank, self.world = group.rank(), group.size()
         # fully_shard moves a group at a time: the whole may not fit there
         half = any(parameter.dtype in HALF for parameter in model.parameters())
-        self.scalars = Scalars([p for p in model.parameters() if not p.dim()], group, device)
+        outside: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in model.parameters():
+            if not parameter.dim() or (half and parameter.dtype not in HALF):
+                outside.setdefault(parameter.dtype, []).append(parameter)
+        self.gathered = [Gathered(parameters, group, device) for parameters in outside.values()]
         settings = {
             "mesh": DeviceMesh.from_group(group, device.type),
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None, cast_forward_inputs=False),
-            "ignored_params": set(self.scalars.parameters),
+            "ignored_params": {parameter for one in self.gathered for parameter in one.parameters},
         }
         for layer in _layers(model):
             fully_shard(layer, reshard_after_forward=not keep_gathered, **settings)
         fully_shard(model, reshard_after_forward=False, **settings)
         self._sharded = [p for p in model.parameters() if isinstance(p, DTensor)]
         self._shards = {p: nn.Parameter(_part(p), requires_grad=p.requires_grad) for p in self._sharded}
-        self._shards |= dict(zip(self.scalars.parameters, self.scalars.shards, strict=True))
+        for one in self.gathered:
+            self._shards |= zip(one.parameters, one.shards, strict=True)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self.shapes = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, DTensor)}
 
@@ -56,7 +61,7 @@ class FullySharded(nn.Module):
 
     def forward(self, *args, **kwargs):
         """As the model's; weights are gathered layer by layer, a call of all ranks."""
-        self.scalars.update()
+        self._complete()
         return self.module(*args, **kwargs)
 
     def named_parameters(self, *args, **kwargs):
@@ -72,14 +77,15 @@ class FullySharded(nn.Module):
         for parameter in self._sharded:
             grad, parameter.grad = parameter.grad, None
             self._shards[parameter].grad = None if grad is None else _part(grad)
-        self.scalars.reduce()
+        for one in self.gathered:
+            one.reduce()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model on the CPU of the first rank, nothing on the others; a call of all ranks."""
         return self._state(lambda value: value.full_tensor())
 
     def local_state_dict(self) -> dict[str, Tensor]:
-        """This rank's rows, on the CPU; scalars and buffers are the first rank's."""
+        """This rank's rows, on the CPU, and what every rank has whole."""
         return self._state(_part, everywhere=True)
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg=None):
@@ -104,8 +110,12 @@ class FullySharded(nn.Module):
         mesh = self._sharded[0].device_mesh
         return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
+    def _complete(self) -> None:
+        for one in self.gathered:
+            one.update()
+
     def _state(self, read, everywhere: bool = False) -> dict[str, Tensor]:
-        self.scalars.update()
+        self._complete()
         self.module.reshard()
         state, read_once = {}, {}
         for name, value in self.module.state_dict(keep_vars=True).items():
@@ -119,45 +129,51 @@ class FullySharded(nn.Module):
         return state if self.rank == 0 or everywhere else {}
 
 
-class Scalars:
-    """Parameters of one number, which no rank can have rows of: every rank has them, the first one updates them.
+class Gathered:
+    """Parameters that every rank has whole, and of which each updates its rows: what FSDP2 takes into no group.
 
-    Rezero has one for each layer, R-Fixup seven; FSDP2 refuses them. `parameters` (), whose memory becomes one vector
-    on `device`, over `group`.
+    Scalars (rezero has one for each layer, R-Fixup seven), and the float32 vectors of a model in half precision (admin,
+    dlcl), whose groups are of one type. `parameters` of one type become one vector on `device`, over `group`.
 
-    shards: what this rank's optimiser updates: views of the parameters on the first rank, empty on the others.
+    shards: what this rank's optimiser updates: views of its rows, of scalars the first rank's.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group, device: torch.device):
         self.parameters, self.group = parameters, group
-        self._stale = False  # has the first rank updated them since they were sent?
-        first = group.rank() == 0
-        if parameters:
-            self._values = torch.stack([parameter.data for parameter in parameters]).to(device)
-            for parameter, value in zip(parameters, self._values, strict=True):
-                parameter.data = value
-        mine = (parameter.data if first else parameter.data.new_empty(0) for parameter in parameters)
-        self.shards = [nn.Parameter(one, requires_grad=p.requires_grad) for one, p in zip(mine, parameters)]
+        self._stale = False  # have the ranks updated their rows since all had them?
+        self._values = torch.cat([parameter.data.reshape(-1) for parameter in parameters]).to(device)
+        self._mine = torch.zeros_like(self._values, dtype=torch.bool)
+        for parameter, value, mine in zip(parameters, self._views(self._values), self._views(self._mine), strict=True):
+            parameter.data = value
+            self._rows(mine).fill_(True)
+        self.shards = [nn.Parameter(self._rows(p.data), requires_grad=p.requires_grad) for p in parameters]
 
     def reduce(self) -> None:
         """The mean of the ranks' gradients becomes the shards'."""
-        trained = [p for p in self.parameters if p.requires_grad]
-        if not trained:
-            return
-        zero = trained[0].new_zeros(())
-        mean = torch.stack([zero if p.grad is None else p.grad for p in trained]).float()
+        mean = torch.zeros_like(self._values, dtype=torch.float32)
+        for parameter, view in zip(self.parameters, self._views(mean), strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
         distributed.all_reduce(mean, group=self.group)
-        mean = (mean / self.group.size()).to(zero.dtype)
-        shards = [shard for shard in self.shards if shard.requires_grad]
-        for parameter, shard, value in zip(trained, shards, mean, strict=True):
-            parameter.grad, shard.grad = None, value if shard.numel() else torch.zeros_like(shard)
+        mean = (mean / self.group.size()).to(self._values.dtype)
+        for parameter, shard, view in zip(self.parameters, self.shards, self._views(mean), strict=True):
+            parameter.grad, shard.grad = None, self._rows(view) if shard.requires_grad else None
         self._stale = True
 
     def update(self) -> None:
-        """All ranks have what the first one made of them; a call of all ranks."""
+        """All ranks have what each made of its rows; a call of all ranks."""
         if self._stale:
-            distributed.broadcast(self._values, distributed.get_global_rank(self.group, 0), group=self.group)
+            self._values.masked_fill_(~self._mine, 0)
+            distributed.all_reduce(self._values, group=self.group)
             self._stale = False
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter's part of a vector, in its shape."""
+        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+    def _rows(self, whole: Tensor) -> Tensor:
+        return shards.cut_rows(whole, self.group.rank(), self.group.size())
 
 
 def _part(value: DTensor) -> Tensor:
