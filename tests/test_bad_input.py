@@ -25,7 +25,6 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--adaptive-softmax-cutoff", "10"): f"--adaptive-softmax-cutoff: {OTHERS}",
     ("--encoder-layerdrop", "0.1"): f"--encoder-layerdrop: {OTHERS}",
     ("--encoder-leyers", "3"): "--encoder-leyers",
-    ("--fp16",): None,
     ("--restore-file", "nowhere.pt"): None,
     ("--finetune-from-model", "nowhere.pt"): None,
     ("--warmup-updates", "0"): None,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
-from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY, LR_SCHEDULER_REGISTRY, build_lr_scheduler
 from omegaconf import OmegaConf
 
@@ -43,12 +42,12 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
 
 
 def test_a_model_that_is_not_ours_is_addressed_by_its_modules(data, tmp_path):
-    """Under --amp, which scales no loss on a CPU."""
-    training = Training(data, tmp_path, "--arch", "transformer", *TINY[2:], "--amp")
+    """Under --amp, at the floor of its loss scale."""
+    training = Training(data, tmp_path, "--arch", "transformer", *TINY[2:], "--amp", "--min-loss-scale", "100")
     with torch.no_grad():
         training.model.decoder.layers[0].fc1.bias[0] = math.inf
     event = training.event()
-    assert event["first"]["where"] == event["first"]["module"] == "decoder.layers.0.fc1"
+    assert event["kind"] == FLOOR and event["first"]["where"] == event["first"]["module"] == "decoder.layers.0.fc1"
     assert event["parameters"]["first"] == ["decoder.layers.0.fc1.bias"]
 
 
@@ -83,13 +82,10 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
     assert event["first"] is None
 
 
-def test_overflows_are_counted_and_only_the_floor_is_a_divergence(data, tmp_path, monkeypatch):
+def test_overflows_are_counted_and_only_the_floor_is_a_divergence(data, tmp_path):
     """Loss scale 32, halved at each overflow, floor 1: two overflows, an update at 8, then 4, 2 and out."""
-    training = Training(data, tmp_path, *TINY)
+    training = Training(data, tmp_path, *TINY, "--fp16", "--fp16-init-scale", "32", "--min-loss-scale", "1")
     trainer, optimizer = training.trainer, training.trainer.optimizer
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's in the branch of an overflow
-    optimizer.scaler = DynamicLossScaler(init_scale=32.0, min_loss_scale=1.0)
-    trainer.cfg.common.fp16 = True
     overflows = iter([True, True, False, True, True, True, True])
     clip = optimizer.clip_grad_norm
 

@@ -79,6 +79,27 @@ def assert_same(state, expected):
         assert found[name].shape == value.shape and apart.max() < 1e-3 and apart.quantile(0.95) < 1e-4, name
 
 
+HALF = {"--fp16": MODES, "--amp": ("ddp",)}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("precision, mode", [(precision, mode) for precision, modes in HALF.items() for mode in modes])
+def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
+    """12 updates: losses as in float32, and weights as one process makes them.
+
+    Those of 2 in a row may fall on either side of a number of fp16: 2^-10 for weights up to 2.
+    """
+    found = []
+    for world, flags in ((1, ()), (2, MODES[mode])):
+        (folder := tmp_path / str(world)).mkdir()
+        losses, state = train(folder, data, world, "dlcl", precision, *flags)
+        assert losses == pytest.approx(alone("dlcl")[0], abs=2.1e-3)
+        found.append(state["model"])
+    one, two = found
+    for name, value in one.items():
+        assert torch.allclose(two[name].float(), value.float(), rtol=0, atol=2**-10), name
+
+
 RESUMED = {  # world and mode before, world and mode after
     "files of 2 on 4": (2, "fsdp in files", 4, "fsdp in files"),
     "zero on 4 by fsdp": (2, "zero", 4, "fsdp"),

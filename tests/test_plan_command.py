@@ -93,7 +93,6 @@ MISTAKES = [
     ("--vocab 100,0", "--vocab 100,0"),
     ("--share-all-embeddings --vocab 3,4", "--share-all-embeddings"),
     ("--fp16 --bf16", "--fp16 and --bf16: choose one"),
-    ("--fp16 --cpu", "--fp16: training in half precision needs a GPU"),
     ("--loss-chunk-tokens 8", "--loss-chunk-tokens 8: an option of --criterion"),
     ("--zero-sharding os", "--zero-sharding os: shards over several GPUs"),
     ("--zero-sharding os --gpus 2", "--zero-sharding os: with --optimizer deepnet_adam"),

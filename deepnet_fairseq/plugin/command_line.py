@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.file_io import PathManager
 from fairseq.models import MODEL_REGISTRY
@@ -104,8 +103,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_training(args: argparse.Namespace) -> None:
-    if getattr(args, "fp16", False) and (args.cpu or not torch.cuda.is_available()):
-        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
     if args.restore_file != "checkpoint_last.pt":
         _check_exists("--restore-file", args.restore_file)
     _check_exists("--finetune-from-model", args.finetune_from_model)

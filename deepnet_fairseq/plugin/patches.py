@@ -35,7 +35,7 @@ from . import calm_root_logger, command_line, datasets, waits, yaml_config
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import stuck, watched_trainer
-from .optimisers import deepnet_adam
+from .optimisers import deepnet_adam, half_precision
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -83,10 +83,15 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks",
         stuck.begin: "and since when it has learnt nothing",
     },
-    (Trainer, "_build_optimizer"): {sharded_trainer.build_optimizer: "--zero-sharding os without fairscale"},
-    (FP16Optimizer, "build_optimizer"): {deepnet_adam.build_half_precision: "an optimiser brings its own"},
+    (Trainer, "_build_optimizer"): {
+        sharded_trainer.build_optimizer: "--zero-sharding os without fairscale",
+        half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
+    },
+    (FP16Optimizer, "build_optimizer"): {half_precision.build_own: "an optimiser brings its own"},
+    (AMPOptimizer, "__init__"): {half_precision.begin_amp: "--amp-scale-window"},
     (Trainer, "train_step"): {
         datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
+        half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
         watched_trainer.watch_step: "a loss that is not finite",
     },
     (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
@@ -106,7 +111,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},
     (Trainer, "_check_grad_norms"): {waits.compare_norms: "one question to the device in place of three"},
     (Trainer, "_reduce_and_log_stats"): {waits.log_on_host: "a validation's numbers by one copy"},
-    (AMPOptimizer, "clip_grad_norm"): {watched_trainer.clip_under_amp: "--amp on a CPU has no loss scale to ask for"},
     (Trainer, "valid_step"): {
         stuck.count_targets: "for --stop-stuck, how often each word is a target",
         train_loop.validate_unless_stopped: "a signal is answered between two batches",
@@ -174,6 +178,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
 PROGRAM_ASSIGNED = {"fsdp_enable_wrap": contextlib.nullcontext, "fsdp_wrap": lambda model: model}  # fairscale's
 ASSIGNED: dict[tuple[Any, str], Any] = {
     (Trainer, "is_fsdp"): property(lambda self: False),  # fairscale's
+    (AMPOptimizer, "step"): half_precision.step_amp,  # fairseq's unscales the gradients twice
     (utils, "move_to_cpu"): reading.move_to_cpu,  # views of one memory stay
     (data_utils, "get_buckets"): datasets.get_buckets,  # --num-batch-buckets needs a name that numpy 2 lacks
     (bucket_pad_length_dataset, "get_buckets"): datasets.get_buckets,  # its copy

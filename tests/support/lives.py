@@ -65,7 +65,7 @@ def rows(log: Path) -> dict:
     found = {}
     for kind, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", log.read_text()):
         numbers = {name: value for name, value in json.loads(row).items() if not CLOCKS.fullmatch(name)}
-        updates = next(value for name, value in numbers.items() if name.endswith("num_updates"))
+        updates = next((value for name, value in numbers.items() if name.endswith("num_updates")), 0)
         found[kind, int(updates)] = numbers
     return found
 

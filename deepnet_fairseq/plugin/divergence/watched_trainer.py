@@ -99,13 +99,6 @@ def watch_norm(original, trainer, clip_norm):
     return watch.norm if trainer.cfg.common.amp else _finite(watch.norm)
 
 
-def clip_under_amp(original, optimizer, max_norm, aggregate_norm_fn=None):
-    """AMPOptimizer's would ask for the loss scale on a CPU too, where --amp scales no loss."""
-    if optimizer.scaler.is_enabled():
-        return original(optimizer, max_norm, aggregate_norm_fn)
-    return _finite(optimizer.fp32_optimizer.clip_grad_norm(max_norm, aggregate_norm_fn))
-
-
 def _finite(norm):
     """FloatingPointError, which becomes Diverged further out, for a norm that is not."""
     if not torch.isfinite(torch.as_tensor(norm)).all():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from fairseq import optim
 from fairseq.models.ema.ema import EMA
-from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer, register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from torch import Tensor
@@ -142,12 +142,6 @@ class DeepnetAdam(FairseqOptimizer):
 # what a checkpoint says of its optimiser, and fairseq compares when it resumes: runs may switch between the two
 DeepnetAdam.__name__ = FairseqAdam.__name__
 FlatFP16Optimizer.__name__ = FP16Optimizer.__name__
-
-
-def build_half_precision(original, cfg, params, **kwargs):
-    """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
-    own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
-    return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
 
 
 def average_together(original, ema: EMA, new_model, updates=None):

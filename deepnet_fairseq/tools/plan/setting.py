@@ -287,6 +287,4 @@ def _precision(args) -> str:
     half = [name for name in efficient if getattr(args, name) or efficient[name]]
     if len(half) > 1:
         raise UserError("--fp16 and --bf16: choose one")
-    if half == ["fp16"] and args.cpu:
-        raise UserError("--fp16: training in half precision needs a GPU; on a CPU take --bf16 or neither")
     return f"memory-efficient-{half[0]}" if half and efficient[half[0]] else half[0] if half else "fp32"

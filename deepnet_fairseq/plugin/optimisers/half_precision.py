@@ -1,0 +1,76 @@
+"""fairseq's half precision, `--fp16` and `--amp`: on a CPU too, slowly, and AMP's gradients unscaled once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from fairseq.optim import OPTIMIZER_REGISTRY
+
+from ..distributed import agreement
+
+logger = logging.getLogger(__name__)
+# what fairseq takes of CUDA without asking whether it trains there: what a CPU gives
+ON_CPU = {
+    (torch.cuda, "current_device"): lambda: None,  # as a parameter's device.index
+    (torch.Tensor, "cuda"): lambda tensor: tensor,
+    (torch.cuda.amp, "GradScaler"): functools.partial(torch.amp.GradScaler, "cpu"),
+    (torch.cuda.amp, "autocast"): functools.partial(torch.amp.autocast, "cpu", torch.float16),
+}
+
+
+def build_on_cpu(original, trainer) -> None:
+    """An optimiser of any device, and a line that half precision makes nothing faster here."""
+    common = trainer.cfg.common
+    if _on_cpu(trainer) and trainer._optimizer is None and agreement.is_first():
+        logger.warning(f"--{'fp16' if common.fp16 else 'amp'} on a CPU: what a GPU would compute, and slower than fp32")
+    step_on_cpu(original, trainer)
+
+
+def step_on_cpu(original, trainer, *args, **kwargs):
+    """A call of fairseq's trainer in half precision, on a CPU as on a GPU."""
+    if not _on_cpu(trainer):
+        return original(trainer, *args, **kwargs)
+    kept = {place: getattr(*place) for place in ON_CPU}
+    try:
+        _set(ON_CPU)
+        return original(trainer, *args, **kwargs)
+    finally:
+        _set(kept)
+
+
+def _on_cpu(trainer) -> bool:
+    return trainer.device.type == "cpu" and (trainer.cfg.common.fp16 or trainer.cfg.common.amp)
+
+
+def _set(values: dict) -> None:
+    for (owner, name), value in values.items():
+        setattr(owner, name, value)
+
+
+def build_own(original, cfg, params, **kwargs):
+    """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
+    own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
+    return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
+
+
+def begin_amp(original, optimizer, cfg, *args, **kwargs) -> None:
+    """With --amp-scale-window, which fairseq looks up under a name that is no flag."""
+    window, cfg.common.amp_scale_window = cfg.common.amp_scale_window, None
+    try:
+        original(optimizer, cfg, *args, **kwargs)
+    finally:
+        cfg.common.amp_scale_window = window
+    if window is not None:
+        optimizer.scaler.set_growth_interval(window)
+
+
+def step_amp(optimizer) -> None:
+    """An update with the gradients that clip_grad_norm has unscaled.
+
+    A scaler knows by the object whose gradients those are; fairseq gives it torch's optimiser there and its own around
+    that here, and Adam would see them divided by the scale twice.
+    """
+    optimizer.scaler.step(optimizer.optimizer)
+    optimizer.scaler.update()

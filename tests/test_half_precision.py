@@ -1,0 +1,128 @@
+"""--fp16 and --amp on a CPU: fairseq's trainer with its loss scales and overflows ends as it does in float32."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fairseq.optim import AMPOptimizer
+from torch import nn
+
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
+from scripts.half_precision import TOO_LARGE, train
+
+from .support.helpers import batch, small
+from .test_deepnet_adam import settings
+
+MODES = {  # flags of a trainer in half precision
+    "fp16": ("--fp16",),
+    "amp": ("--amp",),
+    "flat": ("--fp16", "--optimizer", "deepnet_adam"),
+    "not flat": ("--fp16", "--optimizer", "deepnet_adam", "--fp16-no-flatten-grads"),
+    "radam": ("--fp16", "--optimizer", "radam"),
+    "radam, not flat": ("--fp16", "--optimizer", "radam", "--fp16-no-flatten-grads"),
+    "memory-efficient": ("--memory-efficient-fp16",),
+    "memory-efficient radam": ("--memory-efficient-fp16", "--optimizer", "radam"),
+}
+# Adam's first steps are about the signs of gradients, which rounding changes near 0: the losses on the way (8 bits, and
+# 0.3 bits from one to the next) differ by more than those of one and the same model in the two types, 6e-4 bits.
+# Without float32 weights what an update adds is rounded to 11 bits besides
+AT_LAST, BETWEEN, EFFICIENT = 2.1e-3, 5e-3, 0.03  # bits a token, of a log with three digits
+DEFAULT = [("deepnorm", "fp16"), ("deepnorm", "amp")]
+
+
+@pytest.fixture(scope="module")
+def in_float32(data):
+    """Method and flags -> losses."""
+    found = {}
+
+    def of(*flags):
+        if flags not in found:
+            found[flags] = train(data, "--cpu", *flags)[0]
+        return found[flags]
+
+    return of
+
+
+MODES_OF = {method: MODES if method == "deepnorm" else ("fp16", "amp") for method in sorted(METHODS)}
+ALL = [(method, mode) for method, modes in MODES_OF.items() for mode in modes]
+
+
+@pytest.mark.parametrize(
+    "method, mode", [pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.smoke) for case in ALL]
+)
+def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
+    """The first scale is 2^28: batches that overflow change nothing but the scale. And a line says how slow it is."""
+    half, flags = MODES[mode], ("--method", method, *METHODS[method].train_flags)
+    optimizer = half[half.index("--optimizer") :][:2] if "--optimizer" in half else ()
+    found, scale, trainer = train(data, "--cpu", *flags, *half, *TOO_LARGE)
+    expected = in_float32(*flags, *optimizer)
+    apart = [abs(ours - theirs) for ours, theirs in zip(found, expected, strict=True)]
+    efficient = "--memory-efficient-fp16" in half
+    assert max(apart) < (EFFICIENT if efficient else BETWEEN) and apart[-1] < (EFFICIENT if efficient else AT_LAST)
+    assert expected[-1] < expected[0] - 0.5
+    overflows, amp = 28 - math.log2(scale), trainer.cfg.common.amp
+    assert overflows >= 15 and (trainer.watch.skipped_in_all == overflows or amp)  # which tries a batch three times
+    (line,) = (line for line in caplog.messages if "on a CPU" in line)
+    assert line.startswith(f"--{'amp' if amp else 'fp16'} on a CPU: what a GPU would compute")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_hundred_layers_stay_finite(method, data):
+    """100L-100L, in fp16; a number that is not finite would raise."""
+    deep = ("--encoder-layers", "100", "--decoder-layers", "100", "--max-tokens", "150")
+    flags = ("--cpu", "--method", method, *METHODS[method].train_flags, *MODES["flat"], *deep)
+    *_, trainer = train(data, *flags, updates=2)
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+def test_adam_sees_the_gradient_that_amp_has_scaled():
+    """fairseq's divided it by the scale twice; and --amp-scale-window ended in an error."""
+    cfg = settings("adam", {"amp": True, "fp16_init_scale": 128, "amp_scale_window": 7})
+    parameter, gradient, seen = nn.Parameter(torch.zeros(4)), torch.tensor([1.0, -2.0, 3.0, 0.0]), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp, "GradScaler", lambda **given: torch.amp.GradScaler("cpu", **given))
+        optimizer = AMPOptimizer.build_optimizer(cfg, [parameter])
+    assert optimizer.scaler.get_growth_interval() == 7
+    optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
+    for factor in (1.0, float("inf"), 1.0):  # the second overflows
+        optimizer.zero_grad()
+        optimizer.backward((parameter * gradient * factor).sum())
+        optimizer.clip_grad_norm(0.0)
+        optimizer.step()
+    assert len(seen) == 2 and all(torch.equal(one, gradient) for one in seen)
+    assert optimizer.scaler.get_scale() == 64
+
+
+WORST = ("dlcl", torch.float16)  # vectors of any length, some shorter than there are ranks
+TYPES = [(method, dtype) for method in sorted(METHODS) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(
+    "method, dtype", [pytest.param(*case, marks=() if case == WORST else pytest.mark.smoke) for case in TYPES]
+)
+def test_fsdp_of_a_model_with_numbers_in_float32(method, dtype, group):
+    """One process, as if it were one of many: gradients of the model by itself, and the state there and back."""
+    inputs, found = batch(), []
+    plain, sharded = (small(3, method=method).train().to(dtype) for _ in range(2))
+    sharded = FullySharded(sharded, group, torch.device("cpu"))
+    for model in (plain, sharded):
+        model(inputs[0], None, inputs[1])[0].float().pow(2).mean().backward()
+        if model is sharded:
+            model.all_reduce_grads()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=0, msg=name)  # of one type, or both None
+    state = {name: value.clone() for name, value in sharded.state_dict().items()}
+    torch.testing.assert_close(state, dict(plain.state_dict()), rtol=0, atol=0)
+    for name, _ in plain.named_parameters(remove_duplicate=False):
+        state[name] += 1
+    sharded.load_state_dict(state)
+    for name, value in sharded.local_state_dict().items():
+        assert torch.equal(value, state[name]), name
+    for name, parameter in sharded.named_parameters():
+        assert torch.equal(parameter, state[name]), name
