@@ -101,6 +101,21 @@ def test_a_step_waits_once(flags, data, tmp_path, monkeypatch):
     assert [row["update"] for row in rows] == [1, 2] and all(row["loss"] > 0 and row["gnorm"] > 0 for row in rows)
 
 
+def test_a_step_of_several_gpus_waits_three_times(data, tmp_path, monkeypatch):
+    """For the sums over all, for the norm, and for whether it is one norm; a signal is among the sums."""
+    training = Training(data, tmp_path, *TINY, *FLAGS["bf16"])
+    device = played(training, monkeypatch)
+    monkeypatch.setattr(training.trainer, "_sync_stats", lambda: True)
+    monkeypatch.setattr(training.trainer, "_grad_norm_buf", torch.zeros(1, dtype=torch.float64))
+    monkeypatch.setattr(distributed_utils, "all_reduce", lambda buffer, group: device.take(buffer))
+    samples = [next(training.batches)]
+    with device:
+        training.trainer.train_step(samples)
+    assert device.waits == ["copy"] * 3 and training.trainer.told is False
+    (row,) = training.trainer.watch.rows()
+    assert row["loss"] > 0 and row["gnorm"] > 0
+
+
 def test_a_validation_waits_once_a_batch(data, tmp_path, monkeypatch):
     training = Training(data, tmp_path, *TINY, *FLAGS["chunked"])
     training.trainer.task.load_dataset("valid")

@@ -27,7 +27,8 @@ SPECIALS = 4
 class DeepModel(nn.Module):
     """Stacks of any depth under any registered method.
 
-    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
+    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection; its
+    forward pass is given `padding`, what the host knows of a batch, and passes it on to the stacks.
     """
 
     NAME: ClassVar[str]  # as fairseq knows the model

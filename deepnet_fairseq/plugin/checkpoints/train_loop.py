@@ -105,7 +105,7 @@ def validate_unless_stopped(original, trainer, *args, **kwargs):
 def tell_others(aggregate, trainer, logged, *sums, **kwargs):
     """Has any rank been told to stop? All know it with the sums of what they log: to ask would wait for the GPU."""
     logged, (*sums, told) = aggregate(trainer, logged, *sums, float(received() > 0), **kwargs)
-    trainer.told = told > 0
+    trainer.told = bool(told > 0)
     return logged, sums
 
 
