@@ -177,20 +177,27 @@ def test_a_factor_is_no_copy_on_another_device(device, given):
     assert found == [0.5] and isinstance(found[0], given)
 
 
-@pytest.mark.parametrize(
-    ("others", "amp", "same"),
-    [(1.0, False, True), (1.1, False, False), (float("nan"), False, False), (float("nan"), True, True)],
-)
-def test_norms_of_all_ranks(others, amp, same, monkeypatch):
-    """fairseq's words where they differ; without other GPUs nothing is done."""
-    monkeypatch.setattr(distributed_utils, "all_reduce", lambda buffer, group: buffer[1:].fill_(others))
-    common, told = SimpleNamespace(amp=amp), []
+def test_norms_of_all_ranks(monkeypatch):
+    """fairseq's words where they differ, ours where one is no number, on every rank; nothing without other GPUs."""
+    others, common, told = [1.0], SimpleNamespace(amp=False), []
+    monkeypatch.setattr(distributed_utils, "all_reduce", lambda buffer, group: buffer[1:].fill_(others[-1]))
     trainer = SimpleNamespace(
         _grad_norm_buf=torch.ones(3), data_parallel_rank=0, data_parallel_process_group=None,
         cfg=SimpleNamespace(common=common),
     )  # fmt: skip
-    waits.compare_norms(lambda *_: told.append("differ"), trainer, torch.tensor(1.0))
-    assert told == ([] if same else ["differ"])
+
+    def compare():
+        waits.compare_norms(lambda *_: told.append(others[-1]), trainer, torch.tensor(1.0))
+
+    for other in (1.0, 1.1):
+        others.append(other)
+        compare()
+    assert told == [1.1]
+    others.append(float("nan"))
+    with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
+        compare()
+    common.amp = True  # skips the update
+    compare()
     trainer._grad_norm_buf = None
-    waits.compare_norms(lambda *_: told.append("asked"), trainer, torch.tensor(1.0))
-    assert "asked" not in told
+    compare()
+    assert told == [1.1]

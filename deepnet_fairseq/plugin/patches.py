@@ -105,7 +105,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     },
     (Trainer, "clip_grad_norm"): {
         waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
-        watched_trainer.watch_norm: "an overflow, a norm that is not finite",
+        watched_trainer.watch_norm: "an overflow",
     },
     (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
     (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},

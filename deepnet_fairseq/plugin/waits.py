@@ -81,15 +81,21 @@ def multiply_by_number(original, optimizer, c):
 
 
 def compare_norms(original, trainer, grad_norm):
-    """Is the norm the same on all GPUs? One question in place of fairseq's three, whose words it has if not."""
+    """Is the norm the same on all GPUs? One question in place of fairseq's three, whose words it has if not.
+
+    FloatingPointError on all of them if one is not finite, which to fairseq would be another.
+    """
     norms = trainer._grad_norm_buf
     if norms is None:
         return
     norms.zero_()[trainer.data_parallel_rank].fill_(float(grad_norm))
     distributed_utils.all_reduce(norms, group=trainer.data_parallel_process_group)
     (found,) = fetch([norms])
-    apart = (found - found[0]).abs().max() / (found[0] + 1e-6)
-    if not (apart < 1e-6 if torch.isfinite(found).all() else trainer.cfg.common.amp):
+    if not torch.isfinite(found).all():
+        if trainer.cfg.common.amp:  # which leaves the update out
+            return
+        raise FloatingPointError("gradients are Nan/Inf")
+    if (found - found[0]).abs().max() / (found[0] + 1e-6) >= 1e-6:
         original(trainer, grad_norm)
 
 

@@ -87,7 +87,7 @@ def watch_step(original, trainer, samples, *args, **kwargs):
 
 
 def watch_norm(original, trainer, clip_norm):
-    """Where fairseq's loss scalers find an overflow. FloatingPointError for a norm that is not finite."""
+    """Where fairseq's loss scalers find an overflow."""
     watch = trainer.watch
     watch.norm = None
     try:
@@ -95,8 +95,7 @@ def watch_norm(original, trainer, clip_norm):
     except OverflowError:
         watch.skip()
         raise
-    # before fairseq asks whether the ranks' norms are the same
-    return watch.norm if trainer.cfg.common.amp else _finite(watch.norm)
+    return watch.norm
 
 
 def _finite(norm):
