@@ -10,6 +10,7 @@ from fairseq.optim import AMPOptimizer
 from torch import nn
 
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
 from scripts.half_precision import TOO_LARGE, train
 
@@ -67,6 +68,16 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     assert overflows >= 15 and (trainer.watch.skipped_in_all == overflows or amp)  # which tries a batch three times
     (line,) = (line for line in caplog.messages if "on a CPU" in line)
     assert line.startswith(f"--{'amp' if amp else 'fp16'} on a CPU: what a GPU would compute")
+
+
+@pytest.mark.parametrize(
+    "flag, optimizer, said",
+    [("fp16", "adafactor", "add --fp16-no-flatten-grads"), ("memory-efficient-fp16", "adagrad", "take --fp16")],
+)
+def test_an_optimiser_that_cannot_is_named(flag, optimizer, said, data):
+    """fairseq's words are a page of calls."""
+    with pytest.raises(UserError, match=f"--optimizer {optimizer}: .*{said}"):
+        train(data, "--cpu", "--optimizer", optimizer, f"--{flag}", updates=1)
 
 
 @pytest.mark.smoke

@@ -126,7 +126,17 @@ def test_checkpointing_and_clipping(row, accumulated):
     close(row("--checkpoint-activations", "--clip-norm", "0.001"), accumulated, 1e-4)
 
 
-@pytest.mark.parametrize("flags", [("--bf16",), ("--bf16", "--memory-efficient-bf16")])
+SCALED = ("--fp16", "--memory-efficient-fp16", "--amp")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--bf16",),
+        ("--bf16", "--memory-efficient-bf16"),
+        *(pytest.param((f,), marks=pytest.mark.smoke) for f in SCALED),
+    ],
+)
 def test_half_precision_gradients_are_unscaled(row, accumulated, flags):
     """fairseq's half-precision optimisers divide by the number of tokens after clipping; the probe does not wait."""
     full, half = accumulated["gradient_norm"], row(*flags)["gradient_norm"]

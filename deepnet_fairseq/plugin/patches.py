@@ -25,7 +25,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from fairseq.models.ema.ema import EMA
-from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, fp16_optimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
 from fairseq.tasks import FairseqTask, translation
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
@@ -87,7 +87,11 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         sharded_trainer.build_optimizer: "--zero-sharding os without fairscale",
         half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
     },
-    (FP16Optimizer, "build_optimizer"): {half_precision.build_own: "an optimiser brings its own"},
+    (FP16Optimizer, "build_optimizer"): {
+        half_precision.build_own: "an optimiser brings its own",
+        half_precision.explain_refusal: "what an optimiser cannot do, in one line",
+    },
+    (MemoryEfficientFP16Optimizer, "build_optimizer"): {half_precision.explain_refusal: "the same"},
     (AMPOptimizer, "__init__"): {half_precision.begin_amp: "--amp-scale-window"},
     (Trainer, "train_step"): {
         datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",

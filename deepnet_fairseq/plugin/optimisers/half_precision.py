@@ -8,6 +8,7 @@ import logging
 import torch
 from fairseq.optim import OPTIMIZER_REGISTRY
 
+from ...errors import UserError
 from ..distributed import agreement
 
 logger = logging.getLogger(__name__)
@@ -22,9 +23,10 @@ ON_CPU = {
 
 def build_on_cpu(original, trainer) -> None:
     """An optimiser of any device, and a line that half precision makes nothing faster here."""
-    common = trainer.cfg.common
-    if _on_cpu(trainer) and trainer._optimizer is None and agreement.is_first():
-        logger.warning(f"--{'fp16' if common.fp16 else 'amp'} on a CPU: what a GPU would compute, and slower than fp32")
+    flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
+    if _on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
+        trainer._warn_once.add(flag)  # a resume and a rollback build it again
+        logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32")
     step_on_cpu(original, trainer)
 
 
@@ -53,6 +55,21 @@ def build_own(original, cfg, params, **kwargs):
     """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
     own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
     return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
+
+
+def explain_refusal(original, cfg, params, **kwargs):
+    """UserError for optimisers that cannot do what half precision asks of them."""
+    try:
+        return original(cfg, params, **kwargs)
+    except (RuntimeError, ValueError) as error:
+        if "does not support flat params" in str(error):
+            raise UserError(f"--optimizer {cfg.optimizer._name}: with --fp16 add --fp16-no-flatten-grads") from error
+        if "Unsupported optimizer" in str(error):
+            half = "bf16" if cfg.common.bf16 else "fp16"
+            raise UserError(
+                f"--memory-efficient-{half}: not with --optimizer {cfg.optimizer._name}: take --{half}"
+            ) from error
+        raise
 
 
 def begin_amp(original, optimizer, cfg, *args, **kwargs) -> None:
