@@ -22,6 +22,9 @@ FLAGS = {
     "adam": ("--clip-norm", "1"),
     "deepnet_adam": ("--clip-norm", "1", "--optimizer", "deepnet_adam"),
     "bf16": ("--clip-norm", "1", "--optimizer", "deepnet_adam", "--bf16"),
+    "fp16": ("--clip-norm", "1", "--optimizer", "deepnet_adam", "--fp16"),
+    "fp16 adam": ("--clip-norm", "1", "--fp16"),
+    "memory-efficient": ("--clip-norm", "1", "--memory-efficient-fp16"),
     "chunked": (
         "--criterion",
         "chunked_label_smoothed_cross_entropy",

@@ -98,13 +98,6 @@ def watch_norm(original, trainer, clip_norm):
     return watch.norm
 
 
-def _finite(norm):
-    """FloatingPointError, which becomes Diverged further out, for a norm that is not."""
-    if not torch.isfinite(torch.as_tensor(norm)).all():
-        raise FloatingPointError("gradients are Nan/Inf")
-    return norm
-
-
 def end_diverged(original, trainer):
     """The first thing fairseq does when training has raised. Diverged for a FloatingPointError on its way."""
     error = sys.exc_info()[1]
