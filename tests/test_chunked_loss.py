@@ -85,6 +85,8 @@ def test_same_log(flags):
     for key, value in theirs.items():
         assert float(ours[key]) == pytest.approx(float(value), rel=1e-6), key
     assert flags.get("report_accuracy", False) == (theirs.get("n_correct", 0) > 0)
+    counting = criteria(**flags)[1]
+    assert counting(model, given | counting.count_targets(given))[2] == ours
 
 
 class Largest(TorchDispatchMode):
