@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .modules import Dropout, Linear, project
+from .modules import Dropout, Linear, line_up, project
 
 LONGEST = 256  # keys to which products win on a CPU; behind it their T x S weights cost memory too
 
@@ -36,6 +36,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(source_dim, dim, bias=bias)
         self.q_proj = Linear(dim, dim, bias=bias)
         self.out_proj = Linear(dim, dim, bias=bias)
+        line_up(self.q_proj, self.k_proj, self.v_proj)
         self.inner = inner
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
@@ -98,7 +99,8 @@ def attend(packed: tuple[Tensor, ...], heads: int, mask: Tensor | None, causal: 
 
 def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
     """Packed projections -> views of each, (B, h, T, d)."""
-    views = [part for one, count in zip(packed, _counts(packed), strict=True) for part in one.chunk(count, -1)]
+    parts = [one.chunk(count, -1) if count > 1 else (one,) for one, count in zip(packed, _counts(packed), strict=True)]
+    views = [view for part in parts for view in part]
     return [view.unflatten(-1, (heads, -1)).transpose(1, 2) for view in views]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -101,10 +102,44 @@ class Linear(nn.Linear):
         """Left to core/initialisation.py, which visits every parameter and raises on one it does not know."""
 
 
+def line_up(*linears: nn.Linear) -> None:
+    """Says of parameters of linears that `project` reads together: each is best laid behind the one before, in memory.
+
+    As their attribute `behind`. plugin/optimisers/flat.py goes by it when it lays them anew.
+    """
+    for first, second in pairwise(linears):
+        for name, parameter in second.named_parameters():
+            vars(parameter)["behind"] = getattr(first, name)
+
+
+def lined_up(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The numbers of several tensors in one vector, without a copy, if they lie one behind the other in memory."""
+    first = tensors[0]
+    start = end = first.storage_offset()
+    memory = first.untyped_storage()._cdata
+    for tensor in tensors:
+        if tensor.storage_offset() != end or tensor.untyped_storage()._cdata != memory or not tensor.is_contiguous():
+            return None
+        end += tensor.numel()
+    return first.as_strided((end - start,), (1,))
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of equal shape (D, ..) one below the other, (n D, ..); a view of their memory where they lie so.
+
+    A copy where autograd is to see each of them, and in compiled code, which knows nothing of memory.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    visible = not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    together = lined_up(tensors) if visible else None
+    return torch.cat(tuple(tensors)) if together is None else together.view(-1, *tensors[0].shape[1:])
+
+
 def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weights (C', C) and biases (C',) of n projections, one below the other: (n C', C), and (n C',) or None."""
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return torch.cat([linear.weight for linear in linears]), bias
+    bias = None if linears[0].bias is None else stacked([linear.bias for linear in linears])
+    return stacked([linear.weight for linear in linears]), bias
 
 
 def watched(*modules: nn.Module) -> bool:
@@ -138,20 +173,20 @@ def _tell(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 class _Project(torch.autograd.Function):
-    """F.linear by the packed weight, which the backward pass packs again: in a deep model the copies would add up."""
+    """F.linear by the packed weight, which the backward pass packs again: in a deep model copies would add up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x, *weights)
         ctx.biased = bool(biases)
-        return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+        return F.linear(x, stacked(weights), stacked(biases) if biases else None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        of_x = F.linear(grad, torch.cat(weights).t()) if ctx.needs_input_grad[0] else None
+        of_x = F.linear(grad, stacked(weights).t()) if ctx.needs_input_grad[0] else None
         of_weights = (rows.t() @ x.flatten(0, -2)).chunk(len(weights))
         of_biases = rows.sum(0).chunk(len(weights)) if ctx.biased else ()
         return of_x, None, *of_weights, *of_biases

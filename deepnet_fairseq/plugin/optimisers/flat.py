@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
+
+from ...core.modules import lined_up
 
 HALF = (torch.float16, torch.bfloat16)
 ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
@@ -61,11 +62,25 @@ class Chunk(NamedTuple):
     padding: list[Tensor]
 
 
+def in_line(parameters: list[nn.Parameter]) -> list[int]:
+    """Their numbers in the order in which they best lie: each directly behind the one that core's `line_up` names."""
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    successor = {getattr(parameter, "behind", None): parameter for parameter in parameters}
+    order = []
+    for parameter in parameters:
+        following = parameter if getattr(parameter, "behind", None) not in numbers else None
+        while following is not None:
+            order.append(numbers[following])
+            following = successor.get(following)
+    return order
+
+
 class Flat:
     """The memory of some parameters, whose `data` become views of one buffer.
 
-    parameters: of one dtype and device. weights (total,): what an optimiser updates, which is that buffer, or a copy of
-    it in float32 if it is in half precision; with a shard those of the shard alone, from `start` on in the buffer.
+    parameters: of one dtype and device, in the order in which they are to lie. weights (total,): what an optimiser
+    updates, which is that buffer, or a copy of it in float32 if it is in half precision; with a shard those of the
+    shard alone, from `start` on in the buffer.
     Padding, at first 0, lies between parameters.
     Gradients stay where autograd puts them and are copied together chunk by chunk, the same small memory for all.
     """
@@ -146,13 +161,24 @@ class Flat:
             self._shard.spread(self._buffer)
 
     def _copy(self, chunk: Chunk) -> None:
-        grads = self._grads[chunk.numbers]
-        present = [grad is not None for grad in grads]
-        absent = chunk.padding + [view for view, there in zip(chunk.views, present, strict=True) if not there]
-        if grads := list(compress(grads, present)):
-            if len(chunk.views) == 1:  # maybe a part of it
-                grads = [grads[0].reshape(-1)[chunk.skip :][: chunk.stop - chunk.start]]
-            torch._foreach_copy_(list(compress(chunk.views, present)), grads)
+        grads: list[Tensor] = []
+        views, absent = [], list(chunk.padding)
+        for number, view in enumerate(chunk.views, chunk.numbers.start):
+            grad = self._grads[number]
+            if grad is None:
+                absent.append(view)
+                continue
+            if grads and hasattr(self.parameters[number], "behind"):
+                gradient, place = lined_up((grads[-1], grad)), lined_up((views[-1], view))
+                if gradient is not None and place is not None:  # as `project` gives them: one copy for both
+                    grads[-1], views[-1] = gradient, place
+                    continue
+            grads.append(grad)
+            views.append(view)
+        if len(chunk.views) == 1:  # maybe a part of it
+            grads = [grad.reshape(-1)[chunk.skip :][: chunk.stop - chunk.start] for grad in grads]
+        if grads:
+            torch._foreach_copy_(views, grads)
         if absent:
             torch._foreach_zero_(absent)
 

@@ -19,7 +19,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
 from ...errors import UserError
-from .flat import Flat, Shard
+from .flat import Flat, Shard, in_line
 
 Entry = dict[str, Any]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -45,7 +45,7 @@ class FlatAdam(torch.optim.Optimizer):
         kinds: dict[tuple, list[int]] = defaultdict(list)
         for index, parameter in enumerate(group["params"]):
             kinds[parameter.dtype, parameter.device].append(index)
-        self.parts = [Part(indices, [group["params"][index] for index in indices]) for indices in kinds.values()]
+        self.parts = [Part(indices, group["params"]) for indices in kinds.values()]
         self.factor: float | Tensor = 1.0  # what the gradients are still to be multiplied by
         self._norm: Tensor | None = None  # of the gradients noted last
         self._shard: Shard | None = None
@@ -150,14 +150,17 @@ class FlatAdam(torch.optim.Optimizer):
 
 
 class Part:
-    """Flat parameters, their indices in the optimiser's list, and their state of Adam.
+    """Flat parameters, their indices in the optimiser's list, in the order in which they lie, and their state of Adam.
 
+    parameters: of that list; indices: of those of one dtype and device.
     steps: updates each parameter has had; one without gradient is left out of an update, as fairseq's adam does.
     moments: empty until they are needed; of the shard, if there is one.
     """
 
     def __init__(self, indices: list[int], parameters: list[nn.Parameter]):
-        self.indices, self.flat = indices, Flat(parameters)
+        order = in_line([parameters[index] for index in indices])
+        self.indices = [indices[number] for number in order]
+        self.flat = Flat([parameters[index] for index in self.indices])
         self.steps = [0] * len(indices)
         self.moments: dict[str, Tensor] = {}
 
