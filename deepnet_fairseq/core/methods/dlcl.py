@@ -5,10 +5,16 @@ the embedding, y_k the output of layer k; both stacks have a W of their own, (L+
 at 1/(l+1); the layers are Pre-LN; one more row and the stack's last LayerNorm close the stack. LN_0 is the identity.
 `--dlcl-norm post`: x = LN_l(sum_{k<=l} W[l,k] y_k) around Post-LN layers.
 The authors' code keeps the history in module attributes (not re-entrant) and stacks all of it for each layer, O(L^2)
-activations; here it lives in the forward pass, each y_k kept once. Its flag for a normalised embedding writes an
-attribute nobody reads; `--dlcl-normalize-embedding` works. Vector weights, softmax and history dropout, off by default
-there, are left out. W is float32, and so is the sum: its gradient is taken over all tokens.
+activations; here it lives in the forward pass, each y_k kept once, in the rows of one matrix, so that a sum is one
+product and a layer costs as many operations as any other. Its flag for a normalised embedding writes an attribute
+nobody reads; `--dlcl-normalize-embedding` works. Vector weights, softmax and history dropout, off by default there, are
+left out. W is float32, and so are the rows and the sum: its gradient is taken over all tokens.
 """
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +24,68 @@ from ..slots import FullPrecision
 from .base import Method, Option, register
 
 
-class WeightedSum(torch.autograd.Function):
-    """w (n,), h_1 to h_n (B, T, C) -> sum_k w[k] h_k (B, T, C), computed in the type of w, given in that of h_1.
+class History:
+    """What all sums of one forward pass share: rows (L+1, B T C) in the type of W, the y_k or their normalised ones.
 
-    Keeps references to the h_k for the backward pass, and no products.
+    In the backward pass also gradients (L+1, B T C) of the sums that it has passed, and of_weights, that of W.
+    """
+
+    gradients: Tensor
+    of_weights: Tensor
+
+    def __init__(self, sums: int, y: Tensor, dtype: torch.dtype):
+        self.rows = y.new_empty(sums, y.numel(), dtype=dtype)
+        self.backward_pass, self.last = -1, 0  # which one it is, and the sum with which it began
+
+    def begin(self, row: int, weight: Tensor) -> None:
+        """A backward pass has come to the sum of this row: if it is another pass, nothing is left of the one before."""
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass != self.backward_pass:
+            self.backward_pass, self.last = backward_pass, row
+            self.gradients = torch.empty_like(self.rows)
+            self.of_weights = torch.zeros_like(weight)
+
+
+class WeightedSum(torch.autograd.Function):
+    """y (B, T, C), the newest, W (L+1, L+1), the history, window -> sum_k W[row,k] y_k (B, T, C) in the type of y.
+
+    Autograd knows of y alone. A gradient of the sums behind it has come when its own is asked for, because each of them
+    reads the one before through a layer; so that of y is one product too. That of W is complete in row 0.
     """
 
     @staticmethod
-    def forward(ctx, weights: Tensor, *states: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, *states)
-        total = torch.zeros_like(states[0], dtype=weights.dtype)
-        for weight, state in zip(weights, states, strict=True):
-            total += weight * state
-        return total.to(states[0].dtype)
+    def forward(ctx: Any, y: Tensor, weight: Tensor, history: History, row: int, window: int) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.history, ctx.row, ctx.window = history, row, window
+        history.rows[row].view(y.shape).copy_(y)
+        first = max(0, row + 1 - window)
+        with _as_they_are(y):
+            total = torch.mv(history.rows[first : row + 1].t(), weight[row, first : row + 1])
+        return total.view(y.shape).to(y.dtype)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
-        weights, *states = ctx.saved_tensors
-        gradient = gradient.to(weights.dtype)
-        of_weights = torch.stack([(gradient * state).sum() for state in states])
-        return of_weights, *((weight * gradient).to(s.dtype) for weight, s in zip(weights, states, strict=True))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,), history, row, window = ctx.saved_tensors, ctx.history, ctx.row, ctx.window
+        history.begin(row, weight)
+        history.gradients[row].view(gradient.shape).copy_(gradient)
+        first, last = max(0, row + 1 - window), min(history.last, row + window - 1)
+        with _as_they_are(gradient):
+            if ctx.needs_input_grad[1]:
+                of_row = history.of_weights[row, first : row + 1]
+                torch.mv(history.rows[first : row + 1], history.gradients[row], out=of_row)
+            of_y = torch.mv(history.gradients[row : last + 1].t(), weight[row : last + 1, row])
+        of_weights = history.of_weights if row == 0 and ctx.needs_input_grad[1] else None
+        if row == 0:
+            history.backward_pass = -1
+            del history.gradients, history.of_weights
+        return of_y.view(gradient.shape).to(gradient.dtype), of_weights, None, None, None
+
+
+def _as_they_are(tensor: Tensor) -> AbstractContextManager:
+    """Autocast would round float32 to half precision."""
+    device = tensor.device.type
+    off = not tensor.is_meta and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if off else nullcontext()
 
 
 class LayerWeights(FullPrecision):
@@ -53,10 +101,13 @@ class LayerWeights(FullPrecision):
         ones = torch.tensor([[min(row, self.window)] for row in range(1, size + 1)])
         self.weight = nn.Parameter(rows.div_(ones) if init == "average" else rows)
 
-    def forward(self, history: list[Tensor]) -> Tensor:
-        """The outputs so far, (B, T, C) each -> their combination (B, T, C)."""
-        row, first = len(history) - 1, max(0, len(history) - self.window)
-        return WeightedSum.apply(self.weight[row, first : row + 1], *history[first:])
+    def forward(self, y: Tensor, history: list[Any]) -> Tensor:
+        """The newest output (B, T, C) -> its combination with those before it (B, T, C)."""
+        if not history:
+            history.append(History(len(self.weight), y, self.weight.dtype))
+        row = len(history) - 1
+        history.append(row)
+        return WeightedSum.apply(y, self.weight, history[0], row, self.window)
 
 
 class Combination(nn.Module):
@@ -69,11 +120,9 @@ class Combination(nn.Module):
         self.norms = nn.ModuleList(norms)
         self.weights = weights
 
-    def forward(self, y: Tensor, history: list[Tensor]) -> Tensor:
-        norm = self.norms[len(history)]
-        history.append(norm(y) if self.norm_first else y)
-        x = self.weights(history)
-        return x if self.norm_first else norm(x)
+    def forward(self, y: Tensor, history: list[Any]) -> Tensor:
+        norm = self.norms[max(0, len(history) - 1)]
+        return self.weights(norm(y), history) if self.norm_first else norm(self.weights(y, history))
 
 
 @register("dlcl")

@@ -217,14 +217,15 @@ class Run:
     def expanded(self, fewer: Run | None = None) -> Iterator[Stage]:
         """The stages of the whole model; fewer: the same with a layer less, which shows what grows with the depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
-            stages = list(group)
-            missing = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0) - len(stages)
-            if name.endswith(LAYERS) and missing > 0:
-                *front, last = stages
-                before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
-                stages = front + [front[-1].further(front[-2] if fewer else front[-1], k + 1) for k in range(missing)]
-                stages.append(last.further(before, missing))
-            yield from stages
+            *front, last = group
+            layers = f"{name.split()[0]} {LAYERS}"
+            depth = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0)
+            missing = depth - sum(stage.name == layers for stage in self.stages)
+            before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
+            if name == layers:
+                front += [front[-1].further(front[-2] if fewer else front[-1], k + 1) for k in range(missing)]
+            yield from front
+            yield last.further(before, max(0, missing))
 
     def _forward(self) -> Tensor:
         memory: tuple[Tensor | None, ...] = ()
@@ -252,7 +253,7 @@ class Run:
                 remembered = len(history)
                 x = stack.mix(layer(x, None, *memory), history)
                 stage.output = x.nbytes
-                stage.outlasting = sum(state.nbytes for state in history[remembered:])
+                stage.outlasting = sum(x.nbytes for x in history[remembered:] if isinstance(x, Tensor))
         x = self._boundary(x)
         with self._stage(f"{name} end") as stage:
             x = stack.finish(x)
