@@ -21,6 +21,14 @@ from .modules import Dropout, Linear, line_up, project
 LONGEST = 256  # keys to which products win on a CPU; behind it their T x S weights cost memory too
 
 
+def leave_cudnn_out() -> None:
+    """From now on the process's attention is not cuDNN's, which makes a plan for each new shape, in half a second.
+
+    torch takes it first in half precision on Hopper from cuDNN 9.15 on; sentences come in hundreds of shapes.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class Attention(nn.Module):
     """Scaled dot-product attention of many heads (Vaswani et al. 2017, section 3.2).
 
@@ -31,6 +39,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner: nn.Module | None, bias: bool):
         super().__init__()
+        leave_cudnn_out()
         self.num_heads = num_heads
         self.k_proj = Linear(source_dim, dim, bias=bias)
         self.v_proj = Linear(source_dim, dim, bias=bias)
@@ -107,11 +116,14 @@ def split(packed: tuple[Tensor, ...], heads: int) -> list[Tensor]:
 def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
 
-    The lowest number instead of -inf: a query that may look nowhere is given something, not NaN.
+    The lowest number instead of -inf: a query that may look nowhere is given something, not NaN. Rows lie a multiple of
+    8 numbers apart, as a GPU's kernel for masks wants them; else it copies them, in each layer.
     """
     if mask.dtype != torch.bool:
         return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+    *rows, length = mask.shape
+    numbers = torch.zeros(*rows, -(-length // 8) * 8, dtype=dtype, device=mask.device)[..., :length]
+    return numbers.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class _Products(torch.autograd.Function):

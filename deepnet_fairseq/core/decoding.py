@@ -67,8 +67,8 @@ class DecoderCache:
     """Keys and values of all layers.
 
     memory (L, 2, B, S, h, d) of the source, made once, None in a language model; prefix (L, 2, B, capacity, h, d) of
-    the target, of which the first `used` are filled, k a step; past (B, k, used): 0 where a beam looks back at its own
-    prefix, -inf elsewhere.
+    the target, of which the first `used` are filled, k a step; past (B, k, capacity), where there are several beams: 0
+    where one looks back at its own prefix, -inf elsewhere.
     """
 
     def __init__(self, layers: Sequence[nn.Module], source: EncoderOutput | None, first: Tensor):
@@ -97,9 +97,9 @@ class DecoderCache:
             self._memory = self._memory or _by_layer(self.memory)
         if self.beams == 1:
             return None
-        itself = torch.full((self.beams, self.beams), float("-inf")).fill_diagonal_(0).to(self.past)
-        self.past = torch.cat([self.past, itself.expand(len(self.past), -1, -1)], -1)
-        return self.past[:, None]
+        newest = self.past[..., self.used - self.beams : self.used]
+        newest.fill_(float("-inf")).diagonal(dim1=1, dim2=2).zero_()  # a beam looks at itself
+        return self.past[:, None, :, : self.used]
 
     def append(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Packed queries, keys and values of this step (rows, 3 C), of which it keeps keys and values.
@@ -135,24 +135,24 @@ class DecoderCache:
         if self.memory is not None:
             self.memory = self.memory.index_select(2, sentences)
         if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask.index_select(0, sentences)
-        if self.beams == 1:
-            self.past = self.past.index_select(0, sentences)
+            self.memory_mask = to_add(self.memory_mask.index_select(0, sentences) == 0, self.memory_mask.dtype)
         self._memory = ()
 
     def _make_room(self) -> None:
         """Drops what no beam looks back at; as much room again as the rest takes."""
-        needed = (self.past == 0).any(1)  # (B, used)
+        needed = (self.past[..., : self.used] == 0).any(1)  # (B, used)
         kept = int(needed.sum(1).max()) if self.beams > 1 and self.used else self.used
         if kept == self.used:
-            prefix = self.prefix[:, :, :, :kept]
+            prefix, past = self.prefix[:, :, :, :kept], self.past[..., :kept]
         else:
             slots = torch.argsort(needed.to(torch.uint8), dim=1, descending=True, stable=True)[:, :kept]
-            prefix = self._take(slots)
-            self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
-        room = max(kept, ROOM * self.beams)
-        self.prefix = prefix.new_empty(*prefix.shape[:3], kept + room, *prefix.shape[4:])
+            prefix, past = self._take(slots), self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        capacity = -(-(kept + max(kept, ROOM * self.beams)) // 8) * 8  # as attention.to_add's rows
+        self.prefix = prefix.new_empty(*prefix.shape[:3], capacity, *prefix.shape[4:])
         self.prefix[:, :, :, :kept] = prefix
+        if self.beams > 1:
+            self.past = past.new_empty(*past.shape[:2], capacity)
+            self.past[..., :kept] = past
         self.used = kept
 
     def _take(self, slots: Tensor) -> Tensor:

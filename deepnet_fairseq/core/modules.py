@@ -152,7 +152,7 @@ def project(x: Tensor, *linears: nn.Linear) -> Tensor:
 
     Their forward hooks are called; RuntimeError for one that wants to change what it sees.
     """
-    if torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or (not x.is_meta and torch.is_autocast_enabled(x.device.type)):
         y = F.linear(x, *pack(*linears))
     else:
         biases = [linear.bias for linear in linears if linear.bias is not None]

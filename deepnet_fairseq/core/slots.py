@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 BRANCHES = ("self_attn", "encoder_attn", "ffn")  # of a layer with cross-attention; the others lack encoder_attn
 # fairseq's own names, so that a checkpoint of its `transformer` fits
@@ -125,7 +127,7 @@ class Multiply(FullPrecision):
         self.scale = nn.Parameter(torch.tensor(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.to(self.scale.dtype) * self.scale).to(x.dtype)
+        return _Product.apply(x, self.scale)
 
 
 class Shift(FullPrecision):
@@ -136,4 +138,39 @@ class Shift(FullPrecision):
         self.shift = nn.Parameter(torch.tensor(0.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.to(self.shift.dtype) - self.shift).to(x.dtype)
+        return _Difference.apply(x, self.shift)
+
+
+def _in_type(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
+    """function(x, number (), float32), computed in float32 and given in the type of x, by one kernel without copies."""
+    return function(x, number.view(1), out=torch.empty_like(x))
+
+
+class _Product(torch.autograd.Function):
+    """x (..) in any type, s () in float32 -> s x; the gradient of s is added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return _in_type(x, torch.mul, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        products = torch.mul(grad, x, out=torch.empty_like(x, dtype=scale.dtype))  # float16 would overflow
+        return _in_type(grad, torch.mul, scale), products.sum()
+
+
+class _Difference(torch.autograd.Function):
+    """x (..) in any type, b () in float32 -> x - b; the gradient of b is added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shift: Tensor) -> Tensor:
+        ctx.dtype = shift.dtype
+        return _in_type(x, torch.sub, shift)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, -grad.sum(dtype=ctx.dtype)

@@ -30,6 +30,7 @@ from fairseq.tasks import FairseqTask, translation
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
+from ..core import attention
 from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, waits, yaml_config
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
@@ -200,6 +201,7 @@ def know_this_package() -> None:
 CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
     launch.end_with_launcher: "no process outlives its torchrun or srun",
     calm_root_logger: "importing fairseq sets the root logger to DEBUG",
+    attention.leave_cudnn_out: "it would make a plan for each new shape",
     launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
     yaml_config.read_without_running: "eval of settings, in 18 modules",
