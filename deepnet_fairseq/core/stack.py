@@ -263,7 +263,8 @@ class Decoder(Stack):
             alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
-            inputs: tuple[Tensor | None, ...] = (self._left_padding_mask(prev_output_tokens, padding or UNKNOWN),)
+            mask = self._left_padding_mask(prev_output_tokens, padding or UNKNOWN)
+            inputs: tuple[Tensor | None, ...] = (None if mask is None else to_add(mask, x.dtype),)
             if self.attends:
                 memory = EncoderOutput.of(encoder_out)
                 inputs += (memory.states, memory.mask)
