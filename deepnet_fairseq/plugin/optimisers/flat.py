@@ -96,7 +96,7 @@ class Flat:
         self.start, self._shard = 0, None
         self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
         self._grads: list[Tensor | None] = []
-        self._copied = False  # do the chunks hold these gradients? Only where there is one chunk
+        self._held: Chunk | None = None  # the one whose gradient is there, for they share its memory
 
     def shard(self, shard: Shard) -> None:
         """From now on `weights` are those of the shard, and publishing gives them to all and takes theirs."""
@@ -129,7 +129,7 @@ class Flat:
         """Notes the gradients that the parameters have now; RuntimeError if the parameters left the buffer."""
         if self.parameters[0].data_ptr() != self._buffer.data_ptr():
             raise RuntimeError("the parameters were moved or cast behind the optimiser's back: build it anew")
-        self._grads, self._copied = [parameter.grad for parameter in self.parameters], False
+        self._grads, self._held = [parameter.grad for parameter in self.parameters], None
 
     def drop(self) -> None:
         """Lets go of the noted gradients."""
@@ -143,14 +143,15 @@ class Flat:
     def gradients(self, own: bool = False) -> Iterator[tuple[int, int, Tensor]]:
         """Begin and end of a stretch of the buffer and its gradient, in the type of `weights`, 0 where there is none.
 
-        own: of what touches `weights` alone. It is overwritten when the next is asked for.
+        own: of what touches `weights` alone, the last stretch first, which is still there when all have been asked for.
+        A gradient is overwritten when the next is asked for.
         """
-        for chunk in self._chunks:
+        for chunk in reversed(self._chunks) if own else self._chunks:
             if own and (chunk.stop <= self.start or chunk.start >= self.start + len(self.weights)):
                 continue
-            if not self._copied:
+            if self._held is not chunk:
                 self._copy(chunk)
-            self._copied = len(self._chunks) == 1
+                self._held = chunk
             yield chunk.start, chunk.stop, chunk.gradient
 
     def publish(self) -> None:
