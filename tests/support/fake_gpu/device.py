@@ -30,9 +30,10 @@ NO_KERNEL = {  # beside views
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view", "resize_", "set_",
     "set_data", "device",
 }  # fmt: skip
-KERNELS = {  # of an operator that is not one, on a GPU in half precision, from ATen's sources
+KERNELS = {  # of an operator that is not one, on a GPU in half precision, from ATen's sources; the memory-efficient
+    # kernel sums grad times output itself (kKernelComputesDelta), and has its workspace zeroed where it splits keys
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3,
-    "_scaled_dot_product_efficient_attention_backward": 3, "_scaled_dot_product_cudnn_attention_backward": 3,
+    "_scaled_dot_product_efficient_attention_backward": 2, "_scaled_dot_product_cudnn_attention_backward": 3,
     "embedding_dense_backward": 10, "nonzero": 4,
 }  # fmt: skip
 TENSORS, CHUNK, CHUNKS = (110, 64, 48, 36, 30), 65_536, 320  # of a launch over lists, ATen's MultiTensorApply.cuh
