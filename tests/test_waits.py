@@ -110,11 +110,15 @@ def test_a_step_of_several_gpus_waits_three_times(data, tmp_path, monkeypatch):
     device = played(training, monkeypatch)
     monkeypatch.setattr(training.trainer, "_sync_stats", lambda: True)
     monkeypatch.setattr(training.trainer, "_grad_norm_buf", torch.zeros(1, dtype=torch.float64))
-    monkeypatch.setattr(distributed_utils, "all_reduce", lambda buffer, group: device.take(buffer))
-    samples = [next(training.batches)]
+    sent = []
+    monkeypatch.setattr(
+        distributed_utils, "all_reduce", lambda buffer, group: device.take(buffer) or sent.append(buffer)
+    )
+    samples = [next(training.batches) for _ in range(2)]
     with device:
         training.trainer.train_step(samples)
     assert device.waits == ["copy"] * 3 and training.trainer.told is False
+    assert len(sent) == 2 and sum(sample["ntokens"] for sample in samples) in sent[0].tolist()
     (row,) = training.trainer.watch.rows()
     assert row["loss"] > 0 and row["gnorm"] > 0
 

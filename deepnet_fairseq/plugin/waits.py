@@ -45,11 +45,22 @@ def note_logged(train_step, task, *args, **kwargs):
     return loss, size, logged
 
 
-def sums_on_host(aggregate, trainer, *args, **kwargs):
-    """What all ranks have logged, and their sample size, by one copy."""
-    logged, sums = aggregate(trainer, *args, **kwargs)
+def sums_on_host(aggregate, trainer, logged, *sums, **kwargs):
+    """What all ranks have logged, and their sample size, by one message and one copy.
+
+    fairseq sends what is no tensor in a second one, and copies it to the device, which waits.
+    """
+
+    def there(value):
+        number = isinstance(value, int | float)
+        return torch.full((), value, dtype=torch.float64, device=trainer.device) if number else value
+
+    if trainer.task.logging_outputs_can_be_summed(trainer.get_criterion()):
+        logged = [{key: there(value) for key, value in one.items()} for one in logged]
+        sums = tuple(map(there, sums))
+    logged, found = aggregate(trainer, logged, *sums, **kwargs)
     vars(trainer.task).pop(LOGGED, None)
-    return logged, fetch(sums, logged)
+    return logged, fetch(found, logged)
 
 
 def clip_on_host(original, trainer, clip_norm):
