@@ -121,8 +121,10 @@ def fetch(values: Iterable, logged: Iterable = ()) -> list:
     found = list(values)
     places = [*_tensors(found), *(place for one in logged for place in _tensors(one))]
     tensors = [holder[key].detach() for holder, key in places]
-    if tensors:  # float64 holds what float32 and counts are
-        whole = torch.cat([tensor.reshape(-1).to(tensors[0].device, torch.float64) for tensor in tensors]).cpu()
+    if tensors:
+        kinds = {tensor.dtype for tensor in tensors}
+        common = kinds.pop() if len(kinds) == 1 else torch.float64  # which holds what float32 and counts are
+        whole = torch.cat([tensor.reshape(-1).to(tensors[0].device, common) for tensor in tensors]).cpu()
         parts = whole.split([tensor.numel() for tensor in tensors])
         for (holder, key), part, tensor in zip(places, parts, tensors, strict=True):
             holder[key] = part.view(tensor.shape).to(tensor.dtype)
