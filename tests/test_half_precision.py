@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch import nn
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
-from scripts.half_precision import TOO_LARGE, train
+from scripts.half_precision import FLAGS, TOO_LARGE, train
 
-from .support.helpers import batch, small
+from .support.helpers import USER_DIR, batch, run, small
 from .test_deepnet_adam import settings
+from .test_every_method import TRANSLATE
 
 MODES = {  # flags of a trainer in half precision
     "fp16": ("--fp16",),
@@ -88,6 +90,31 @@ def test_hundred_layers_stay_finite(method, data):
     flags = ("--cpu", "--method", method, *METHODS[method].train_flags, *MODES["flat"], *deep)
     *_, trainer = train(data, *flags, updates=2)
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.smoke
+def test_translations_in_half_precision(data, tmp_path):
+    """By the programs, of a model that was trained in fp16: the scores, bits a token, are those of float32."""
+    run(
+        "fairseq-train",
+        data,
+        "--user-dir",
+        USER_DIR,
+        *FLAGS,
+        "--cpu",
+        "--fp16",
+        "--max-update",
+        "12",
+        "--save-dir",
+        tmp_path,
+    )
+    found = {}
+    for precision, flags in {"float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",)}.items():
+        out = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt", *flags).stdout
+        found[precision] = [float(score) for score in re.findall(r"^H-\d+\t(\S+)", out, re.MULTILINE)]
+    assert len(found["float32"]) == 20
+    assert found["fp16"] == pytest.approx(found["float32"], abs=5e-3)
+    assert found["bf16"] == pytest.approx(found["float32"], abs=0.05)
 
 
 def test_adam_sees_the_gradient_that_amp_has_scaled():
