@@ -98,6 +98,7 @@ def test_a_step_waits_once(flags, data, tmp_path, monkeypatch):
         assert device.waits == ["copy"]
         device.waits.clear()
         assert found == plain.trainer.train_step([next(plain.batches)])
+        assert waits.LOGGED not in vars(watched.trainer.task)
     for mine, expected in zip(watched.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
     rows = watched.trainer.watch.rows()

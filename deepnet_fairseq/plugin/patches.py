@@ -97,6 +97,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (Trainer, "train_step"): {
         datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
         half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
+        waits.note_step: "what an update's batches log",
         watched_trainer.watch_step: "a loss that is not finite",
     },
     (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},

@@ -36,12 +36,22 @@ def know_batch(prepare, trainer, sample, *args, **kwargs):
     return prepare(trainer, sample, *args, **kwargs)
 
 
+def note_step(train_step, trainer, *args, **kwargs):
+    """One update, of which `note_logged` notes the batches."""
+    vars(trainer.task)[LOGGED] = []
+    try:
+        return train_step(trainer, *args, **kwargs)
+    finally:
+        vars(trainer.task).pop(LOGGED, None)
+
+
 def note_logged(train_step, task, *args, **kwargs):
     """Of each batch what it logs, for `clip_on_host`; a sample size that fairseq would ask the device for at once."""
     loss, size, logged = train_step(task, *args, **kwargs)
     if torch.is_tensor(size):
         (size,) = fetch([size], [logged])
-    vars(task).setdefault(LOGGED, []).append(logged)
+    if LOGGED in vars(task):
+        vars(task)[LOGGED].append(logged)
     return loss, size, logged
 
 
