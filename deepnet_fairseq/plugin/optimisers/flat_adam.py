@@ -129,7 +129,11 @@ class FlatAdam(torch.optim.Optimizer):
         (group,) = self.param_groups
         found: list[Entry] = [{} for _ in group["params"]]
         for part, kept in zip(self.parts, self._whole or [part.moments for part in self.parts], strict=True):
-            views = {name: part.flat.views(kept[name].cpu() if self.merge else kept[name]) for name in MOMENTS if kept}
+            views = {
+                name: part.flat.views(kept[name].cpu() if self.merge else kept[name])
+                for name in MOMENTS
+                if name in kept
+            }
             for number, (index, step) in enumerate(zip(part.indices, part.steps, strict=True)):
                 if step:
                     found[index] = {"step": step} | {name: views[name][number] for name in MOMENTS}
