@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fairseq import checkpoint_utils
 from fairseq.modules import FairseqDropout
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from deepnet_fairseq.core import attention
 from deepnet_fairseq.core.methods import METHODS
@@ -73,6 +74,16 @@ def test_18_layers_are_one_compilation_a_stack(compilations):
     model = compiled(small(3, method="admin"))  # whose first omega of a stack is not trained
     assert_same_gradients(model, small(3, method="admin"), SHAPES[:1], 1e-6)
     assert compilations() == 8
+
+
+def test_a_layer_is_one_graph_under_ddp(group):
+    """Of 3 MB: dynamo would cut it behind the parameters of DDP's first bucket, of 1 MB."""
+    graphs = []
+    model = small(2, encoder_embed_dim=256, encoder_ffn_embed_dim=1024).train()
+    compile_layers(model, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    src, prev = batch()
+    DistributedDataParallel(model)(src, None, prev)[0].sum().backward()
+    assert len(graphs) == 2
 
 
 def test_dropout_and_recomputation():

@@ -18,6 +18,7 @@ from .support.fake_gpu.step import UPDATE, Shape, decode, model, refused, train
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 PAIR = 102  # launches of a layer of each stack, forward and backward
+COMPILED = 107  # by --compile-layers: inductor's sums over all tokens are two kernels each, 42 of these
 MORE = {  # and of methods that do more
     "admin": 132, "branchnorm": 112, "dlcl": 117, "normformer": 117, "r_fixup": 118, "rezero": 140, "sub_ln": 109,
 }  # fmt: skip
@@ -117,3 +118,14 @@ def test_steps_of_beam_search(gpu):
     steps = gpu(decode, {"vocab": 100, "encoder_layers": 2, "decoder_layers": 2}, torch.half)
     assert set(steps[5].waits) == {f"rest {wait}" for wait in DECODING}
     assert not steps[5].copies
+
+
+@pytest.mark.smoke
+def test_compiled_layers(gpu):
+    """By the branches of a GPU: a graph forward and one backward for each stack's layers, however many."""
+    from .support.fake_gpu.compiled import compiled  # inductor takes seconds
+
+    graphs = gpu(compiled, Shape())
+    assert graphs.breaks == {}
+    assert len(graphs.kernels) == 4
+    assert sum(kernels.total() for kernels in graphs.kernels) <= COMPILED

@@ -40,6 +40,7 @@ def attach(model: nn.Module, task, cfg) -> None:
 
 def compile_layers(model: nn.Module, **options) -> None:
     """The stacks of a DeepModel train by compiled layers from now on; options: of torch.compile."""
+    torch._dynamo.config.optimize_ddp = False  # for models compiled as a whole: it cuts a layer where a bucket ends
     for stack in model.stacks().values():
         stack.transform = Compiled(stack, **options)
 

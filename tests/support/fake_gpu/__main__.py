@@ -12,7 +12,7 @@ import importlib.util
 from deepnet_fairseq.text_table import render
 
 from . import FakeGPU
-from .step import UPDATE, Shape, model, train
+from .step import TORCHSCALE, UPDATE, Shape, model, train
 
 HEAD = ["", "forward", "backward", "clip, optimiser", "all", "waits", "ms"]
 
@@ -26,7 +26,7 @@ def main() -> None:
     candidates = {"ours": ("deepnet_transformer", args.ours.split())}
     candidates["fairseq"] = ("transformer", ["--optimizer", "adam"])
     if importlib.util.find_spec("torchscale"):
-        candidates["torchscale"] = ("deepnet_bench_torchscale", ["--optimizer", "adam"])
+        candidates["torchscale"] = (TORCHSCALE, ["--optimizer", "adam"])
     gpu, rows, waits = FakeGPU(), [HEAD], []
     for name, (arch, own) in candidates.items():
         record = gpu(train, [*model(args.layers, args.width, arch), *own, *flags], Shape())

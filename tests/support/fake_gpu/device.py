@@ -26,6 +26,12 @@ GPU = torch.device("cuda:0")
 # an H200: bytes and, in half precision, products of matrices a second as kernels reach them, seconds that the smallest
 # kernel takes in a stream; +-30%
 BANDWIDTH, FLOPS, LAUNCH = 3.6e12, 4.0e14, 2.2e-6
+HOPPER = types.SimpleNamespace(
+    name="H200 that is not there", major=9, minor=0, gcnArchName="", total_memory=141 * 2**30, warp_size=32,
+    multi_processor_count=132, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+    L2_cache_size=52_428_800, regs_per_multiprocessor=65_536, shared_memory_per_block=49_152,
+    shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
+)  # fmt: skip
 NO_KERNEL = {  # beside views
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view", "resize_", "set_",
     "set_data", "device",
@@ -211,12 +217,11 @@ def be_there(device: Device) -> None:
     torch.onnx.operators.shape_as_tensor = lambda x: tuple(x.shape)
     F.scaled_dot_product_attention = device.attend
     Tensor.record_stream = lambda *_: None
-    name = "H200 that is not there"
-    properties = types.SimpleNamespace(name=name, major=9, minor=0, total_memory=141 * 2**30)
     constants = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_capability": (9, 0), "get_device_properties": properties, "get_device_name": name,
-        "max_memory_allocated": 0, "memory_allocated": 0, "current_stream": Stream(), "default_stream": Stream(),
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "_exchange_device": 0,
+        "_maybe_exchange_device": 0, "get_device_capability": (9, 0), "_get_device_properties": HOPPER,
+        "get_device_name": HOPPER.name, "max_memory_allocated": 0, "memory_allocated": 0, "current_stream": Stream(),
+        "default_stream": Stream(),
     }  # fmt: skip
     nothing = ("_lazy_init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_device")
     for key, value in (constants | dict.fromkeys((*nothing, "reset_peak_memory_stats"))).items():

@@ -24,6 +24,7 @@ BASE = (
     "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "4096",
     "--disable-validation", "--no-save",
 )  # fmt: skip
+TORCHSCALE = "deepnet_bench_torchscale"  # an arch that is there where torchscale is
 UPDATE = ("clip", "optimiser")  # phases
 DEVICE = Device()
 
@@ -48,6 +49,8 @@ def model(layers: int, width: int, arch: str = "deepnet_transformer") -> list[st
 def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Record:
     """The last of some updates, of which fairseq-train's flags say what is not in BASE."""
     begin()
+    if TORCHSCALE in flags:
+        from deepnet_fairseq.tools.bench import torchscale  # noqa: F401
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, DEVICE:
         trainer = build_trainer(parse([*BASE, *flags]))
