@@ -7,16 +7,17 @@ import torch
 from torch import nn
 
 from deepnet_fairseq import register
-from deepnet_fairseq.core import attention, models
+from deepnet_fairseq.core import attention, models, modules
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.decoding import DecoderCache, EncoderOutput
-from deepnet_fairseq.core.modules import project
+from deepnet_fairseq.core.modules import branch_off, project
 from deepnet_fairseq.core.slots import Multiply, Shift
 from deepnet_fairseq.plugin.optimisers.flat_adam import FlatAdam
 
 from .support.helpers import small
 from .support.observing import loss_of, net_input
 from .support.operations import Operations
+from .support.single_stacks import disturb
 
 WIDTH = {f"{stack}_embed_dim": 32 for stack in ("encoder", "decoder")}  # whose biases fill the optimiser's alignment
 
@@ -39,8 +40,9 @@ def test_attention_is_not_cudnns():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_queries_keys_and_values_are_read_where_they_lie():
+def test_queries_keys_and_values_are_read_where_they_lie(monkeypatch):
     """In the optimiser's buffer: no copy of a weight, forward or back; the numbers are those of copies, bit by bit."""
+    monkeypatch.setattr(modules, "SMALL", 0)
     torch.manual_seed(0)
     model = small(2, method="deepnorm", **WIDTH).train()
     other = copy.deepcopy(model)
@@ -79,12 +81,61 @@ def test_gradients_that_lie_together_are_copied_as_one(monkeypatch):
     model, copied, copy_all = small(1, **WIDTH).train(), [], torch._foreach_copy_
     monkeypatch.setattr("deepnet_fairseq.plugin.optimisers.flat.CHUNK", {"cpu": 2**24, "cuda": 2**24})
     adam = flat(model)
+    adam.parts[0].flat.joins = True  # as on a GPU
     loss_of(model, net_input()).backward()
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, those: copied.append(len(those)) or copy_all(to, those))
     norm = adam.norm()
     gradients = [parameter.grad for parameter in model.parameters()]
     assert copied == [len(gradients) - 4 - 4 - 2]  # q, k, v of two attentions, weights and biases; k, v of one
     assert norm == pytest.approx(float(torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))), rel=1e-5)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_branch_adds_its_gradient_to_the_shortcuts(own, relu):
+    """As on a GPU: values, gradients, hooks; a gradient that another holds stays as it is."""
+    torch.manual_seed(0)
+    linears, told = [nn.Linear(4, 6).double() for _ in range(1 if relu else 3)], []
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    parameters = [parameter for linear in linears for parameter in linear.parameters()]
+
+    def begun(x, *_):
+        y, beside = branch_off(x, *linears, own=own, relu=relu)
+        return y, beside * 3.0
+
+    assert torch.autograd.gradcheck(begun, (x, *parameters))
+    linears[0].register_forward_hook(lambda _module, _given, y: told.append(y))
+    expected, held = torch.cat([linear(x) for linear in linears], -1), torch.ones_like(x)
+    y, beside = branch_off(x, *linears, own=False, relu=relu)
+    assert torch.equal(y, expected.relu() if relu else expected) and torch.equal(told[0], told[1])
+    beside.backward(held, retain_graph=True)
+    torch.autograd.backward([y, beside], [torch.ones_like(y), held])
+    assert torch.equal(held, torch.ones_like(x))
+    assert [name for name in gradient_operations(x, linears, relu) if name in ("add", "add_", "clone")] == []
+
+
+@pytest.mark.parametrize("method", ["deepnorm", "post_ln", "admin", "pre_ln", "r_fixup"])
+def test_layers_on_a_gpu_train_as_on_a_cpu(method, monkeypatch):
+    """Which their branches begin in two ways; every gradient, in float64."""
+    model, found = disturb(small(2, method=method, dropout=0.0)).double().train(), []
+    for on_gpu in (False, True):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _, on_gpu=on_gpu: on_gpu), raising=False)
+        model.zero_grad()
+        assert ("_addmm_activation" in operations(model)) == (on_gpu and method not in ("pre_ln", "r_fixup"))
+        found.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-12, rtol=1e-9)
+
+
+def gradient_operations(x, linears, relu):
+    y, beside = branch_off(x, *linears, own=True, relu=relu)
+    loss = y.sum() + (2 * beside).sum()
+    x.grad = None
+    for linear in linears:
+        linear.weight.grad = linear.bias.grad = None
+    with Operations() as seen:
+        loss.backward()
+    return seen.names
 
 
 @pytest.mark.parametrize("length", [7, 8, 13])

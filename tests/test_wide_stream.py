@@ -7,6 +7,7 @@ import torch
 
 from deepnet_fairseq.core.archs import LM
 from deepnet_fairseq.core.methods import METHODS, Method, register
+from deepnet_fairseq.core.modules import project
 from deepnet_fairseq.errors import UserError
 
 from .support import observing
@@ -45,7 +46,7 @@ def test_two_streams_are_the_paper_s():
             for sublayer, site in layer.sites.items():
                 own = layer.self_attn
                 attention = sublayer == "self_attn"
-                f = own(own.project_own(x), causal=True) if attention else layer.fc2(layer.fc1(x).relu())
+                f = own((project(x, *own.own()),), causal=True) if attention else layer.fc2(layer.fc1(x).relu())
                 dependency[str(site)] = (f.var() / (x + f).var()).item()
                 x, d = layer.residual[sublayer].norm(x + f), d + f
             states.append(torch.cat([x, d], -1))

@@ -32,9 +32,10 @@ def leave_cudnn_out() -> None:
 class Attention(nn.Module):
     """Scaled dot-product attention of many heads (Vaswani et al. 2017, section 3.2).
 
-    Called with projections that the caller asks for, and may cache: attention(attention.project_own(x)). dim: width C
-    of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of what keys and
-    values are made from; inner: the method's module in front of out_proj, if any; bias: do the four matrices have one?
+    Called with projections that the caller asks for, and may cache: attention((project(x, *attention.own()),)).
+    dim: width C of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of
+    what keys and values are made from; inner: the method's module in front of out_proj, if any; bias: do the four
+    matrices have one?
     """
 
     def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner: nn.Module | None, bias: bool):
@@ -53,13 +54,9 @@ class Attention(nn.Module):
         """The branch's matrices by role, see slots.Weight."""
         return {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj, "out": self.out_proj}
 
-    def project_own(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Self-attention's projections of x (B, T, C): queries, keys and values side by side, (B, T, 3 C)."""
-        return (project(x, self.q_proj, self.k_proj, self.v_proj),)
-
-    def project_other(self, x: Tensor, source: Tensor) -> tuple[Tensor, ...]:
-        """Projections of x (B, T, C) and source (B, S, C'): queries (B, T, C), keys and values (B, S, 2 C)."""
-        return self.q_proj(x), self.project_source(source).flatten(2)
+    def own(self) -> tuple[nn.Linear, ...]:
+        """The projections of what self-attention reads; side by side, (B, T, 3 C), they are what it is called with."""
+        return self.q_proj, self.k_proj, self.v_proj
 
     def project_source(self, source: Tensor) -> Tensor:
         """Keys and values of source (B, S, C'), (B, S, 2, h, d)."""

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import Attention
 from .methods import Method
-from .modules import ACTIVATIONS, Dropout, Linear
+from .modules import ACTIVATIONS, Dropout, Linear, branch_off, project
 from .slots import NORM_NAMES, Residual, Site, Weight
 
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
@@ -120,11 +121,14 @@ class Layer(nn.Module):
         inner = method.inner(self.sites[sublayer], shape.dim)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
 
-    def enter(self, sublayer: str, x: Tensor) -> Tensor:
-        """Shortcut x (B, T, W) -> input of the branch (B, T, C)."""
-        if self.norm_place[sublayer] == "pre":
-            x = getattr(self, NORM_NAMES[sublayer])(x)
-        return self.before(sublayer, x)
+    def enter(self, sublayer: str, x: Tensor, *linears: nn.Linear, relu: bool = False) -> tuple[Tensor, Tensor]:
+        """Shortcut x (B, T, W) -> what linears make of the branch's input, side by side, maybe relu of it; and x."""
+        inside = getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "pre" else x
+        inside = self.before(sublayer, inside)
+        if inside is x and x.is_cuda:  # on a CPU torch's own is faster
+            return branch_off(x, *linears, own=self.residual[sublayer].own_gradient, relu=relu)
+        y = linears[0](inside) if len(linears) == 1 else project(inside, *linears)
+        return (F.relu(y) if relu else y), x
 
     def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
         """Shortcut x (B, T, W) and output f of the branch (B, T, C) -> output of the sublayer (B, T, W)."""
@@ -134,10 +138,11 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The whole last sublayer, shortcut and LayerNorm included: x (B, T, W) -> same."""
-        h = self.fc1(self.enter("ffn", x))
+        at_once = self.hidden is None and self.activation_fn is F.relu
+        h, x = self.enter("ffn", x, self.fc1, relu=at_once)
         if self.hidden is not None:
             h = self.hidden(h)
-        h = self.activation_dropout(self.activation_fn(h))
+        h = self.activation_dropout(h if at_once else self.activation_fn(h))
         if self.inner is not None:
             h = self.inner(h)
         return self.leave("ffn", x, self.fc2(h))
@@ -148,8 +153,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, W) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
-        f = self.self_attn(self.self_attn.project_own(self.enter("self_attn", x)), mask)
-        return self.feed_forward(self.leave("self_attn", x, f))
+        packed, x = self.enter("self_attn", x, *self.self_attn.own())
+        return self.feed_forward(self.leave("self_attn", x, self.self_attn((packed,), mask)))
 
 
 class CausalLayer(Layer):
@@ -161,8 +166,8 @@ class CausalLayer(Layer):
 
     def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
         """The whole sublayer of self-attention: x (B, T, W) -> same."""
-        packed = self.self_attn.project_own(self.enter("self_attn", x))
-        return self.leave("self_attn", x, self.self_attn(packed, self_mask, causal=self_mask is None))
+        packed, x = self.enter("self_attn", x, *self.self_attn.own())
+        return self.leave("self_attn", x, self.self_attn((packed,), self_mask, causal=self_mask is None))
 
 
 class DecoderLayer(CausalLayer):
@@ -182,9 +187,10 @@ class DecoderLayer(CausalLayer):
         (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
         """
         x = self.look_back(x, self_mask)
-        packed = self.encoder_attn.project_other(self.enter("encoder_attn", x), memory)
+        q, x = self.enter("encoder_attn", x, self.encoder_attn.q_proj)
+        packed = q, self.encoder_attn.project_source(memory).flatten(2)
         if alignment is not None:
             alignment.append(self.encoder_attn.alignment(packed, memory_mask))
         x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
-        del packed  # what autograd keeps is a copy
+        del q, packed  # what autograd keeps is a copy
         return self.feed_forward(x)

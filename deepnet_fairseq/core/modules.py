@@ -50,6 +50,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": linear,
     "relu_squared": relu_squared,
 }
+SMALL = 2**14  # numbers that a CPU copies sooner than Python has looked where they lie
 RESOLUTION = 2**16  # probabilities are multiples of 1 / RESOLUTION on a CPU; what is kept is scaled by the exact one
 
 
@@ -112,28 +113,29 @@ def line_up(*linears: nn.Linear) -> None:
             vars(parameter)["behind"] = getattr(first, name)
 
 
-def lined_up(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The numbers of several tensors in one vector, without a copy, if they lie one behind the other in memory."""
-    first = tensors[0]
-    start = end = first.storage_offset()
-    memory = first.untyped_storage()._cdata
+def lined_up(tensors: Sequence[Tensor]) -> bool:
+    """Do the numbers of one tensor lie directly behind those of the one before it, in one memory?"""
+    end, memory = tensors[0].storage_offset(), tensors[0].untyped_storage()._cdata
     for tensor in tensors:
         if tensor.storage_offset() != end or tensor.untyped_storage()._cdata != memory or not tensor.is_contiguous():
-            return None
+            return False
         end += tensor.numel()
-    return first.as_strided((end - start,), (1,))
+    return True
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of equal shape (D, ..) one below the other, (n D, ..); a view of their memory where they lie so.
 
-    A copy where autograd is to see each of them, and in compiled code, which knows nothing of memory.
+    A copy where it is small, where autograd is to see each, and in compiled code, which knows nothing of memory.
     """
+    first = tensors[0]
     if len(tensors) == 1:
-        return tensors[0]
-    visible = not torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    together = lined_up(tensors) if visible else None
-    return torch.cat(tuple(tensors)) if together is None else together.view(-1, *tensors[0].shape[1:])
+        return first
+    small = first.is_cpu and first.numel() < SMALL
+    if small or torch.is_grad_enabled() or torch.compiler.is_compiling() or not lined_up(tensors):
+        return torch.cat(tuple(tensors))
+    rows, *rest = first.shape
+    return first.as_strided((len(tensors) * rows, *rest), first.stride())
 
 
 def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -152,15 +154,41 @@ def project(x: Tensor, *linears: nn.Linear) -> Tensor:
 
     Their forward hooks are called; RuntimeError for one that wants to change what it sees.
     """
-    if not torch.is_grad_enabled() or (not x.is_meta and torch.is_autocast_enabled(x.device.type)):
+    if _plain(x):
         y = F.linear(x, *pack(*linears))
     else:
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        y = _Project.apply(x, len(linears), *(linear.weight for linear in linears), *biases)
+        y = _Project.apply(x, len(linears), None, False, *_parameters(linears))
     if watched(*linears):
         for linear, part in zip(linears, y.chunk(len(linears), -1), strict=True):
             _tell(linear, x, part)
     return y
+
+
+def branch_off(x: Tensor, *linears: nn.Linear, own: bool, relu: bool = False) -> tuple[Tensor, Tensor]:
+    """x (B, T, C), the stream -> what a branch begins with, as `project`, of which relu may be taken, and x again.
+
+    For the shortcut: the gradients of both are added up by the product that gives the one, not after it, where the
+    other is a tensor that nobody else holds (`own`); and relu is a part of the product on a GPU.
+    """
+    if _plain(x) or torch.compiler.is_compiling() or any(linear._backward_hooks for linear in linears):
+        y = linears[0](x) if len(linears) == 1 else project(x, *linears)
+        return (F.relu(y) if relu else y), x
+    y, x = _Project.apply(x, len(linears), own, relu, *_parameters(linears))
+    if watched(*linears):
+        told = F.linear(x, *pack(*linears)) if relu else y
+        for linear, part in zip(linears, told.chunk(len(linears), -1), strict=True):
+            _tell(linear, x, part)
+    return y, x
+
+
+def _plain(x: Tensor) -> bool:
+    """Is the product of x left to torch: without gradients, and where autocast has a word in it?"""
+    return not torch.is_grad_enabled() or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+
+
+def _parameters(linears: Sequence[nn.Linear]) -> list[Tensor]:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return [*(linear.weight for linear in linears), *biases]
 
 
 def _tell(module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -173,23 +201,39 @@ def _tell(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 class _Project(torch.autograd.Function):
-    """F.linear by the packed weight, which the backward pass packs again: in a deep model copies would add up."""
+    """F.linear by the packed weight, which the backward pass packs again: in a deep model copies would add up.
+
+    own: as in branch_off; None gives y alone.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:count], parameters[count:]
-        ctx.save_for_backward(x, *weights)
-        ctx.biased = bool(biases)
-        return F.linear(x, stacked(weights), stacked(biases) if biases else None)
+    def forward(ctx: Any, x: Tensor, count: int, own: bool | None, relu: bool, *parameters: Tensor) -> Any:
+        weight, biases = stacked(parameters[:count]), parameters[count:]
+        bias = stacked(biases) if biases else None
+        if relu and x.is_cuda and bias is not None:
+            y = torch._addmm_activation(bias, x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)
+        else:
+            y = F.linear(x, weight, bias)
+            y = y.relu_() if relu else y
+        ctx.save_for_backward(x, y if relu else None, *parameters[:count])
+        ctx.biased, ctx.own = bool(biases), own
+        return y if own is None else (y, x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        of_x = F.linear(grad, stacked(weights).t()) if ctx.needs_input_grad[0] else None
+    def backward(ctx: Any, grad: Tensor, of_shortcut: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        x, y, *weights = ctx.saved_tensors
+        if y is not None:
+            grad = torch.ops.aten.threshold_backward(grad, y, 0)
+        rows, of_x = grad.flatten(0, -2), None
+        if of_shortcut is not None:
+            free = ctx.own and of_shortcut.is_contiguous() and not torch.is_grad_enabled()
+            total = of_shortcut if free else of_shortcut.clone(memory_format=torch.contiguous_format)
+            of_x = total.flatten(0, -2).addmm_(rows, stacked(weights)).view(x.shape)
+        elif ctx.needs_input_grad[0]:
+            of_x = F.linear(grad, stacked(weights).t())
         of_weights = (rows.t() @ x.flatten(0, -2)).chunk(len(weights))
         of_biases = rows.sum(0).chunk(len(weights)) if ctx.biased else ()
-        return of_x, None, *of_weights, *of_biases
+        return of_x, None, None, None, *of_weights, *of_biases
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:

@@ -94,6 +94,7 @@ class Flat:
             parameter.data = view
         self.weights = self._buffer.float() if self._buffer.dtype in HALF else self._buffer
         self.start, self._shard = 0, None
+        self.joins = not self._buffer.is_cpu  # are gradients that lie together one copy? A CPU has no launches to save
         self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
         self._grads: list[Tensor | None] = []
         self._held: Chunk | None = None  # the one whose gradient is there, for they share its memory
@@ -169,13 +170,13 @@ class Flat:
             if grad is None:
                 absent.append(view)
                 continue
-            if grads and hasattr(self.parameters[number], "behind"):
-                gradient, place = lined_up((grads[-1], grad)), lined_up((views[-1], view))
-                if gradient is not None and place is not None:  # as `project` gives them: one copy for both
-                    grads[-1], views[-1] = gradient, place
-                    continue
-            grads.append(grad)
-            views.append(view)
+            follows = self.joins and grads and hasattr(self.parameters[number], "behind")
+            if follows and lined_up((grads[-1], grad)) and lined_up((views[-1], view)):  # as `project` gives them
+                size = grads[-1].numel() + grad.numel()
+                grads[-1], views[-1] = (first.as_strided((size,), (1,)) for first in (grads[-1], views[-1]))
+            else:
+                grads.append(grad)
+                views.append(view)
         if len(chunk.views) == 1:  # maybe a part of it
             grads = [grad.reshape(-1)[chunk.skip :][: chunk.stop - chunk.start] for grad in grads]
         if grads:
