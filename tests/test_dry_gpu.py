@@ -18,7 +18,7 @@ from .support.fake_gpu.step import UPDATE, Shape, decode, model, refused, train
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 PAIR = 95  # launches of a layer of each stack, forward and backward
-COMPILED = 107  # by --compile-layers: inductor's sums over all tokens are two kernels each, 42 of these
+COMPILED = 107  # by --compile-layers; 37 are inductor's sums over all tokens, two or three kernels each
 MORE = {  # and of methods that do more
     "admin": 130, "branchnorm": 110, "dlcl": 117, "normformer": 117, "pre_ln": 97, "r_fixup": 118, "rezero": 138,
     "sub_ln": 109,
