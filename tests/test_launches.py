@@ -114,10 +114,18 @@ def test_a_branch_adds_its_gradient_to_the_shortcuts(own, relu):
     assert [name for name in gradient_operations(x, linears, relu) if name in ("add", "add_", "clone")] == []
 
 
+class Sum(nn.Module):
+    """A residual as a stranger's method may have it."""
+
+    def forward(self, x, f):
+        return x + f
+
+
 @pytest.mark.parametrize("method", ["deepnorm", "post_ln", "admin", "pre_ln", "r_fixup"])
 def test_layers_on_a_gpu_train_as_on_a_cpu(method, monkeypatch):
     """Which their branches begin in two ways; every gradient, in float64."""
     model, found = disturb(small(2, method=method, dropout=0.0)).double().train(), []
+    model.encoder.layers[0].residual["ffn"] = Sum()
     for on_gpu in (False, True):
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _, on_gpu=on_gpu: on_gpu), raising=False)
         model.zero_grad()

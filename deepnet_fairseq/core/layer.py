@@ -126,7 +126,8 @@ class Layer(nn.Module):
         inside = getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "pre" else x
         inside = self.before(sublayer, inside)
         if inside is x and x.is_cuda:  # on a CPU torch's own is faster
-            return branch_off(x, *linears, own=self.residual[sublayer].own_gradient, relu=relu)
+            own = getattr(self.residual[sublayer], "own_gradient", False)  # a stranger's need not be a slots.Residual
+            return branch_off(x, *linears, own=own, relu=relu)
         y = linears[0](inside) if len(linears) == 1 else project(inside, *linears)
         return (F.relu(y) if relu else y), x
 
