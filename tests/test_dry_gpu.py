@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from deepnet_fairseq.core.methods import METHODS, get_method
+from deepnet_fairseq.tools.bench.kernels import PREDICTED
 
 from .support.fake_gpu import COMPILER, FakeGPU
 from .support.fake_gpu.step import UPDATE, Shape, decode, model, refused, train
@@ -107,10 +108,24 @@ def covering(gpu) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.smoke
-def test_clipping_and_optimiser_at_any_depth(gpu):
+def test_clipping_and_optimiser_at_100_layers(gpu):
     record = gpu(train, (*model(100, 512), *DEFAULT), steps=1)
     assert record.launches(*UPDATE) < 150
     assert record.launches("forward", "backward") < 100 * PAIR + 200
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("candidate", ["ours", "adam", "stock"])
+def test_predictions_of_bench_are_those_of_today(gpu, candidate):
+    """What `deepnet bench` shows beside a GPU's own numbers, by its own flags."""
+    arch = "transformer" if candidate == "stock" else "deepnet_transformer"
+    own = () if candidate == "stock" else ("--method", "post_ln")
+    flags = ("--fp16", "--optimizer", "deepnet_adam" if candidate == "ours" else "adam", *own)
+    record = gpu(train, (*model(18, 512, arch), *flags), Shape())
+    counts = [record.launches(phase) for phase in ("forward", "backward", "clip", "optimiser")]
+    predicted = PREDICTED[candidate, "18-18"]
+    assert (*counts, record.waits.total()) == predicted[:-1]
+    assert record.seconds.total() == pytest.approx(predicted.busy, rel=0.05)
 
 
 @pytest.mark.smoke
