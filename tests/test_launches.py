@@ -198,6 +198,16 @@ def test_learned_numbers_cost_no_copies_in_half_precision(module):
     )
 
 
+@pytest.mark.parametrize(("value", "gradient"), [(300.0, 300.0), (1e-3, 1e-5)])
+def test_a_learned_factors_gradient_is_no_sum_of_float16(value, gradient):
+    """Products above its largest number, or below its least."""
+    module, x = Multiply(), torch.full((1000,), value).half().requires_grad_()
+    gradients = torch.full_like(x, gradient)
+    module(x).backward(gradients)
+    expected = (x.double() * gradients.double()).sum().item()
+    assert module.scale.grad.dtype == torch.float32 and module.scale.grad.item() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_branchnorms_number_is_written_once_a_stack(kind):
     """At 500L-500L there are 2,500; also after a cast, which parts them."""
