@@ -1,5 +1,7 @@
 """`deepnet bench` on a GPU, as far as it goes without one: what is counted in a profile, and the predictions' table."""
 
+import re
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +9,11 @@ import torch
 from torch.autograd import DeviceType
 
 from deepnet_fairseq.tools.bench import kernels
-from deepnet_fairseq.tools.bench.benchmarks import KernelsBenchmark, TrainBenchmark
+from deepnet_fairseq.tools.bench.benchmarks import Benchmark, KernelsBenchmark, TrainBenchmark
 from deepnet_fairseq.tools.bench.contender import PARTS, SPAN
 from deepnet_fairseq.tools.bench.settings import Settings, Shape, candidates
+
+from .support.helpers import ROOT
 
 SHAPE = Shape(1, 1, "tiny")
 
@@ -43,12 +47,29 @@ def test_a_cpu_launches_nothing():
     assert cell.values.keys() == {*PARTS, "launches", "synchronisations", *kernels.COPIES, "busy"}
 
 
-def test_a_gpu_has_seen_each_batch_before():
-    """It chooses kernels, and plans of attention, by shape."""
-    for device, warmup in (("cpu", 2), ("cuda", 5)):
-        benchmark = TrainBenchmark(SHAPE, Settings(device=device, repeats=5, warmup=2))
-        assert benchmark.warmup == warmup
-        assert isinstance(benchmark.settings.torch_device, torch.device)
+def test_a_gpu_has_seen_each_batch_before(monkeypatch):
+    """It chooses kernels by shape; a CPU does not, and warms up with other batches."""
+    for device, again in (("cpu", set()), ("cuda", set(range(5)))):
+        settings = Settings(max_tokens=200, vocabulary=120, repeats=5, warmup=2)
+        monkeypatch.setattr(Settings, "torch_device", property(lambda _, device=device: torch.device(device)))
+        benchmark = TrainBenchmark(SHAPE, settings)
+        made = SimpleNamespace(batches=lambda count: list(range(count)), watch_parts=lambda: None)
+        monkeypatch.setattr(Benchmark, "enter", lambda *_, made=made: made)
+        benchmark.enter(None)
+        warm, counted = ({benchmark._batch(n) for n in numbers} for numbers in (range(-benchmark.warmup, 0), range(5)))
+        assert warm & counted == again and len(counted) == 5
+
+
+def test_predictions_are_of_what_gpu_check_measures():
+    words = re.search(r"deepnet bench --device cuda(.*?)--out", (ROOT / "scripts/gpu_check.sh").read_text(), re.S)[1]
+    flags = dict(re.findall(r"--(depths|widths|precision|max-tokens|candidates) (\S+)", words))
+    assert (flags["precision"], int(flags["max-tokens"]), flags["widths"]) == (
+        *list(kernels.CONDITIONS.values())[:2],
+        "base",
+    )
+    names = [*flags["candidates"].split(","), "adam"]
+    assert set(kernels.PREDICTED) == set(product(names, flags["depths"].split(",")))
+    assert "--variant adam=" in words
 
 
 def test_predictions_beside_measures(monkeypatch):

@@ -18,6 +18,7 @@ from .support.fake_gpu.step import UPDATE, Shape, decode, model, refused, train
 
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
+COUNTED = torch.__version__.startswith("2.13.")  # of others operators and inductor's kernels are other ones
 PAIR = 95  # launches of a layer of each stack, forward and backward
 COMPILED = 107  # by --compile-layers; 37 are inductor's sums over all tokens, two or three kernels each
 MORE = {  # and of methods that do more
@@ -73,7 +74,8 @@ def test_every_method(gpu, method):
     assert [record.mismatches for record in records] == [[]] * 3
     assert [set(record.waits) - known() for record in records] == [set()] * 3
     two, three, four = (record.launches("forward", "backward") for record in records)
-    assert four - three == three - two <= MORE.get(method, PAIR)
+    assert four - three == three - two
+    assert not COUNTED or four - three <= MORE.get(method, PAIR)
 
 
 @pytest.mark.smoke
@@ -111,10 +113,11 @@ def covering(gpu) -> list[tuple[str, ...]]:
 def test_clipping_and_optimiser_at_100_layers(gpu):
     record = gpu(train, (*model(100, 512), *DEFAULT), steps=1)
     assert record.launches(*UPDATE) < 150
-    assert record.launches("forward", "backward") < 100 * PAIR + 200
+    assert not COUNTED or record.launches("forward", "backward") < 100 * PAIR + 200
 
 
 @pytest.mark.smoke
+@pytest.mark.skipif(not COUNTED, reason="another torch")
 @pytest.mark.parametrize("candidate", ["ours", "adam", "stock"])
 def test_predictions_of_bench_are_those_of_today(gpu, candidate):
     """What `deepnet bench` shows beside a GPU's own numbers, by its own flags."""
@@ -144,4 +147,4 @@ def test_compiled_layers(gpu):
     graphs = gpu(compiled, Shape())
     assert graphs.breaks == {}
     assert len(graphs.kernels) == 4
-    assert sum(kernels.total() for kernels in graphs.kernels) <= COMPILED
+    assert not COUNTED or sum(kernels.total() for kernels in graphs.kernels) <= COMPILED

@@ -10,8 +10,9 @@ from deepnet_fairseq import register
 from deepnet_fairseq.core import attention, models, modules
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.decoding import DecoderCache, EncoderOutput
-from deepnet_fairseq.core.modules import branch_off, project
+from deepnet_fairseq.core.modules import branch_off, line_up, project
 from deepnet_fairseq.core.slots import Multiply, Shift
+from deepnet_fairseq.plugin.optimisers.flat import in_line
 from deepnet_fairseq.plugin.optimisers.flat_adam import FlatAdam
 
 from .support.helpers import small
@@ -76,6 +77,18 @@ def test_a_gradient_reaches_each_of_those_that_lie_together():
         assert torch.allclose(linear.weight.grad, gradient, rtol=0.1, atol=0.1 * gradient.abs().max())
 
 
+def test_a_matrix_of_two_attentions_leaves_none_out():
+    """k and v of the second lie elsewhere; all have their place once."""
+    q, *others = (nn.Linear(4, 4) for _ in range(5))
+    for pair in (others[:2], others[2:]):
+        line_up(q, *pair)
+    parameters = [parameter for linear in (*others, q) for parameter in linear.parameters()]
+    order = in_line(parameters)
+    assert sorted(order) == list(range(10))
+    weights = [id(parameters[number]) for number in order if parameters[number].dim() == 2]
+    assert [weights.index(id(linear.weight)) - weights.index(id(q.weight)) for linear in others[:2]] == [1, 2]
+
+
 def test_gradients_that_lie_together_are_copied_as_one(monkeypatch):
     """By deepnet_adam: of a decoder layer's 26, six in three and six in four."""
     model, copied, copy_all = small(1, **WIDTH).train(), [], torch._foreach_copy_
@@ -104,14 +117,35 @@ def test_a_branch_adds_its_gradient_to_the_shortcuts(own, relu):
         return y, beside * 3.0
 
     assert torch.autograd.gradcheck(begun, (x, *parameters))
-    linears[0].register_forward_hook(lambda _module, _given, y: told.append(y))
+    hook = linears[0].register_forward_hook(lambda _module, _given, y: told.append(y))
     expected, held = torch.cat([linear(x) for linear in linears], -1), torch.ones_like(x)
     y, beside = branch_off(x, *linears, own=False, relu=relu)
     assert torch.equal(y, expected.relu() if relu else expected) and torch.equal(told[0], told[1])
     beside.backward(held, retain_graph=True)
     torch.autograd.backward([y, beside], [torch.ones_like(y), held])
     assert torch.equal(held, torch.ones_like(x))
+    hook.remove()
     assert [name for name in gradient_operations(x, linears, relu) if name in ("add", "add_", "clone")] == []
+
+
+class Adapted(nn.Linear):
+    """As an adapter or a quantised matrix would stand in a layer."""
+
+    def forward(self, x):
+        return super().forward(x) + 100
+
+
+def test_a_branch_calls_what_is_more_than_a_product():
+    """Of a subclass its own forward pass; hooks of all kinds, of which one may change what it sees."""
+    linear, x = Adapted(4, 6), torch.randn(2, 3, 4, requires_grad=True)
+    assert torch.equal(branch_off(x, linear, own=True, relu=True)[0], linear(x).relu())
+    linear, seen = nn.Linear(4, 6), []
+    linear.register_forward_hook(lambda _module, _given, y: y + 1)
+    linear.register_full_backward_pre_hook(lambda _module, gradients: seen.append(gradients[0]))
+    y, _beside = branch_off(x, linear, own=True)
+    assert torch.equal(y, nn.functional.linear(x, linear.weight, linear.bias) + 1)
+    y.sum().backward()
+    assert len(seen) == 1
 
 
 class Sum(nn.Module):

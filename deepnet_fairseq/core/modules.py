@@ -168,17 +168,19 @@ def branch_off(x: Tensor, *linears: nn.Linear, own: bool, relu: bool = False) ->
     """x (B, T, C), the stream -> what a branch begins with, as `project`, of which relu may be taken, and x again.
 
     For the shortcut: the gradients of both are added up by the product that gives the one, not after it, where the
-    other is a tensor that nobody else holds (`own`); and relu is a part of the product on a GPU.
+    other is a tensor that nobody else holds (`own`); and relu is a part of the product on a GPU. Linears with hooks, or
+    with a forward pass of their own, are called.
     """
-    if _plain(x) or torch.compiler.is_compiling() or any(linear._backward_hooks for linear in linears):
+    if _plain(x) or torch.compiler.is_compiling() or not all(_bare(linear) for linear in linears):
         y = linears[0](x) if len(linears) == 1 else project(x, *linears)
         return (F.relu(y) if relu else y), x
-    y, x = _Project.apply(x, len(linears), own, relu, *_parameters(linears))
-    if watched(*linears):
-        told = F.linear(x, *pack(*linears)) if relu else y
-        for linear, part in zip(linears, told.chunk(len(linears), -1), strict=True):
-            _tell(linear, x, part)
-    return y, x
+    return _Project.apply(x, len(linears), own, relu, *_parameters(linears))
+
+
+def _bare(linear: nn.Linear) -> bool:
+    """Is a call of it a product by its weight, and nothing else?"""
+    hooks = linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks
+    return type(linear).forward is nn.Linear.forward and not any(hooks)
 
 
 def _plain(x: Tensor) -> bool:

@@ -192,7 +192,8 @@ class Chunked:
 
 def places(kept: Tensor, number: int | None) -> Tensor:
     """Where `kept` (N,) is true, (number,); number: how many there are, None if the host does not know."""
-    if not number or torch.__version__ < (2, 7):  # whose nonzero_static is for CPUs; until 2.10 nothing crashed a GPU's
+    # nonzero_static is for CPUs alone before torch 2.7, and until 2.10 fails on a GPU where there is nothing to find
+    if not number or torch.__version__ < (2, 7):
         return kept.nonzero().squeeze(1)  # waits for a GPU
     return torch.nonzero_static(kept, size=number).squeeze(1)
 

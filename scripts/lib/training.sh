@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # A run is a folder: run.json (what it is), environment.json (commit, versions, hardware), command, train.log,
 # probes.jsonl, checkpoints, generated.txt or generated/SUBSET/SRC-TGT.txt, score.json; `trained` when the training is
-# over, `diverged` with the update where it ended in numbers that are not finite, `stuck` with that where it was given up;
-# `disk`, what its checkpoints took.
+# over, `diverged` with the update where it ended in numbers that are not finite, `stuck` with that where it was given
+# up; `disk`, what its checkpoints took.
 
 width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
     width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")

@@ -65,10 +65,14 @@ class Chunk(NamedTuple):
 def in_line(parameters: list[nn.Parameter]) -> list[int]:
     """Their numbers in the order in which they best lie: each directly behind the one that core's `line_up` names."""
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
-    successor = {getattr(parameter, "behind", None): parameter for parameter in parameters}
-    order = []
-    for parameter in parameters:
-        following = parameter if getattr(parameter, "behind", None) not in numbers else None
+    before = [getattr(parameter, "behind", None) for parameter in parameters]
+    successor: dict = {}
+    for parameter, leader in zip(parameters, before, strict=True):
+        successor.setdefault(leader, parameter)  # of a matrix in two attentions the first one's
+    order: list[int] = []
+    for parameter, leader in zip(parameters, before, strict=True):
+        begins = leader not in numbers or successor[leader] is not parameter
+        following = parameter if begins else None
         while following is not None:
             order.append(numbers[following])
             following = successor.get(following)

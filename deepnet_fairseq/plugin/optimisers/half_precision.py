@@ -62,10 +62,10 @@ def explain_refusal(original, cfg, params, **kwargs):
     try:
         return original(cfg, params, **kwargs)
     except (RuntimeError, ValueError) as error:
+        half = "bf16" if cfg.common.bf16 else "fp16"
         if "does not support flat params" in str(error):
-            raise UserError(f"--optimizer {cfg.optimizer._name}: with --fp16 add --fp16-no-flatten-grads") from error
+            raise UserError(f"--optimizer {cfg.optimizer._name}: with --{half} add --fp16-no-flatten-grads") from error
         if "Unsupported optimizer" in str(error):
-            half = "bf16" if cfg.common.bf16 else "fp16"
             raise UserError(
                 f"--memory-efficient-{half}: not with --optimizer {cfg.optimizer._name}: take --{half}"
             ) from error

@@ -41,6 +41,7 @@ class PatientRAdam(torch.optim.RAdam):
 
     @torch.no_grad()
     def step(self, closure=None):
+        loss = closure() if closure is not None else None
         groups = self.param_groups
         try:
             for group in groups:
@@ -54,6 +55,7 @@ class PatientRAdam(torch.optim.RAdam):
                     param.copy_(wide)
         finally:
             self.param_groups = groups
+        return loss
 
     def _update(self, group: dict, params: list, early: bool) -> None:
         if early:

@@ -1,6 +1,6 @@
 """What a training step asks of a GPU, counted by torch's profiler, beside what was predicted without one.
 
-Predictions are of tests/support/fake_gpu.py, which runs the same step on tensors without memory: it counts launches and
+Predictions are of tests/support/fake_gpu, which runs the same step on tensors without memory: it counts launches and
 models their time (3.6 TB/s, 400 TFLOP/s, 2.2 us at least). Where the two differ that model was wrong.
 """
 
@@ -46,7 +46,7 @@ def counted(events: Iterable[Any]) -> dict[str, float]:
     """Quantities of one step in torch.profiler's events, which have a name, a time_range and a device_type.
 
     Launches of PARTS and of all, which are the host's calls, by the part of the step in which they are made;
-    synchronisations; copies; seconds of all kernels ("busy"). Times of events are in microseconds.
+    synchronisations; copies; seconds of all kernels, copies among them ("busy"). Times of events are in microseconds.
     """
     events = list(events)
     spans = {name: [e.time_range for e in events if e.name == SPAN + name and _on_host(e)] for name in (*PARTS, "step")}

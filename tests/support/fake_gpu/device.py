@@ -45,7 +45,7 @@ KERNELS = {  # of an operator that is not one, on a GPU in half precision, from 
 TENSORS, CHUNK, CHUNKS = (110, 64, 48, 36, 30), 65_536, 320  # of a launch over lists, ATen's MultiTensorApply.cuh
 # what is read of the device, by who asks, the innermost function first; else True or 3
 ANSWERS = {
-    "_left_padding_mask": False, "reorder": False, "_finite": True, "check_overflow": False, "_maybe_opt_step": 0.0,
+    "_left_padding_mask": False, "reorder": False, "check_overflow": False, "_maybe_opt_step": 0.0,
     "_FP16OptimizerMixin.clip_grad_norm": False, "_MemoryEfficientFP16OptimizerMixin.clip_grad_norm": False,
 }  # fmt: skip
 WAITS = {"_local_scalar_dense": "item", "equal": "equal", "nonzero": "nonzero"}  # operators whose result is read
