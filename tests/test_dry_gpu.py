@@ -20,6 +20,7 @@ SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 COUNTED = torch.__version__.startswith("2.13.")  # of others operators and inductor's kernels are other ones
 PAIR = 95  # launches of a layer of each stack, forward and backward
+AMP = 169  # by --amp, which casts matrices in each pass
 COMPILED = 107  # by --compile-layers; 37 are inductor's sums over all tokens, two or three kernels each
 MORE = {  # and of methods that do more
     "admin": 130, "branchnorm": 110, "dlcl": 117, "normformer": 117, "pre_ln": 97, "r_fixup": 123, "rezero": 138,
@@ -76,6 +77,14 @@ def test_every_method(gpu, method):
     two, three, four = (record.launches("forward", "backward") for record in records)
     assert four - three == three - two
     assert not COUNTED or four - three <= MORE.get(method, PAIR)
+
+
+@pytest.mark.smoke
+def test_a_layer_under_amp(gpu):
+    """Whose masks are made in the type of its products, once a stack."""
+    flags = ("--amp", "--optimizer", "adam")
+    three, two = (gpu(train, (*model(layers, 64), *flags), SMALL).launches("forward", "backward") for layers in (3, 2))
+    assert three - two <= AMP
 
 
 @pytest.mark.smoke

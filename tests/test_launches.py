@@ -190,6 +190,18 @@ def test_masks_need_no_copy(length):
     assert torch.equal(mask == 0, look) and mask[1, 0, 0, 0] == torch.finfo(torch.float16).min
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masks_are_of_the_type_that_autocast_computes_in(dtype):
+    """For it would copy them in each layer, and make -inf of float32's lowest number."""
+    look = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
+    with torch.autocast("cpu", dtype):
+        mask = attention.to_add(look, torch.float32)
+        exact = attention.to_add(look, torch.float64)
+    assert mask.dtype == dtype and mask.isfinite().all() and mask.stride(0) == 8
+    assert exact.dtype == torch.float64  # which autocast leaves alone
+    assert attention.to_add(look.to("meta"), torch.float32).dtype == torch.float32
+
+
 def test_a_step_of_decoding_copies_nothing_to_the_device():
     """And makes its mask there, with rows that need no copy."""
     decoder = models.blueprint("deepnet_transformer_tiny", 20).decoder

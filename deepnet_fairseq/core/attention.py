@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .modules import Dropout, Linear, line_up, project
+from .modules import Dropout, Linear, autocasts, line_up, project
 
 LONGEST = 256  # keys to which products win on a CPU; behind it their T x S weights cost memory too
 
@@ -114,10 +114,13 @@ def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask, True where a query may look, as numbers to add to scores; others as they are.
 
     The lowest number instead of -inf: a query that may look nowhere is given something, not NaN. Rows lie a multiple of
-    8 numbers apart, as a GPU's kernel for masks wants them; else it copies them, in each layer.
+    8 numbers apart, as a GPU's kernel for masks wants them; else it copies them, in each layer. dtype: of the scores,
+    where autocast has no other, which it would cast them to in each layer.
     """
     if mask.dtype != torch.bool:
         return mask
+    if autocasts(mask) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(mask.device.type)
     *rows, length = mask.shape
     numbers = torch.zeros(*rows, -(-length // 8) * 8, dtype=dtype, device=mask.device)[..., :length]
     return numbers.masked_fill_(~mask, torch.finfo(dtype).min)

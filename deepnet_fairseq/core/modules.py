@@ -185,7 +185,12 @@ def _bare(linear: nn.Linear) -> bool:
 
 def _plain(x: Tensor) -> bool:
     """Is the product of x left to torch: without gradients, and where autocast has a word in it?"""
-    return not torch.is_grad_enabled() or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+    return not torch.is_grad_enabled() or autocasts(x)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Is autocast on for the device of x?"""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def _parameters(linears: Sequence[nn.Linear]) -> list[Tensor]:

@@ -136,9 +136,12 @@ class Device(TorchDispatchMode):
 
     def attend(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         """scaled_dot_product_attention by the kernel that torch takes on Hopper; its own goes by the build."""
+        mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
-            q, k, v = (one.to(torch.get_autocast_dtype("cuda")) for one in (q, k, v))
-        half, mask, grad = q.dtype in (torch.half, torch.bfloat16), attn_mask, q.requires_grad
+            dtype = torch.get_autocast_dtype("cuda")
+            q, k, v = (one.to(dtype) for one in (q, k, v))
+            mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+        half, grad = q.dtype in (torch.half, torch.bfloat16), q.requires_grad
         if mask is not None and mask.dtype is torch.bool:
             mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
         shape = (*q.shape[:3], k.size(2))
