@@ -199,6 +199,15 @@ def test_dlcl_forgets_a_backward_pass():
     assert all(map(torch.equal, alone, again))
 
 
+def test_dlcls_sum_has_no_second_gradient():
+    """Its gradients are written into a matrix, past autograd."""
+    output = torch.ones(1, 2, 3, requires_grad=True)
+    total = LayerWeights(1, "one", 0)(output, [])
+    (gradient,) = torch.autograd.grad((total**2).sum(), output, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_dlcls_operations_grow_linearly_with_depth():
     """5,150 launches at 18L-18L when each sum was an operation an output, 2,229 without a sum."""
     counts = []

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ...errors import UserError
+from ..modules import autocasts
 from ..slots import FullPrecision
 from .base import Method, Option, register
 
@@ -64,6 +66,7 @@ class WeightedSum(torch.autograd.Function):
         return total.view(y.shape).to(y.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (weight,), history, row, window = ctx.saved_tensors, ctx.history, ctx.row, ctx.window
         history.begin(row, weight)
@@ -83,9 +86,7 @@ class WeightedSum(torch.autograd.Function):
 
 def _as_they_are(tensor: Tensor) -> AbstractContextManager:
     """Autocast would round float32 to half precision."""
-    device = tensor.device.type
-    off = not tensor.is_meta and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if off else nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
 
 
 class LayerWeights(FullPrecision):
