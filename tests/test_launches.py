@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from deepnet_fairseq import register
-from deepnet_fairseq.core import attention, models, modules
+from deepnet_fairseq.core import attention, config, models, modules
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.decoding import DecoderCache, EncoderOutput
+from deepnet_fairseq.core.methods import get_method
+from deepnet_fairseq.core.methods.branchnorm import RisingBranch
 from deepnet_fairseq.core.modules import branch_off, line_up, project
 from deepnet_fairseq.core.slots import Multiply, Shift
 from deepnet_fairseq.plugin.optimisers.flat import in_line
@@ -269,5 +271,19 @@ def test_branchnorms_number_is_written_once_a_stack(kind):
         model.half().float()
     copied = copy.deepcopy(model)
     copied.set_num_updates(1999)
-    numbers = [{round(r.a.item(), 6) for r in of.modules() if hasattr(r, "together")} for of in (model, copied)]
+    numbers = [{round(r.a.item(), 6) for r in of.modules() if isinstance(r, RisingBranch)} for of in (model, copied)]
     assert numbers == [{0.025}, {0.5}]
+
+
+def test_branchnorms_branches_know_only_their_own_stack():
+    """Two models of one Method rise each by itself; a layer's copy is of its two branches."""
+    cfg = config.namespace("deepnet_transformer_tiny", method="branchnorm")
+    method = get_method("branchnorm").from_config(cfg)
+    pair = [models.MODELS[MODEL_NAME].assemble(cfg, method, 20, 20) for _ in range(2)]
+    for model, updates in zip(pair, (1000, 2000), strict=True):
+        model.set_num_updates(updates - 1)
+    found = [{branch.a.item() for branch in model.modules() if isinstance(branch, RisingBranch)} for model in pair]
+    assert found == [{0.25}, {0.5}]
+    copied = {}
+    copy.deepcopy(pair[0].encoder.layers[0], copied)
+    assert sum(isinstance(one, RisingBranch) for one in copied.values()) == 2

@@ -138,10 +138,18 @@ class Stack(nn.Module):
         yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Tells the modules below that change with time how many updates are done."""
+        """Tells the modules below that change with time how many updates are done.
+
+        One that can `follow` another of its class is told of the first, for a thousand may need one number.
+        """
+        firsts: dict[type, Any] = {}
         for module in submodules(self):
             if module is not self and hasattr(type(module), "set_num_updates"):
-                module.set_num_updates(num_updates)
+                first = firsts.setdefault(type(module), module)
+                if module is not first and hasattr(module, "follow"):
+                    module.follow(first)
+                else:
+                    module.set_num_updates(num_updates)
 
     def max_positions(self) -> int:
         """Longest sentence in tokens."""

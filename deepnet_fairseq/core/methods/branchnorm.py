@@ -16,23 +16,20 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold.
+    """x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold."""
 
-    together: all branches of a stack, whose first one sets the number of all.
-    """
-
-    def __init__(self, num_updates: int, together: list[RisingBranch]):
+    def __init__(self, num_updates: int):
         super().__init__()
-        self.num_updates, self.together = num_updates, together
-        together.append(self)
+        self.num_updates = num_updates
         self.register_buffer("a", torch.tensor(1 / num_updates))
 
     def set_num_updates(self, t: int) -> None:
         """t: updates done; fairseq tells every module that has a method of this name, before each batch."""
-        if self is self.together[0]:
-            for branch in self.together:
-                branch._buffers["a"] = self.a  # a move or a cast gives each its own again
-            self.a.fill_(min((t + 1) / self.num_updates, 1.0))
+        self.a.fill_(min((t + 1) / self.num_updates, 1.0))
+
+    def follow(self, first: RisingBranch) -> None:
+        """Shares the number of the stack's first branch, which has been told; a move or a cast parts them again."""
+        self._buffers["a"] = first.a
 
     def forward(self, x, f):
         return torch.addcmul(x, f, self.a.to(x.dtype))
@@ -50,13 +47,9 @@ class BranchNorm(Method):
     init_profiles = ("xavier_legacy", "fairseq_head")
     options = {"updates": Option(4000, "T, updates until a branch counts fully")}
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.together: dict[str, list[RisingBranch]] = {"encoder": [], "decoder": []}
-
     def check(self):
         if self.updates < 1:
             raise UserError(f"--branchnorm-updates {self.updates}: must be at least 1")
 
     def residual(self, site):
-        return RisingBranch(self.updates, self.together[site.stack])
+        return RisingBranch(self.updates)
