@@ -125,6 +125,7 @@ TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
     (MT, "--method dlcl --dlcl-norm post --dlcl-window 2"),
+    (MT, "--method dlcl --bf16 --checkpoint-every 3"),
     (MT, f"{LARGE} --criterion {NAME} --loss-chunk-tokens 256"),
     (MT, f"{LARGE} --bf16"),
     (MT, "--method rezero --bf16 --update-freq 2"),

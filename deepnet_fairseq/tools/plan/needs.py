@@ -144,18 +144,16 @@ class Pass:
     """Stages that keep what they need, or are recomputed together; in bytes.
 
     input_bytes: of their input; held: what they leave in the forward pass; rise: the most in it; redone: what the
-    backward pass computes again first, which then is as if it had been kept; redoing: the most while it does; released:
-    what was held for later stages alone, which are done by then.
+    backward pass computes again first, which then is as if it had been kept; redoing: the most while it does.
     """
 
     def __init__(self, stages: list[Stage], input_bytes: int, setting: Setting):
         self.stages = stages
         self.held, self.rise = stages[0].forward, stages[0].forward_rise
-        self.redone = self.redoing = self.released = 0
+        self.redone = self.redoing = 0
         if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
             fetched = input_bytes if setting.cfg.offload_activations and setting.device == "cuda" else 0
-            self.released = sum(stage.outlasting for stage in stages)
-            self.held = self.rise = stages[-1].output + self.released - fetched
+            self.held = self.rise = stages[-1].output - fetched
             before = list(itertools.accumulate((stage.forward for stage in stages), initial=0))
             self.redone = before[-1] - stages[-1].output + fetched
             self.redoing = max(map(sum, zip(before, (stage.forward_rise for stage in stages), strict=False))) + fetched
@@ -182,7 +180,7 @@ def _backward(passes: list[Pass], waiting: int, shards: int) -> int:
     held, arrived, most = sum(each.held for each in passes), 0, 0
     for each in reversed(passes):
         most = max(most, held + each.redoing + max(waiting, arrived // shards))
-        held += each.redone - each.released
+        held += each.redone
         for stage in reversed(each.stages):
             if waiting or shards > 1:
                 arrived += stage.gradients

@@ -45,15 +45,13 @@ BATCHED = ("bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot
 class Stage:
     """A stretch of the update: bytes beside those before it, and floating-point operations of its forward pass.
 
-    output: of what it gives to the next stage; outlasting: of what a mixer remembers of it; forward, backward: what the
-    pass leaves when it is done; rise: the most of each pass in between, `accumulated` that of the backward pass where
-    gradients of its parameters are there already; gradients: of its parameters, not in these; attention: operations
-    that grow with the length of sentences.
+    output: of what it gives to the next stage; forward, backward: what the pass leaves when it is done; rise: the most
+    of each pass in between, `accumulated` that of the backward pass where gradients of its parameters are there
+    already; gradients: of its parameters, not in these; attention: operations that grow with the length of sentences.
     """
 
     name: str
     output: int = 0
-    outlasting: int = 0
     forward: int = 0
     forward_rise: int = 0
     backward: int = 0
@@ -250,10 +248,8 @@ class Run:
         for layer in stack.layers:
             x = self._boundary(x)
             with self._stage(f"{name} {LAYERS}") as stage:
-                remembered = len(history)
                 x = stack.mix(layer(x, None, *memory), history)
                 stage.output = x.nbytes
-                stage.outlasting = sum(x.nbytes for x in history[remembered:] if isinstance(x, Tensor))
         x = self._boundary(x)
         with self._stage(f"{name} end") as stage:
             x = stack.finish(x)
