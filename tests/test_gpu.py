@@ -154,18 +154,8 @@ def test_an_update_waits_once(data, tmp_path, precision):
 def test_two_gpus_are_one(data, tmp_path, mode):
     """Of the same batches, in half precision: the loss of each of ten updates."""
     train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
-    words = (
-        data,
-        *train,
-        "--arch",
-        "deepnet_transformer_tiny",
-        "--dropout",
-        "0",
-        "--fp16",
-        "--max-update",
-        "10",
-        "--no-save",
-    )
+    arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0")
+    words = (data, *train, *arch, "--fp16", "--max-update", "10", "--no-save")
     optimizer = ("--optimizer", "adam" if "fully_sharded" in mode else "deepnet_adam")
     losses = []
     for world in (1, 2):
