@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def refused(flags: Sequence[str]) -> bool:
     """Does fairseq-train refuse its flags here?"""
     begin()
     try:
-        with contextlib.redirect_stderr(None):
+        with contextlib.redirect_stderr(io.StringIO()):
             parse([*BASE, *model(2, 64), *flags])
     except SystemExit:
         return True
