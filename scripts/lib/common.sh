@@ -38,6 +38,8 @@ source scripts/lib/translation.sh
 source scripts/lib/language_model.sh
 # shellcheck source=scripts/lib/queue.sh
 source scripts/lib/queue.sh
+# shellcheck source=scripts/lib/made_language.sh
+source scripts/lib/made_language.sh
 
 fail() { echo "$(basename "${SCRIPT:-$0}"): $*" >&2; exit 1; }
 step() { [ -n "$dry_run" ] || { echo; echo "== $*"; }; }
