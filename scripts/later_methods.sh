@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The first updates of every method of `deepnet methods`, some with options and modifiers too, at 6L-6L and 18L-18L: the
+# quickstart's corpus and setting, without translating. One that diverges is a row as well. Ends with a table of losses.
+#
+#   scripts/later_methods.sh [--dry-run] [flags of fairseq-train]      200 updates: 20 s and 50 s of a core a method
+#   METHODS="pre_ln normformer+normformer-scale-residual+normformer-head-scale=none" DEPTHS="6 18" UPDATES=200 ...
+#   METHODS: behind plus signs flags of the training, with their value behind an equals sign; SEEDS, OUT as everywhere
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/later_methods.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/common.sh
+begin_small later_methods "$@"
+updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names)}"
+numbers UPDATES "$updates"
+# shellcheck disable=SC2086  # a word each
+chosen "$(printf '%s\n' $asked | sed 's/+.*//' | sort -u | paste -sd' ')" "${DEPTHS:-6 18}"
+
+record() {  # record WORD DEPTH
+    local name="${1//[+=]/-}" variant="" flags=() option
+    layers "${1%%+*}" "$2"
+    read -r -a flags < <(grep -E "^--method $method( |$)" <<<"$method_flags")
+    [[ "$1" != *+* ]] || variant="${1#*+}"
+    for option in ${variant//+/ }; do
+        flags+=("--${option%%=*}")
+        [[ "$option" != *=* ]] || flags+=("${option#*=}")
+    done
+    facts+=", \"variant\": \"$variant\""
+    queue run_train "$name-$2-seed$seed" "$facts" "${layer_flags[@]}" "${setting[@]}" "${flags[@]}"
+}
+
+small_translation "$updates"
+for seed in $seeds; do
+    for depth in ${DEPTHS:-6 18}; do
+        for word in $asked; do record "$word" "$depth"; done
+    done
+done
+wait
+[ -n "$dry_run" ] || [ ! -e "$failed" ] || exit 1
