@@ -12,6 +12,7 @@ from deepnet_fairseq.core.archs import PRESETS
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
 from deepnet_fairseq.core.models import parameter_count
+from deepnet_fairseq.core.modifiers import MODIFIERS
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.command_line import peer_flags
 from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
@@ -64,6 +65,7 @@ def test_flags_are_those_of_fairseqs_transformer():
     own = {"method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name"}
     own |= {"compile_layers", "rollbacks", "rollback_lr_factor", "stop_stuck", "epoch_weights"}
     own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
+    own |= {*MODIFIERS, *(f"{name}_{key}" for name, modifier in MODIFIERS.items() for key in modifier.options)}
     flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
     assert flags <= peer_flags("deepnet_transformer")
 

@@ -21,6 +21,8 @@ FP32 = TOLERANCE[torch.float32]
 TRANSLATION, LM, MASKED = EVERY
 CHOICE = [(EVERY[number % len(EVERY)], name) for number, name in enumerate(sorted(METHODS))]
 CHOICE += [(kind, "every_slot") for kind in EVERY]
+MODIFIED = [f"{name}+pro_res+qk_norm" for name in ("deepnorm", "pre_ln", "keel") if name in METHODS]
+CHOICE += [(EVERY[number % len(EVERY)], name) for number, name in enumerate(MODIFIED)]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,14 @@ def variants():
             for value in others:
                 if value != option.default:
                     yield name, {f"{name}_{key}": value}
+    yield from ((name, {}) for name in MODIFIED)
     yield "every_slot", {}
+
+
+def fields(name):
+    """Of "deepnorm+qk_norm" the config: a method and its modifiers."""
+    method, *modifiers = name.split("+")
+    return {"method": method} | dict.fromkeys(modifiers, True)
 
 
 def texts():
@@ -77,7 +86,7 @@ def step_by_step(model, tokens, *memory):
 def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
     """A translation alone, in a batch, its source padded on either side, its target on the left, token by token."""
     name, options = variant
-    model, (src, prev) = awake(TRANSLATION, 3, method=name, **options), batch()
+    model, (src, prev) = awake(TRANSLATION, 3, **fields(name), **options), batch()
     found, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
     assert close(found[1:2], alone)
     assert close(logits(model, torch.cat([src[1:2, 4:], torch.full((1, 4), PAD)], 1), prev[1:2]), alone)
@@ -91,7 +100,7 @@ def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
 def test_the_same_of_a_text(kind, variant):
     """A row alone is that row in a batch, padded on either side, and token by token; who sees what follows."""
     name, options = variant
-    model, tokens = awake(kind, 3, method=name, **options), text()
+    model, tokens = awake(kind, 3, **fields(name), **options), text()
     found, row = scores(model, tokens), tokens[:1, :-2]
     alone, mates = scores(model, row), torch.cat([left(row), tokens[1:]])
     assert close(found[:1, :-2], alone)
@@ -109,7 +118,7 @@ def test_the_same_of_a_text(kind, variant):
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_saved_loaded_and_copied(kind, name, tmp_path):
     """EMA and sharded trainers deep-copy the model."""
-    model, other, given = awake(kind, method=name), small(kind, method=name), inputs(kind)
+    model, other, given = awake(kind, **fields(name)), small(kind, **fields(name)), inputs(kind)
     assert not torch.equal(scores(other, *given), scores(model, *given))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
@@ -120,7 +129,7 @@ def test_saved_loaded_and_copied(kind, name, tmp_path):
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_every_parameter_learns_at_100_layers(kind, name):
     """No unused parameter (DDP needs that), no NaN, the masked model's head too; nor any in bf16."""
-    model = small(kind, 100, method=name).train()
+    model = small(kind, 100, **fields(name)).train()
     loss_of(model).backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -132,7 +141,7 @@ def test_every_parameter_learns_at_100_layers(kind, name):
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_checkpointed_activations_give_the_same_gradients(kind, name):
     """By twos of three layers, so that the last group is smaller; each layer runs once more in the backward pass."""
-    models = [awake(kind, 3, method=name, dropout=0.2, attention_dropout=0.1, **more).train() for more in
+    models = [awake(kind, 3, **fields(name), dropout=0.2, attention_dropout=0.1, **more).train() for more in
               ({}, {"checkpoint_every": 2})]  # fmt: skip
     calls = [0, 0]
     for number, model in enumerate(models):

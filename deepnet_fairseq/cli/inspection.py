@@ -56,8 +56,8 @@ def report_init(args) -> None:
     from ..core import archs
     from ..core.config import namespace
     from ..core.initialisation import as_table, init_report
-    from ..core.methods import get_method
     from ..core.models import build
+    from ..core.modifiers import from_config
     from ..text_table import render
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
@@ -68,7 +68,7 @@ def report_init(args) -> None:
     fields = depth | ({"method": args.method} if args.method else {}) | {"init_profile": args.init_profile}
     cfg = namespace(args.arch, **fields)
     torch.manual_seed(args.seed)
-    method = get_method(cfg.method).from_config(cfg)
+    method = from_config(cfg)
     profile = args.init_profile or method.init_profiles[0]
     rows = init_report(build(args.arch, **fields), method, profile)
     print(f"{args.arch}, {'-'.join(str(n) for n in archs.depths(cfg) if n)}, {cfg.method}, {profile}\n")

@@ -34,11 +34,20 @@ class Attention(nn.Module):
 
     Called with projections that the caller asks for, and may cache: attention((project(x, *attention.own()),)).
     dim: width C of queries and output, a multiple of num_heads; dropout: of attention weights; source_dim: width C' of
-    what keys and values are made from; inner: the method's module in front of out_proj, if any; bias: do the four
-    matrices have one?
+    what keys and values are made from; inner, heads: the method's modules in front of out_proj and on projections by
+    head, if any; bias: do the four matrices have one?
     """
 
-    def __init__(self, dim: int, num_heads: int, dropout: float, source_dim: int, inner: nn.Module | None, bias: bool):
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        dropout: float,
+        source_dim: int,
+        inner: nn.Module | None,
+        heads: nn.Module | None,
+        bias: bool,
+    ):
         super().__init__()
         leave_cudnn_out()
         self.num_heads = num_heads
@@ -47,7 +56,7 @@ class Attention(nn.Module):
         self.q_proj = Linear(dim, dim, bias=bias)
         self.out_proj = Linear(dim, dim, bias=bias)
         line_up(self.q_proj, self.k_proj, self.v_proj)
-        self.inner = inner
+        self.inner, self.heads = inner, heads
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
     def weights(self) -> dict[str, nn.Linear]:
@@ -60,7 +69,14 @@ class Attention(nn.Module):
 
     def project_source(self, source: Tensor) -> Tensor:
         """Keys and values of source (B, S, C'), (B, S, 2, h, d)."""
-        return project(source, self.k_proj, self.v_proj).unflatten(-1, (2, self.num_heads, -1))
+        return self.by_head(project(source, self.k_proj, self.v_proj), "kv").unflatten(-1, (2, self.num_heads, -1))
+
+    def by_head(self, projected: Tensor, roles: str) -> Tensor:
+        """Projections side by side (.., n C), `roles` a letter each, through the method's module on heads -> same."""
+        if self.heads is None:
+            return projected
+        parts = projected.unflatten(-1, (len(roles), self.num_heads, -1)).unbind(-3)
+        return torch.stack([self.heads(part, role) for part, role in zip(parts, roles, strict=True)], -3).flatten(-3)
 
     def forward(self, packed: tuple[Tensor, ...], mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Packed projections -> output (B, T, C); masks as in attend."""

@@ -60,7 +60,7 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
         raise UserError(
-            "was trained with another --method or other embedding flags: "
+            "was trained with another --method or modifier, or other embedding flags: "
             f"{_some('it lacks', missing)}{' and ' if missing and extra else ''}{_some('it also has', extra)}; "
             f"{_flags(missing, extra) or 'train with the flags of its own run'}"
         )

@@ -17,6 +17,7 @@ from ..errors import UserError
 from . import archs
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
+from .modifiers import MODIFIERS, from_config
 from .modules import ACTIVATIONS
 
 ACTIVATION = "activation of the feed-forward branch"
@@ -73,15 +74,20 @@ class DecoderFields:
 
 
 def with_options(fields: type) -> type:
-    """Class decorator: `fields` and the options of every method, what a model is built from."""
-    more = [_option_field(method, key, option) for method in METHODS.values() for key, option in method.options.items()]
+    """Class decorator: `fields`, modifiers, and the options of both and of every method: what a model is built from."""
+    more: list[tuple] = []
+    for method in METHODS.values():
+        more += [_option_field(method.name, key, f"--method {method.name}", one) for key, one in method.options.items()]
+    for name, modifier in MODIFIERS.items():
+        more.append((name, bool, flag(False, f"{modifier.help}, in any method")))
+        more += [_option_field(name, key, modifier.flag(), one) for key, one in modifier.options.items()]
     names = {"__module__": __name__, "__doc__": fields.__doc__}
     return make_dataclass(fields.__name__, more, bases=(fields,), namespace=names)
 
 
-def _option_field(method: type[Method], key: str, option: Option) -> tuple:
+def _option_field(name: str, key: str, of: str, option: Option) -> tuple:
     kind = Optional[str] if option.default is None else type(option.default)
-    return f"{method.name}_{key}", kind, flag(option.default, f"--method {method.name}: {option.help}", option.choices)
+    return f"{name}_{key}", kind, flag(option.default, f"{of}: {option.help}", option.choices)
 
 
 @with_options
@@ -146,7 +152,7 @@ def method_of(cfg: Any) -> Method:
     """
     archs.fill(cfg)
     check(cfg)
-    return get_method(cfg.method).from_config(cfg)
+    return from_config(cfg)
 
 
 def check(cfg: Any) -> None:
@@ -162,7 +168,7 @@ def check(cfg: Any) -> None:
         for key, option in other.options.items():
             if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
-    built = method.from_config(cfg)
+    built = from_config(cfg)
     for stack in stacks:
         if getattr(cfg, f"{stack}_normalize_before") and built.norm_places(stack) != {"pre"}:
             raise UserError(

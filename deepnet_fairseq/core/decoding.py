@@ -187,7 +187,7 @@ class LayerStep:
 
     def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
         """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
-        cache = self.cache
+        cache, entry = self.cache, x
         q, keys, values = cache.append(self.index, self.own.enter(x))
         x = self.own.leave(x, self.own.attend(q, keys, values, mask))
         if self.cross is not None:
@@ -195,7 +195,8 @@ class LayerStep:
             if alignment is not None:
                 alignment.append(attention_weights(q, keys, cache.memory_mask))
             x = self.cross.leave(x, self.cross.attend(q, keys, values, cache.memory_mask))
-        return self.ffn.leave(x, self.ffn.enter(x))
+        inside = self.ffn.enter(x)
+        return self.ffn.leave(x if self.ffn.bypass is None else self.ffn.bypass(x, entry), inside)
 
 
 class _Branch:
@@ -210,11 +211,15 @@ class _Branch:
         if sublayer == "ffn":
             entrance += [slots.get("hidden"), layer.activation_fn, called(layer.activation_dropout)]
         else:
-            dropout = getattr(layer, sublayer).dropout
+            attention = getattr(layer, sublayer)
+            if attention.heads is not None:
+                entrance.append(partial(attention.by_head, roles="q" if sublayer == "encoder_attn" else "qkv"))
+            dropout = attention.dropout
             self.dropout = dropout.p if dropout.drops else 0.0
         leaving = [slots.get("inner"), _projection(last), slots.get("outer"), called(layer.dropout)]
         self.entrance, self.leaving = ([f for f in functions if f is not None] for functions in (entrance, leaving))
         self.residual: Any = slots["residual"]  # every branch has one
+        self.bypass = slots.get("bypass")
         self.norm = norm if layer.norm_place[sublayer] == "post" else None
 
     def enter(self, x: Tensor) -> Tensor:

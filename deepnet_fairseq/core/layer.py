@@ -87,6 +87,7 @@ class Layer(nn.Module):
         self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
         self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
+        self.bypass = method.bypass(self.sites["ffn"])
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
         self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
@@ -110,16 +111,19 @@ class Layer(nn.Module):
         filled = {
             "before": self.before._modules.get(sublayer),
             "hidden": self.hidden if is_ffn else None,
+            "heads": None if is_ffn else getattr(self, sublayer).heads,
             "inner": self.inner if is_ffn else getattr(self, sublayer).inner,
             "outer": self.outer._modules.get(sublayer),
+            "bypass": self.bypass if is_ffn else None,
             "residual": self.residual[sublayer],
         }
         return {name: module for name, module in filled.items() if module is not None}
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
-        inner = method.inner(self.sites[sublayer], shape.dim)
-        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, inner, method.bias)
+        site = self.sites[sublayer]
+        slots = method.inner(site, shape.dim), method.heads(site, shape.dim // shape.num_heads)
+        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, *slots, method.bias)
 
     def enter(self, sublayer: str, x: Tensor, *linears: nn.Linear, relu: bool = False) -> tuple[Tensor, Tensor]:
         """Shortcut x (B, T, W) -> what linears make of the branch's input, side by side, maybe relu of it; and x."""
@@ -137,8 +141,8 @@ class Layer(nn.Module):
         x = self.residual[sublayer](x, f)
         return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "post" else x
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, W) -> same."""
+    def feed_forward(self, x: Tensor, entry: Tensor) -> Tensor:
+        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, W) -> same; entry: the layer's input."""
         at_once = self.hidden is None and self.activation_fn is F.relu
         h, x = self.enter("ffn", x, self.fc1, relu=at_once)
         if self.hidden is not None:
@@ -146,7 +150,7 @@ class Layer(nn.Module):
         h = self.activation_dropout(h if at_once else self.activation_fn(h))
         if self.inner is not None:
             h = self.inner(h)
-        return self.leave("ffn", x, self.fc2(h))
+        return self.leave("ffn", x if self.bypass is None else self.bypass(x, entry), self.fc2(h))
 
 
 class EncoderLayer(Layer):
@@ -154,8 +158,13 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, W) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
+        return self.feed_forward(self.look_around(x, mask), x)
+
+    def look_around(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The whole sublayer of self-attention: x (B, S, W) -> same."""
         packed, x = self.enter("self_attn", x, *self.self_attn.own())
-        return self.feed_forward(self.leave("self_attn", x, self.self_attn((packed,), mask)))
+        packed = self.self_attn.by_head(packed, "qkv")
+        return self.leave("self_attn", x, self.self_attn((packed,), mask))
 
 
 class CausalLayer(Layer):
@@ -163,11 +172,12 @@ class CausalLayer(Layer):
 
     def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
         """x (B, T, W) -> same; self_mask as in DecoderLayer."""
-        return self.feed_forward(self.look_back(x, self_mask))
+        return self.feed_forward(self.look_back(x, self_mask), x)
 
     def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
         """The whole sublayer of self-attention: x (B, T, W) -> same."""
         packed, x = self.enter("self_attn", x, *self.self_attn.own())
+        packed = self.self_attn.by_head(packed, "qkv")
         return self.leave("self_attn", x, self.self_attn((packed,), self_mask, causal=self_mask is None))
 
 
@@ -187,11 +197,11 @@ class DecoderLayer(CausalLayer):
         self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the left; memory_mask
         (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
         """
-        x = self.look_back(x, self_mask)
+        entry, x = x, self.look_back(x, self_mask)
         q, x = self.enter("encoder_attn", x, self.encoder_attn.q_proj)
-        packed = q, self.encoder_attn.project_source(memory).flatten(2)
+        packed = self.encoder_attn.by_head(q, "q"), self.encoder_attn.project_source(memory).flatten(2)
         if alignment is not None:
             alignment.append(self.encoder_attn.alignment(packed, memory_mask))
         x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
         del q, packed  # what autograd keeps is a copy
-        return self.feed_forward(x)
+        return self.feed_forward(x, entry)

@@ -67,6 +67,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
         self.stream_dim = method.stream_width(shape.stack, shape.dim)
         self.layer_norm = nn.LayerNorm(self.stream_dim) if method.closing_norm(shape.stack) else None
+        self.beginning = method.beginning(shape.stack, shape.dim)
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
         for name, value in method.constants(shape.stack).items():
@@ -90,7 +91,7 @@ class Stack(nn.Module):
         inputs: those of every layer; layers: what is called in place of the stack's own.
         """
         history: list[Tensor] = []
-        x = self.mix(x, history)
+        x = self.begin(x, history)
         layers = layers or list(self.layers)
         every = len(layers) if self.recomputation is None else self.recomputation.every
         for first in range(0, len(layers), every):
@@ -103,7 +104,7 @@ class Stack(nn.Module):
         more: further inputs of one layer, by its index from 0.
         """
         history: list[Tensor] = []
-        x = self.mix(x, history)
+        x = self.begin(x, history)
         yield x
         for index, layer in enumerate(self.layers):
             x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
@@ -118,6 +119,10 @@ class Stack(nn.Module):
             return x
 
         return part(x, history) if self.recomputation is None else self.recomputation(part, x, history)
+
+    def begin(self, x: Tensor, history: list[Tensor]) -> Tensor:
+        """What the first layer reads, of embeddings x (B, T, C) -> (B, T, W)."""
+        return self.mix(x if self.beginning is None else self.beginning(x), history)
 
     def mix(self, y: Tensor, history: list[Tensor]) -> Tensor:
         """What the next layer reads when the embedding or a layer has given y; `history` lives for one forward pass."""
@@ -134,7 +139,7 @@ class Stack(nn.Module):
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
                 yield from ((f"{site}.{name}", module) for name, module in layer.slots(sublayer).items())
-        ends = {"mixer": self.mixer, "ending": self.ending}
+        ends = {"beginning": self.beginning, "mixer": self.mixer, "ending": self.ending}
         yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -298,7 +303,7 @@ class Decoder(Stack):
         cache, steps = incremental_state[self.CACHE]
         mask = cache.advance()
         history: list[Tensor] = []
-        x = self.mix(x.squeeze(1), history)
+        x = self.begin(x.squeeze(1), history)
         states = [x.unsqueeze(1)]
         for index, step in enumerate(steps):
             x = self.mix(step(x, mask, *more.get(index, ())), history)

@@ -19,7 +19,7 @@ from fairseq.models import MODEL_REGISTRY
 from omegaconf import DictConfig
 
 from ..core import archs
-from ..core.methods import get_method
+from ..core.modifiers import from_config
 from ..errors import UserError, user_error_line
 from . import config, datasets
 from .admin_profile import check_source
@@ -119,7 +119,7 @@ def _check_training(args: argparse.Namespace) -> None:
     stuck.check_settings(lambda _, name: getattr(args, name, None))
     if cfg.deepnet_probe and args.ddp_backend == "fully_sharded":
         raise UserError("--deepnet-probe: not with --ddp-backend fully_sharded, where no rank has a whole gradient")
-    method = get_method(cfg.method).from_config(cfg)
+    method = from_config(cfg)
     if method.profiled and not _resumes(args):
         check_source(method.profile)
 

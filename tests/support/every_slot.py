@@ -24,16 +24,38 @@ class Gate(nn.Module):
         return x + self.gate * torch.cat([f, -f], -1)
 
 
+class Heads(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.norms = nn.ModuleDict({role: nn.LayerNorm(dim) for role in "qkv"})
+
+    def forward(self, x, role):
+        return self.norms[role](x)
+
+
+class Wider(Bias):
+    def forward(self, x):
+        x = super().forward(x)
+        return torch.cat([x, -x], -1)
+
+
+class Entry(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.share = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, entry):
+        return x + self.share * entry
+
+
 class Mean(nn.Module):
-    """What the next layer reads, twice as wide as branches: a learned share of the mean of all outputs so far."""
+    """What the next layer reads, a learned share of the mean of all outputs so far."""
 
     def __init__(self):
         super().__init__()
         self.share = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, y, history):
-        if not history:
-            y = torch.cat([y, y], -1)
         history.append(y)
         return y + self.share * sum(history) / len(history)
 
@@ -54,6 +76,12 @@ class EverySlot(Method):
     def hidden(self, site, dim):
         return Bias(dim)
 
+    def heads(self, site, dim):
+        return Heads(dim)
+
+    def bypass(self, site):
+        return Entry()
+
     def inner(self, site, dim):
         return nn.LayerNorm(dim)
 
@@ -62,6 +90,9 @@ class EverySlot(Method):
 
     def residual(self, site):
         return Gate()
+
+    def beginning(self, stack, dim):
+        return Wider(dim)
 
     def mixer(self, stack, dim):
         return Mean()

@@ -2,7 +2,8 @@
 
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
-A method fills slots per Site. A slot left None is the identity (residual: x + f). `norm` places the LayerNorm:
+A method fills slots per Site. A slot left None is the identity (residual: x + f). Two are not in the equation: `heads`,
+inside the body of an attention, and `bypass`, on the x of a layer's last residual. `norm` places the LayerNorm:
 "post" in the slot `after`, "pre" in the slot `before` (and one more at the end of each stack), "none" nowhere; where
 branches or stacks differ, `norm_place` and `closing_norm` say so.
 
@@ -119,7 +120,8 @@ class Method:
     def stream_width(self, stack: str, dim: int) -> int:
         """W, the features of what layers hand on, for C = `dim`.
 
-        Where it is not C, `mixer` makes W features of the embedding's C, `before` and `ending` C of the stream's W.
+        Where it is not C, `beginning` or `mixer` makes W features of the embedding's C, `before` and `ending` C of the
+        stream's W.
         """
         return dim
 
@@ -131,6 +133,13 @@ class Method:
 
     def hidden(self, site: Site, dim: int) -> nn.Module | None:
         """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same."""
+        return None
+
+    def heads(self, site: Site, dim: int) -> nn.Module | None:
+        """Module called as heads(x, role) on projections of the attention by head, before any of them is cached.
+
+        x (.., h, d) of `role` "q", "k" or "v", d = `dim` features of each of h heads -> same.
+        """
         return None
 
     def inner(self, site: Site, dim: int) -> nn.Module | None:
@@ -149,13 +158,25 @@ class Method:
         """
         return None
 
+    def bypass(self, site: Site) -> nn.Module | None:
+        """Module called as bypass(x, entry) that gives the shortcut of a layer's last branch, (B, T, W) each -> same.
+
+        entry: what the layer has read.
+        """
+        return None
+
     # the slots of a stack
+
+    def beginning(self, stack: str, dim: int) -> nn.Module | None:
+        """Module on the embeddings, behind their dropout. (B, T, C) -> (B, T, W)."""
+        return None
 
     def mixer(self, stack: str, dim: int) -> nn.Module | None:
         """Module called as mixer(y, history) before the first layer and after each one.
 
-        y: what the embedding (B, T, C) or a layer (B, T, W) gave; history: a list local to this forward pass, which the
-        mixer may extend. It returns what the next layer, or the end of the stack, reads, (B, T, W).
+        y: what the beginning or a layer gave, (B, T, W), or the embedding (B, T, C) where W is made here; history: a
+        list local to this forward pass, which the mixer may extend. It returns what the next layer, or the end of the
+        stack, reads, (B, T, W).
         """
         return None
 

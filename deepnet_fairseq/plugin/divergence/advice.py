@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core import archs
 from ...core.methods import METHODS
+from ...core.modifiers import from_config
 from ...core.slots import LearnedShortcut, Site
 from . import FLOOR
 
@@ -24,7 +25,7 @@ def is_plain(cfg) -> bool:
     """Has this model config a Post-LN that starts from a top layer of one size at any depth, with nothing beside it?"""
     if getattr(cfg, "method", None) not in METHODS:
         return False
-    method = METHODS[cfg.method].from_config(cfg)
+    method = from_config(cfg)
     stack = "decoder" if method.depth("decoder") else "encoder"
     top = Site(stack, method.depth(stack), "ffn", 1, 1)
     alone = method.residual(top) is None and method.outer(top) is None

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ...core import attention, config
-from ...core.methods import get_method
 from ...core.models import MODELS, DeepModel
+from ...core.modifiers import from_config
 from ...core.stack import Stack
 from ...plugin.chunked_cross_entropy import BUDGET, FEWEST, label_smoothed_loss
 from .setting import FLOAT32, Setting
@@ -155,7 +155,7 @@ def trace(setting: Setting) -> list[Stage]:
     key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
     key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
     if key not in _traces:
-        method = get_method(setting.cfg.method).from_config(setting.cfg)
+        method = from_config(setting.cfg)
         if all(method.mixer(stack, 1) is None for stack in setting.stacks):
             _traces[key] = list(Run(setting, ALIKE).expanded())
         else:
@@ -168,7 +168,7 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
-    method = get_method(cfg.method).from_config(setting.cfg if mixers else cfg)
+    method = from_config(setting.cfg if mixers else cfg)
     with torch.device("meta"):
         model = MODELS[setting.model].assemble(cfg, method, *setting.vocab)
     return model.to(setting.dtype)
@@ -242,7 +242,7 @@ class Run:
             if stack.embed_positions is not None and not learned:  # a sum with numbers that no gradient asks for
                 weight = stack.embed_tokens.weight
                 positions = weight.new_empty(*tokens.shape, weight.size(1))
-            x = stack.mix(stack.embed(tokens, positions)[0], history)
+            x = stack.begin(stack.embed(tokens, positions)[0], history)
             del positions
             stage.output = x.nbytes
         for layer in stack.layers:

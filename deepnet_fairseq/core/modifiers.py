@@ -1,0 +1,178 @@
+"""Modifiers: what goes with any method, and is turned on by a flag of its own, --pro-res and --qk-norm.
+
+A modifier stands around a method and fills a slot beside what the method has there; all else is the method's. Theirs
+is one file, for they are a few lines each. h heads of d features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .methods import Method, Option, get_method
+from .slots import FullPrecision, Site
+
+MODIFIERS: dict[str, type[Modifier]] = {}
+
+
+class Modifier:
+    """A method with something more; what a subclass does not define is that of `self.method`, the method inside.
+
+    A subclass under @register_modifier overrides slots of Method. equation: what becomes of a branch f, as tables print
+    it; help: of its flag; options: as a Method's, with the flags --MODIFIER-KEY.
+    """
+
+    modifier: ClassVar[str]
+    equation: ClassVar[str]
+    paper: ClassVar[str]
+    help: ClassVar[str]
+    options: ClassVar[dict[str, Option]] = {}
+
+    def __init__(self, method: Method, **options: Any):
+        self.method = method
+        self.values = {key: option.default for key, option in self.options.items()} | options
+        self.check()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    @classmethod
+    def flag(cls, *key: str) -> str:
+        """The command line's name of the modifier, or of an option."""
+        return "--" + "-".join([cls.modifier, *key]).replace("_", "-")
+
+    def check(self) -> None:
+        """UserError, naming the flag, for option values that make no sense."""
+
+
+def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
+    """Class decorator: offers a Modifier as --NAME; ValueError if another class has the name."""
+
+    def add(cls: type[Modifier]) -> type[Modifier]:
+        if MODIFIERS.setdefault(name, cls) is not cls:
+            raise ValueError(f"modifier {name!r} is registered twice")
+        cls.modifier = name
+        return cls
+
+    return add
+
+
+def from_config(cfg: Any) -> Method:
+    """The method of a filled model config, at its depth and with its options, and its modifiers around it.
+
+    UserError, naming the flag, for a value that makes no sense, and for an option of a modifier that is not on.
+    """
+    method = get_method(cfg.method).from_config(cfg)
+    for name, modifier in MODIFIERS.items():
+        options = {key: getattr(cfg, f"{name}_{key}", option.default) for key, option in modifier.options.items()}
+        if getattr(cfg, name, False):
+            method = cast(Method, modifier(method, **options))
+            continue
+        for key, option in modifier.options.items():
+            if options[key] != option.default:
+                raise UserError(f"{modifier.flag(key)}: an option of {modifier.flag()}; give that too, or drop it")
+    return method
+
+
+class Rising(FullPrecision):
+    """a f for f of any shape; a = min(t / (T l), 1) in update t, a buffer in float32 that checkpoints hold.
+
+    One kernel an update for all layers of a stack: the first holds the numbers of all, and the others follow it.
+    """
+
+    def __init__(self, num_updates: int, layer: int, layers: int):
+        super().__init__()
+        self.num_updates, self.layer, self.layers = num_updates, layer, layers
+        self.register_buffer("a", torch.tensor(1 / (num_updates * layer)))
+        self.of_layers: Tensor | None = None
+
+    def set_num_updates(self, updates: int) -> None:
+        """updates: how many are done; fairseq tells every module that has a method of this name, before each batch."""
+        if self.of_layers is None or self.of_layers.device != self.a.device:
+            self.of_layers = torch.empty(self.layers, device=self.a.device)
+        layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
+        torch.reciprocal(layers, out=self.of_layers).mul_((updates + 1) / self.num_updates).clamp_(max=1)
+        self._buffers["a"] = self.of_layers[self.layer - 1]
+
+    def follow(self, first: Rising) -> None:
+        """Shares the numbers of the stack's first branch, which has been told; a move or a cast parts them again."""
+        assert first.of_layers is not None
+        self._buffers["a"] = first.of_layers[self.layer - 1]
+
+    @property
+    def factor(self) -> Tensor:
+        """What f is multiplied by; export folds it into the matrix before."""
+        return self.a
+
+    def forward(self, f: Tensor) -> Tensor:
+        return f * self.a  # in the type of f, for a number has no say in it
+
+
+@register_modifier("pro_res")
+class ProRes(Modifier):
+    """Progressive residual warm-up: branches of layer l rise from 0 to full weight within T l updates, in any method.
+
+    Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining" (arXiv:2603.05369): a(l, t) =
+    min(t / (T l), 1), T = 1000 (500 at 96 and 120 layers), so the last layer counts fully from update T L on. Shown on
+    decoder language models alone; here l counts in each stack. t counts from 1, where the authors' code begins at 0 and
+    its first update reaches no branch; that code's flag is T L, and its other schedules are left out: "equal" is
+    --method branchnorm. A model is saved with its a and translates with it.
+    """
+
+    equation = "a f, a = min(t / (T l), 1)"
+    paper = "arXiv:2603.05369"
+    help = "branches of layer l rise from 0 to full weight in the first T l updates"
+    options = {"updates": Option(1000, "T, updates a layer")}
+
+    def check(self) -> None:
+        if self.values["updates"] < 1:
+            raise UserError(f"--pro-res-updates {self.values['updates']}: must be at least 1")
+
+    def outer(self, site: Site) -> nn.Module:
+        """Behind what the method has there; in front of the dropout, whose mask a product does not change."""
+        inside = self.method.outer(site)
+        rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
+        return rising if inside is None else nn.Sequential(inside, rising)
+
+
+class ByRole(nn.ModuleDict):
+    """Projections x (.., h, d) through the module of their role; those of another role as they are."""
+
+    def forward(self, x: Tensor, role: str) -> Tensor:
+        return self[role](x) if role in self else x
+
+
+@register_modifier("qk_norm")
+class QKNorm(Modifier):
+    """Attention of LN(q) and LN(k), by head, so that scores stay within sqrt(d) times the gains, in any method.
+
+    Henry et al. 2020, "Query-Key Normalization for Transformers", as Dehghani et al. 2023 ("Scaling Vision Transformers
+    to 22 Billion Parameters", section 2.1) have it: LayerNorms over the d features of a head without bias, one gain for
+    all heads, and softmax(q k / sqrt(d)) as ever. Henry et al. divide by the length alone and learn one number in place
+    of sqrt(d). Keys are cached as they are here, normalised.
+    """
+
+    equation = "attention of LN(q), LN(k) by head"
+    paper = "Henry et al. 2020; Dehghani et al. 2023"
+    help = "LayerNorm on queries and keys by head"
+
+    def heads(self, site: Site, dim: int) -> nn.Module:
+        """Behind what the method has there."""
+        norms = ByRole({role: nn.LayerNorm(dim, bias=False) for role in "qk"})
+        inside = self.method.heads(site, dim)
+        return norms if inside is None else Both(inside, norms)
+
+
+class Both(nn.Module):
+    """Two modules of the slot `heads`, one behind the other."""
+
+    def __init__(self, first: nn.Module, second: nn.Module):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor, role: str) -> Tensor:
+        return self.second(self.first(x, role), role)
