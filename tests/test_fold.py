@@ -161,7 +161,7 @@ def test_what_does_not_fold_is_refused_by_name(kind):
     assert set(FOLDABLE) >= AMONG_THEM and not REASONS.keys() & set(FOLDABLE)
     for method in METHODS.keys() - set(FOLDABLE):
         with pytest.raises(UserError, match=f"--method {method} has no plain Transformer: .*{REASONS.get(method, '')}"):
-            folded(small(kind, method=method), 2, method=method)
+            folded(small(kind, 4, method=method), 4, method=method)
 
 
 def test_unknown_slots_are_noticed(monkeypatch):

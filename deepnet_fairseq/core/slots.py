@@ -136,7 +136,7 @@ class Multiply(FullPrecision):
         self.scale = nn.Parameter(torch.tensor(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Product.apply(x, self.scale)
+        return multiply(x, self.scale)
 
 
 class Shift(FullPrecision):
@@ -150,25 +150,34 @@ class Shift(FullPrecision):
         return _Difference.apply(x, self.shift)
 
 
+def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
+    """s x of x (..) in any type and s () in float32, in the type of x; the gradient of s is added up in float32.
+
+    straight: x has the gradient of s x as it is, not times s.
+    """
+    return _Product.apply(x, scale, straight)
+
+
 def _in_type(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
     """function(x, number (), float32), computed in float32 and given in the type of x, by one kernel."""
     return function(x, number.view(1), out=torch.empty_like(x))
 
 
 class _Product(torch.autograd.Function):
-    """x (..) in any type, s () in float32 -> s x; the gradient of s is added up in float32."""
+    """What `multiply` computes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, straight: bool) -> Tensor:
         ctx.save_for_backward(x, scale)
+        ctx.straight = straight
         return _in_type(x, torch.mul, scale)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scale = ctx.saved_tensors
         products = torch.addcmul(scale.new_zeros(1), grad, x)  # the zero's type is theirs: float16's end at 65504
-        return _in_type(grad, torch.mul, scale), products.sum()
+        return grad if ctx.straight else _in_type(grad, torch.mul, scale), products.sum(), None
 
 
 class _Difference(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """How each method looks in every figure: colours of Okabe and Ito (2008) and shades between them, a marker, a name.
 
-Methods that share a panel stay apart for colour-blind readers too.
+Methods that share a panel stay apart for colour-blind readers too, by colour or marker.
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ STYLES = {
     "dlcl": Style("DLCL", "#B5489A", "v"),
     "normformer": Style("NormFormer", "#9CC7EC", "D"),
     "sub_ln": Style("Sub-LN", "#C9A66B", "^"),
+    "b2t": Style("B2T", "#670A23", "h"),
+    "complete_p": Style("CompleteP", "#5608F6", ">"),
+    "gpas": Style("GPAS", "#05F321", "<"),
+    "hybrid_norm": Style("HybridNorm", "#495B0E", "p"),
+    "keel": Style("Keel", "#3863FF", "X"),
+    "ln_scaling": Style("LN-Scaling", "#F02957", "X"),
+    "mhc": Style("mHC", "#B9E781", "*"),
+    "mix_ln": Style("Mix-LN", "#479E04", "p"),
+    "peri_ln": Style("Peri-LN", "#D92AE3", "h"),
+    "resi_dual": Style("ResiDual", "#1BF79A", "d"),
+    "siamese_norm": Style("SiameseNorm", "#ADA0FD", "d"),
 }
 PLAIN = "#767676"  # legends that speak of no method, and methods without a style
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#D55E00")  # settings of one method

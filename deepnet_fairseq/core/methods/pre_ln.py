@@ -4,9 +4,11 @@ Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation"; Xi
 Normalization in the Transformer Architecture". In cross-attention only the query passes the branch's LayerNorm; keys
 and values are the encoder's output, normalised once by the encoder's last LayerNorm. fairseq places the norms of each
 stack by a flag of its own (`--encoder-normalize-before`, `--decoder-normalize-before`); this method sets both.
+`--pre-ln-scaled-init` is GPT-2's (Radford et al. 2019, section 2.3): the last matrix of each branch, out_proj and fc2,
+drawn 1/sqrt(n) as wide, n the branches of the stack, 2M there. Their base is N(0, 0.02^2); ours is the profile's.
 """
 
-from .base import Method, register
+from .base import Method, Option, register
 
 
 @register("pre_ln")
@@ -16,3 +18,7 @@ class PreLN(Method):
     equation = "x + f(LN(x))"
     paper = "Wang et al. 2019"
     norm = "pre"
+    options = {"scaled_init": Option(False, "GPT-2's: out_proj and fc2 drawn 1/sqrt(branches of the stack) as wide")}
+
+    def gain(self, site, role):
+        return self.branches(site.stack) ** -0.5 if self.scaled_init and role in ("out", "fc2") else 1.0

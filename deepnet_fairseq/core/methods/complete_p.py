@@ -1,0 +1,67 @@
+"""CompleteP, its part of the depth: y = x + (L / L_base)^(-a) dropout(f(LN(x))), a = 1.
+
+Dey et al. 2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers" (arXiv:2505.01618), Table 1,
+for decoder language models of 2 to 128 layers; code EleutherAI/nanoGPT-mup, branch completep. What is tuned at L_base
+layers is to hold at L. With m = L / L_base that asks of training, at the same width:
+    Adam's eps of weights, biases and LayerNorms in layers  times m^(-a)
+    their learning rate                                     times m^(a - 1), which is 1 at a = 1
+    embeddings, positions, last LayerNorm, projection       as at L_base, eps and all
+    weight decay, widths of the initialisation              as at L_base: no other initialisation by depth beside it
+`deepnet coefficients` has the factors. fairseq's Adam has one eps for all parameters, and --adam-eps times m^(-a) is
+the nearest; the code too scaled the eps of all until January 2026 (found by arXiv:2512.22382). a = 1/2 is the rule
+that the paper compares with. The rules of width, muP, are no part of this.
+Ours: encoders and cross-attention, each stack by its own layers, of two branches or three.
+"""
+
+import torch
+
+from ...errors import UserError
+from ..slots import Residual
+from .base import Method, Option, register
+
+
+class ScaledBranch(Residual):
+    """x + c f of (B, T, C) each, c a constant, as one operation."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x, f):
+        return torch.add(x, f, alpha=self.factor)
+
+    def scales(self):
+        return 1.0, self.factor
+
+    def extra_repr(self):
+        return f"factor={self.factor:.6g}"
+
+
+@register("complete_p")
+class CompleteP(Method):
+    """Pre-LN with ScaledBranch; UserError for a base depth below 1, an exponent outside [0.5, 1]."""
+
+    equation = "x + (L_base / L) f(LN(x))"
+    paper = "Dey et al. 2025"
+    norm = "pre"
+    options = {
+        "base_depth": Option(2, "L_base, the layers of a stack at which learning rate and the rest were tuned"),
+        "exponent": Option(1.0, "a: branches are scaled by (L / L_base) to the minus this"),
+    }
+
+    def check(self):
+        if self.base_depth < 1:
+            raise UserError(f"--complete-p-base-depth {self.base_depth}: must be at least 1")
+        if not 0.5 <= self.exponent <= 1:
+            raise UserError(f"--complete-p-exponent {self.exponent}: must be from 0.5 to 1")
+
+    def residual(self, site):
+        return ScaledBranch(self.coefficients(site.stack)["branch"])
+
+    def coefficients(self, stack):
+        """The factors on branches, and on learning rate and eps of Adam for what stands in layers."""
+        m, a = self.depth(stack) / self.base_depth, self.exponent
+        return {"branch": m**-a, "lr": m ** (a - 1), "adam_eps": m**-a}
+
+    def constants(self, stack):
+        return {"branch_factor": self.coefficients(stack)["branch"]}

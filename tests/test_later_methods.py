@@ -1,0 +1,206 @@
+"""Methods since 2024 on one stream: hidden states worked out from the weights, factors, exceptions, gradients."""
+
+import math
+
+import pytest
+import torch
+
+from deepnet_fairseq.core.archs import LM, MODEL_NAME
+from deepnet_fairseq.core.methods import get_method
+from deepnet_fairseq.core.methods.gpas import Shrink
+from deepnet_fairseq.core.modules import project
+from deepnet_fairseq.core.slots import NORM_NAMES, Site
+from deepnet_fairseq.errors import UserError
+
+from .support import helpers
+from .support.single_stacks import awake, batch, loss_of, small
+
+EVEN = pytest.approx
+
+
+def silu(g):
+    return g / (1 + math.exp(-g))
+
+
+def norm(layer, sublayer, x):
+    """The branch's LayerNorm."""
+    return getattr(layer, NORM_NAMES[sublayer])(x)
+
+
+def body(layer, sublayer, memory):
+    """A branch from q, k, v or fc1 to out or fc2, x (B, T, C) -> same; cross-attention on memory (B, S, C)."""
+    if sublayer == "ffn":
+        return lambda x: layer.fc2(layer.fc1(x).relu())
+    own = getattr(layer, sublayer)
+    if sublayer == "encoder_attn":
+        return lambda x: own((own.q_proj(x), project(memory, own.k_proj, own.v_proj)))
+    return lambda x: own((project(x, *own.own()),), causal=True)
+
+
+def assert_states(name, equation, kind=LM, layers=3, end=None, **fields):
+    """Every state of the decoder is what equation(layer, site, x, branch) makes of the one before.
+
+    end: of the last one, the decoder's output; by default its LayerNorm.
+    """
+    model = awake(kind, layers, method=name, **fields)
+    memory, given = None, (batch()[1:],)
+    with torch.no_grad():
+        if kind == MODEL_NAME:
+            src, prev = helpers.batch()
+            given = (prev[2:], model.encoder(src[2:]))
+            memory = given[1]["encoder_out"][0].transpose(0, 1)
+        found, extra = model.decoder(*given, features_only=True, return_all_hiddens=True)
+        x, *states = (state.transpose(0, 1) for state in extra["inner_states"])
+        for layer, state in zip(model.decoder.layers, states, strict=True):
+            for sublayer, site in layer.sites.items():
+                x = equation(layer, site, x, body(layer, sublayer, memory))
+            assert torch.allclose(state, x, atol=1e-5), site
+        assert torch.allclose(found, (end or model.decoder.layer_norm)(x), atol=1e-5)
+
+
+def test_ln_scaling():
+    def equation(layer, site, x, f):
+        return x + f(norm(layer, site.sublayer, x) / math.sqrt(site.layer))
+
+    for kind in (LM, MODEL_NAME):
+        assert_states("ln_scaling", equation, kind)
+    assert get_method("ln_scaling")(16, 4).coefficients("encoder") == {"last_layer": 0.25}
+
+
+@pytest.mark.parametrize(("exponent", "factor"), [(1.0, 2 / 3), (0.5, (2 / 3) ** 0.5)])
+def test_complete_p(exponent, factor):
+    def equation(layer, site, x, f):
+        return x + factor * f(norm(layer, site.sublayer, x))
+
+    assert_states("complete_p", equation, complete_p_exponent=exponent)
+
+
+def test_what_complete_p_asks_of_training():
+    """At m = L / L_base: m^-a on branches and eps, m^(a - 1) on the learning rate; by each stack's depth."""
+    half = get_method("complete_p")(128, 2, exponent=0.5)
+    assert half.coefficients("encoder") == EVEN({"branch": 1 / 8, "lr": 8**-1, "adam_eps": 1 / 8})
+    assert half.coefficients("decoder") == EVEN({"branch": 1, "lr": 1, "adam_eps": 1})
+    full = get_method("complete_p")(6, 100, base_depth=6)
+    assert full.coefficients("encoder") == EVEN({"branch": 1, "lr": 1, "adam_eps": 1})
+    assert full.coefficients("decoder") == EVEN({"branch": 0.06, "lr": 1, "adam_eps": 0.06})
+    assert full.constants("decoder") == EVEN({"branch_factor": 0.06})
+
+
+@pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])
+def test_keel(kind, branches):
+    """S x but in the first layer, whose first branch has no LayerNorm behind it."""
+
+    def equation(layer, site, x, f):
+        total = (1 if site.layer == 1 else branches) * x + f(layer.before[site.sublayer](x))
+        first = site.layer == 1 and site.sublayer == "self_attn"
+        return total if first else norm(layer, site.sublayer, total)
+
+    assert_states("keel", equation, kind, end=lambda x: x)
+    first, second = awake(kind, 2, method="keel").decoder.layers
+    assert not hasattr(first, "self_attn_layer_norm") and hasattr(second, "self_attn_layer_norm")
+    found = get_method("keel")(18, 18)
+    assert [found.coefficients(stack)["alpha"] for stack in ("encoder", "decoder")] == [36, 54]
+
+
+@pytest.mark.parametrize(("share", "post"), [(0.25, 0), (0.34, 1), (0.7, 2)])
+def test_mix_ln(share, post):
+    def equation(layer, site, x, f):
+        if site.layer <= post:
+            return norm(layer, site.sublayer, x + f(x))
+        return x + f(norm(layer, site.sublayer, x))
+
+    assert_states("mix_ln", equation, mix_ln_share=share)
+
+
+def test_layers_of_mix_ln():
+    """3 of 12 and 6 of 24 in the authors' scripts; by an option 2 of 32."""
+    found = get_method("mix_ln")(12, 24)
+    assert [found.post_layers(stack) for stack in ("encoder", "decoder")] == [3, 6]
+    assert [get_method("mix_ln")(0, 100, share=share).post_layers("decoder") for share in (0.29, 0.99, 0)] == [
+        29,
+        99,
+        0,
+    ]
+    assert get_method("mix_ln")(0, 32, share=0.0625).constants("decoder") == {"post_layers": 2}
+
+
+def test_gpas():
+    """(1 - SiLU(g_l)) (x + f(LN(x))), one g for both branches of a layer."""
+
+    def equation(layer, site, x, f):
+        (g,) = {residual.g for residual in layer.residual.values()}
+        return (1 - silu(g.item())) * (x + f(norm(layer, site.sublayer, x)))
+
+    assert_states("gpas", equation)
+    model = small(LM, method="gpas")
+    assert [p.item() for name, p in model.named_parameters() if name.endswith(".g")] == [0, 0]
+
+
+@pytest.mark.parametrize("g", [-1.5, 0.0, 0.8])
+def test_gradient_of_gpas(g):
+    """Of z what the output has, as if nothing were scaled; of g that of the value, by finite differences."""
+    gate = torch.nn.Parameter(torch.tensor(g, dtype=torch.float64))
+    shrink, generator = Shrink(gate), torch.Generator().manual_seed(0)
+    x, f, weights = torch.randn(3, 2, 4, 8, dtype=torch.float64, generator=generator)
+    x.requires_grad_()
+    f.requires_grad_()
+    (shrink(x, f) * weights).sum().backward()
+    assert torch.equal(x.grad, weights) and torch.equal(f.grad, weights)
+
+    def value(g):
+        with torch.no_grad():
+            gate.fill_(g)
+            return (shrink(x, f) * weights).sum().item()
+
+    assert gate.grad.item() == EVEN((value(g + 1e-5) - value(g - 1e-5)) / 2e-5, rel=1e-8)
+
+
+def test_gpas_begins_as_pre_ln():
+    """The same loss and gradients, to the bit; each g learns."""
+    models = {name: small(LM, 3, method=name).train() for name in ("pre_ln", "gpas")}
+    losses = []
+    for model in models.values():
+        losses.append(loss_of(model))
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    gradients = {name: p.grad for name, p in models["gpas"].named_parameters()}
+    for name, parameter in models["pre_ln"].named_parameters():
+        assert torch.equal(parameter.grad, gradients.pop(name)), name
+    assert len(gradients) == 3 and all(gradients.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpas_in_half_precision(dtype):
+    """g stays float32, and so does the sum that its gradient is: here more than float16 holds."""
+    shrink = Shrink(torch.nn.Parameter(torch.tensor(0.5))).to(dtype)
+    x, f = torch.full((2, 2**17), 1.0, dtype=dtype)
+    y = shrink(x, f)
+    assert y.dtype == dtype and y[0].item() == EVEN(2 * (1 - silu(0.5)), rel=1e-2)
+    y.backward(torch.ones_like(y))
+    s = 1 / (1 + math.exp(-0.5))
+    assert shrink.g.grad.dtype == torch.float32
+    assert shrink.g.grad.item() == EVEN(-(2**18) * s * (1 + 0.5 * (1 - s)), rel=1e-3)
+
+
+def test_scaled_initialisation_of_gpt_2():
+    """Last matrices by 1/sqrt(branches), 2M in a language model, 2N and 3M in a translator; no other."""
+    pair, text = get_method("pre_ln")(6, 6, scaled_init=True), get_method("pre_ln")(0, 12, scaled_init=True)
+    for found, stack, factor in ((pair, "encoder", 12), (pair, "decoder", 18), (text, "decoder", 24)):
+        gains = {role: found.gain(Site(stack, 2, "ffn", 8, 2), role) for role in ("q", "k", "v", "out", "fc1", "fc2")}
+        assert gains == EVEN(dict.fromkeys(("q", "k", "v", "fc1"), 1) | dict.fromkeys(("out", "fc2"), factor**-0.5))
+    assert get_method("pre_ln")(6, 6).gain(Site("encoder", 1, "ffn", 8, 2), "fc2") == 1
+
+
+WRONG = [
+    ("complete_p", {"base_depth": 0}, "--complete-p-base-depth 0: must be at least 1"),
+    ("complete_p", {"exponent": 0.4}, "--complete-p-exponent 0.4: must be from 0.5 to 1"),
+    ("mix_ln", {"share": 1.0}, "--mix-ln-share 1.0: must be at least 0 and below 1"),
+    ("mix_ln", {"share": -0.1}, "--mix-ln-share -0.1: must be at least 0 and below 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), WRONG)
+def test_options_that_make_no_sense(name, options, message):
+    with pytest.raises(UserError) as error:
+        get_method(name)(6, 6, **options)
+    assert str(error.value) == message
