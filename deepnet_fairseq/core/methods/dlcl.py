@@ -9,11 +9,18 @@ activations; here it lives in the forward pass, each y_k kept once, in the rows 
 product and a layer costs as many operations as any other. Its flag for a normalised embedding writes an attribute
 nobody reads; `--dlcl-normalize-embedding` works. Vector weights, softmax and history dropout, off by default there, are
 left out. W is float32, and so are the rows and the sum: its gradient is taken over all tokens.
+
+DenseFormer (Pagliardini et al. 2024, "Enhancing Information Flow in Transformers via Depth Weighted Averaging",
+section 3; decoder language models only) is `--dlcl-plain --dlcl-init last`: the y_k without LayerNorms, W[l,l] = 1 and
+0 else at first, nothing before layer 1. Its dilation k and period p are `--dlcl-dilation`, `--dlcl-period`: layer
+l + 1 reads y_l, y_(l-k), y_(l-2k), .. where p divides l, y_l elsewhere. One more LayerNorm closes the stack, as there.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +31,34 @@ from ...errors import UserError
 from ..modules import autocasts
 from ..slots import FullPrecision
 from .base import Method, Option, register
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which outputs a sum reads: of the last `window` each `dilation`-th, the newest among them.
+
+    There is a sum at each `period`-th row from row `first` on; elsewhere the newest output goes on alone.
+    """
+
+    window: int
+    dilation: int = 1
+    period: int = 1
+    first: int = 0
+
+    def sums(self, row: int) -> bool:
+        """Is there a sum at this row?"""
+        return row >= self.first and row % self.period == 0
+
+    def read_by(self, row: int) -> slice:
+        """The outputs that the sum of this row reads."""
+        oldest = max(0, row + 1 - self.window)
+        return slice(oldest + (row - oldest) % self.dilation, row + 1, self.dilation)
+
+    def readers_of(self, row: int, last: int) -> slice:
+        """The sums, up to that of row `last`, that read the output of this row."""
+        last = min(last, row + self.window - 1)
+        first = next((later for later in range(row, last + 1, self.dilation) if self.sums(later)), last + 1)
+        return slice(first, last + 1, math.lcm(self.dilation, self.period))
 
 
 class History:
@@ -49,34 +84,37 @@ class History:
 
 
 class WeightedSum(torch.autograd.Function):
-    """y (B, T, C), the newest, W (L+1, L+1), the history, window -> sum_k W[row,k] y_k (B, T, C) in the type of y.
+    """y (B, T, C), the newest, W (L+1, L+1), the history -> sum_k W[row,k] y_k (B, T, C) in the type of y.
 
     Autograd knows of y alone. A gradient of the sums behind it has come when its own is asked for, because each of them
     reads the one before through a layer; so that of y is one product too. That of W is complete in row 0.
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor, history: History, row: int, window: int) -> Tensor:
+    def forward(ctx: Any, y: Tensor, weight: Tensor, history: History, row: int, reach: Reach) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.history, ctx.row, ctx.window = history, row, window
+        ctx.history, ctx.row, ctx.reach = history, row, reach
         history.rows[row].view(y.shape).copy_(y)
-        first = max(0, row + 1 - window)
+        if not reach.sums(row):
+            return y.view_as(y)
+        read = reach.read_by(row)
         with _as_they_are(y):
-            total = torch.mv(history.rows[first : row + 1].t(), weight[row, first : row + 1])
+            total = torch.mv(history.rows[read].t(), weight[row, read])
         return total.view(y.shape).to(y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,), history, row, window = ctx.saved_tensors, ctx.history, ctx.row, ctx.window
+        (weight,), history, row, reach = ctx.saved_tensors, ctx.history, ctx.row, ctx.reach
         history.begin(row, weight)
         history.gradients[row].view(gradient.shape).copy_(gradient)
-        first, last = max(0, row + 1 - window), min(history.last, row + window - 1)
+        readers, read = reach.readers_of(row, history.last), reach.read_by(row)
         with _as_they_are(gradient):
-            if ctx.needs_input_grad[1]:
-                of_row = history.of_weights[row, first : row + 1]
-                torch.mv(history.rows[first : row + 1], history.gradients[row], out=of_row)
-            of_y = torch.mv(history.gradients[row : last + 1].t(), weight[row : last + 1, row])
+            if ctx.needs_input_grad[1] and reach.sums(row):
+                torch.mv(history.rows[read], history.gradients[row], out=history.of_weights[row, read])
+            of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
+        if not reach.sums(row):
+            of_y += history.gradients[row]
         of_weights = history.of_weights if row == 0 and ctx.needs_input_grad[1] else None
         if row == 0:
             history.backward_pass = -1
@@ -90,17 +128,20 @@ def _as_they_are(tensor: Tensor) -> AbstractContextManager:
 
 
 class LayerWeights(FullPrecision):
-    """W (size, size), size = L+1; row i mixes the i+1 outputs there are after layer i, or the last `window` of them.
+    """W (size, size), size = L+1; row i mixes the outputs there are after layer i, those in its reach.
 
-    init: "average", each row's weights equal with the sum 1, or "one", all of them 1; window: 0 for all outputs.
+    init: "average", each row's weights equal with the sum 1, "one", all of them 1, or "last", 1 for the newest output
+    and 0 for others; window: 0 for all outputs; dilation, period, first: those of Reach.
     """
 
-    def __init__(self, size: int, init: str, window: int | None):
+    def __init__(self, size: int, init: str, window: int | None, dilation: int = 1, period: int = 1, first: int = 0):
         super().__init__()
-        self.window = window or size
-        rows = torch.ones(size, size).tril_().triu_(1 - self.window)
-        ones = torch.tensor([[min(row, self.window)] for row in range(1, size + 1)])
-        self.weight = nn.Parameter(rows.div_(ones) if init == "average" else rows)
+        self.reach = Reach(window or size, dilation, period, first)
+        rows = torch.eye(size)
+        for row in filter(self.reach.sums, range(size if init != "last" else 0)):
+            read = rows[row, self.reach.read_by(row)]
+            read.fill_(1 / len(read) if init == "average" else 1)
+        self.weight = nn.Parameter(rows)
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
         """The newest output (B, T, C) -> its combination with those before it (B, T, C)."""
@@ -108,17 +149,19 @@ class LayerWeights(FullPrecision):
             history.append(History(len(self.weight), y, self.weight.dtype))
         row = len(history) - 1
         history.append(row)
-        return WeightedSum.apply(y, self.weight, history[0], row, self.window)
+        return WeightedSum.apply(y, self.weight, history[0], row, self.reach)
 
 
 class Combination(nn.Module):
-    """The mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C)."""
+    """The mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C).
 
-    def __init__(self, layers: int, dim: int, norm: str, normalize_embedding: bool, weights: LayerWeights):
+    norms: does the embedding have a LayerNorm of this combination, does each layer's output?
+    """
+
+    def __init__(self, layers: int, dim: int, norm: str, norms: tuple[bool, bool], weights: LayerWeights):
         super().__init__()
         self.norm_first = norm == "pre"
-        norms = [nn.LayerNorm(dim) if l or normalize_embedding else nn.Identity() for l in range(layers + 1)]
-        self.norms = nn.ModuleList(norms)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) if norms[l > 0] else nn.Identity() for l in range(layers + 1))
         self.weights = weights
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
@@ -128,7 +171,7 @@ class Combination(nn.Module):
 
 @register("dlcl")
 class DLCL(Method):
-    """Pre-LN or Post-LN layers with a Combination between them; UserError for --dlcl-window below 0."""
+    """Pre-LN or Post-LN layers with a Combination between them; UserError for too small a window, dilation, period."""
 
     equation = "x + f(LN(x)), each layer reads sum_k W_k LN(y_k)"
     paper = "Wang et al. 2019"
@@ -136,19 +179,29 @@ class DLCL(Method):
     init_profiles = ("xavier_legacy", "fairseq_head")
     options = {
         "norm": Option("pre", "place of the LayerNorms in layers and combination", ("pre", "post")),
-        "init": Option("average", "first weights: 1/(l+1), or 1", ("average", "one")),
+        "init": Option(
+            "average", "first weights: 1/(l+1), 1, or 1 for the newest output alone", ("average", "one", "last")
+        ),
         "normalize_embedding": Option(False, "a LayerNorm on the embedding among the outputs"),
         "window": Option(0, "combine the last so many outputs; 0 for all"),
+        "plain": Option(False, "DenseFormer: no LayerNorms in the combination, nothing before layer 1"),
+        "dilation": Option(1, "combine each so-manieth output back from the last"),
+        "period": Option(1, "combine behind each so-manieth layer"),
     }
 
     def check(self):
         if self.window < 0:
             raise UserError(f"--dlcl-window {self.window}: must be at least 0, which is all outputs")
+        for key, all_of_them in (("dilation", "all outputs"), ("period", "behind all layers")):
+            if getattr(self, key) < 1:
+                raise UserError(f"{self.flag(key)} {getattr(self, key)}: must be at least 1, which is {all_of_them}")
 
     def constants(self, stack):
-        return {"window": float(self.window)} if self.window else {}
+        numbers = {key: getattr(self, key) for key in ("window", "dilation", "period")}
+        return {key: float(number) for key, number in numbers.items() if number != self.options[key].default}
 
     def mixer(self, stack, dim):
         layers = self.depth(stack)
-        weights = LayerWeights(layers + 1, self.init, self.window)
-        return Combination(layers, dim, self.norm, self.normalize_embedding, weights)
+        reach = self.window, self.dilation, self.period, int(self.plain)
+        weights = LayerWeights(layers + 1, self.init, *reach)
+        return Combination(layers, dim, self.norm, (self.normalize_embedding, not self.plain), weights)
