@@ -26,16 +26,16 @@ def test_table_of_methods_is_the_commands(capsys):
     assert held.strip() == capsys.readouterr().out.strip()
 
 
-EDITS = [  # beside those of the page: what ResiDual is to the lists that are kept by hand, and a plan more
-    """sed -i 's/^REASONS = {/&"resi_dual": "more than one branch reads", /' tests/test_fold.py""",
-    """sed -i 's/learning = {"admin", /&"resi_dual", /' tests/test_learned_scale.py""",
-    r"""sed -i 's/^TRAININGS += \[/&(LM, "--method resi_dual --checkpoint-activations"),/' tests/test_plan.py""",
+EDITS = [  # beside those of the page: what hyper-connections are to the lists that are kept by hand, and a plan more
+    """sed -i 's/^REASONS = {/&"hyper_connections": "more than one branch reads", /' tests/test_fold.py""",
+    """sed -i 's/learning = {"admin", /&"hyper_connections", /' tests/test_learned_scale.py""",
+    r"""sed -i 's/^TRAININGS += \[/&(LM, "--method hyper_connections --checkpoint-every 1"),/' tests/test_plan.py""",
 ]
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A copy of package and tests with the file of docs/adding_a_method.md in it, and ResiDual's."""
+    """A copy of package and tests with the file of docs/adding_a_method.md in it, and hyper-connections'."""
     folder = tmp_path_factory.mktemp("extended")
     for name in ("deepnet_fairseq", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -43,7 +43,7 @@ def extended(tmp_path_factory):
         (folder / name).symlink_to(ROOT / name)
     written = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", EXAMPLE, re.DOTALL | re.MULTILINE)
     (folder / written[1]).write_text(written[2])
-    shutil.copy(ROOT / "tests" / "support" / "resi_dual.py", (folder / written[1]).parent)
+    shutil.copy(ROOT / "tests" / "support" / "hyper_connections.py", (folder / written[1]).parent)
     for edit in (*re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE), *EDITS):
         subprocess.run(edit, shell=True, cwd=folder, check=True)
     return folder
@@ -67,7 +67,7 @@ def test_a_new_method_keeps_what_every_method_keeps(extended):
     """All tests that go by the registry, of these two methods: a file is enough, whatever the width of its stream."""
     words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     words += ["-m", "not slow and not gpu and not peers"]
-    words += ["-k", "(layer_scale or resi_dual or by_name) and not documented"]
+    words += ["-k", "(layer_scale or hyper_connections or by_name) and not documented"]
     environment = os.environ | {"PYTHONPATH": str(extended)}
     done = subprocess.run([sys.executable, *words], cwd=extended, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from deepnet_fairseq.core.archs import LM, MASKED_LM
+from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
+from deepnet_fairseq.core.initialisation import branch_weights
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.methods.mhc import Write, sinkhorn
+from deepnet_fairseq.core.modules import project
+from deepnet_fairseq.core.slots import BRANCHES, Site
 from deepnet_fairseq.errors import UserError
 
-from .support.single_stacks import awake, batch, loss_of, small
+from .support import observing
+from .support.single_stacks import EVERY, awake, batch, inputs, loss_of, scores, small
 
 
 def gradients(model, loss) -> dict[str, torch.Tensor]:
@@ -54,9 +61,208 @@ def test_denseformer_begins_as_pre_ln():
         assert torch.allclose(loss_of(model), loss_of(plain), atol=1e-6)
 
 
+def branch(layer, sublayer, inside):
+    """f(inside) of a layer of a language model."""
+    if sublayer == "ffn":
+        return layer.fc2(layer.fc1(inside).relu())
+    own = layer.self_attn
+    return own((project(inside, *own.own()),), causal=True)
+
+
+def plain_norm(x, norm):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def assert_states(model, tokens, states, features):
+    """Hidden states on request and the output; of the streams side by side."""
+    with torch.no_grad():
+        found, extra = model.decoder(tokens, features_only=True, return_all_hiddens=True)
+    assert torch.allclose(found, features, atol=1e-5)
+    for state, streams in zip(extra["inner_states"], states, strict=True):
+        assert torch.allclose(state.transpose(0, 1), torch.cat(streams, -1), atol=1e-5)
+
+
+def dependencies(model, tokens) -> dict[str, float]:
+    held = {"src_tokens": tokens, "src_lengths": None}
+    found = observing.observe(model, [tokens], "branch_dependency", loss=lambda m, t: m(t)[0].sum(), held=held)
+    return found["branch_dependency"]
+
+
+@pytest.mark.parametrize("s", [1.0, 0.25])
+def test_resi_dual(s):
+    """x' = LN(x + f), r' = r + s f, from emb and s emb; x + LN(r) with epsilon 1e-7; and what the probe has of it."""
+    model, tokens = awake(LM, method="resi_dual", resi_dual_scale=s), batch()[1:]
+    decoder, expected = model.decoder, {}
+    with torch.no_grad():
+        x = decoder.embed(tokens, decoder.positions(tokens))[0]
+        r = s * x
+        states = [(x, r)]
+        for layer in decoder.layers:
+            for sublayer, site in layer.sites.items():
+                f = branch(layer, sublayer, x)
+                expected[str(site)] = (f.var() / (x + f).var()).item()
+                x, r = plain_norm(x + f, layer.residual[sublayer].norm), r + s * f
+            states.append((x, r))
+    end = decoder.ending.norm
+    assert (end.eps, decoder.layers[0].residual["ffn"].norm.eps) == (1e-7, 1e-5)
+    assert_states(model, tokens, states, x + plain_norm(r, end))
+    assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
+
+
+def test_resi_duals_second_stream_is_the_same_at_every_scale():
+    """But for the epsilon: s guards fp16 and nothing else."""
+    one, small_scale = (awake(LM, method="resi_dual", resi_dual_scale=s) for s in (1.0, 1 / 64))
+    small_scale.load_state_dict(one.state_dict(), strict=False)  # which has no s
+    assert torch.allclose(loss_of(one), loss_of(small_scale), atol=1e-4)
+
+
+def test_siamese_norm():
+    """o = f(LN(x + LN(y))), x' = LN(x + o / sqrt(2l)), y' = y + o, from LN(emb) and emb; LN(x + LN(y)) at the end."""
+    model, tokens = awake(LM, 3, method="siamese_norm"), batch()[1:]
+    decoder, expected = model.decoder, {}
+
+    def meet(module, x, y):
+        return plain_norm(x + plain_norm(y, module.inner), module.outer)
+
+    with torch.no_grad():
+        y = decoder.embed(tokens, decoder.positions(tokens))[0]
+        x = plain_norm(y, decoder.beginning.norm)
+        states = [(x, y)]
+        for l, layer in enumerate(decoder.layers, 1):
+            for sublayer, site in layer.sites.items():
+                o = branch(layer, sublayer, meet(layer.before[sublayer], x, y))
+                merged = x + o / math.sqrt(2 * l)
+                expected[str(site)] = (o.var() / (2 * l) / merged.var()).item()
+                x, y = plain_norm(merged, layer.residual[sublayer].norm), y + o
+            states.append((x, y))
+        assert_states(model, tokens, states, meet(decoder.ending, x, y))
+    assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
+
+
+def test_siamese_norms_factors():
+    """One over the square root of the branches down to the layer: 2l, and 3l where there is cross-attention."""
+    for sublayer in BRANCHES:
+        merged = METHODS["siamese_norm"](18, 18).residual(Site("decoder", 12, sublayer, 8, 2))
+        assert merged.a == pytest.approx(1 / 6)
+    assert METHODS["siamese_norm"](18, 18).residual(Site("encoder", 18, "ffn", 8, 2)).a == pytest.approx(1 / 6)
+    assert METHODS["siamese_norm"](0, 8).residual(Site("decoder", 8, "ffn", 8, 2)).a == pytest.approx(1 / 4)
+
+
+def test_b2t():
+    """The second branch of a layer gives LN(entry + x + f(x)), entry what the layer has read."""
+    model, tokens = awake(LM, method="b2t"), batch()[1:]
+    decoder, expected = model.decoder, {}
+    with torch.no_grad():
+        x = decoder.embed(tokens, decoder.positions(tokens))[0]
+        states = [(x,)]
+        for layer in decoder.layers:
+            entry = x
+            f = branch(layer, "self_attn", x)
+            expected[str(layer.sites["self_attn"])] = (f.var() / (x + f).var()).item()
+            x = plain_norm(x + f, layer.self_attn_layer_norm)
+            f = branch(layer, "ffn", x)
+            expected[str(layer.sites["ffn"])] = (f.var() / (entry + x + f).var()).item()
+            x = plain_norm(entry + x + f, layer.final_layer_norm)
+            states.append((x,))
+        assert_states(model, tokens, states, x)
+    assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
+
+
+def test_b2ts_rescaling():
+    """All matrices of all branches N^(-1/2) as wide, N the layers of their stack; biases as ever."""
+    fields = {"encoder_layers": 4, "decoder_layers": 9}
+    models = [small(MODEL_NAME, method="b2t", b2t_rescale=rescale, **fields) for rescale in (False, True)]
+    for plain, rescaled in zip(*(branch_weights(model) for model in models), strict=True):
+        gain = {"encoder": 1 / 2, "decoder": 1 / 3}[plain.site.stack]
+        assert torch.allclose(rescaled.linear.weight, gain * plain.linear.weight)
+        assert torch.equal(rescaled.linear.bias, plain.linear.bias)
+    assert METHODS["b2t"](100, 6, rescale=True).coefficients("encoder") == {"gain": pytest.approx(0.1)}
+
+
+def mapped(mapping, streams):
+    """b + a phi X / rms(X), X (.., nC) -> in the shape of b, by einsum."""
+    rms = (streams.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    logits = mapping.bias + mapping.a * torch.einsum("...w,mw->...m", streams / rms, mapping.weight)
+    return logits.reshape(*logits.shape[:-1], *mapping.shape)
+
+
+def stochastic(logits):
+    """Columns, then rows divided by their sums, 20 times."""
+    h = logits.exp()
+    for _ in range(20):
+        h = h / h.sum(-2, keepdim=True)
+        h = h / h.sum(-1, keepdim=True)
+    return h
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_mhc(n):
+    """X' = H_res X + H_post f(LN(H_pre X)), from n copies of emb; LN of the sum of streams at the end."""
+    model, tokens = awake(LM, method="mhc", mhc_streams=n), batch()[1:]
+    decoder, expected = model.decoder, {}
+    with torch.no_grad():
+        streams = torch.stack([decoder.embed(tokens, decoder.positions(tokens))[0]] * n, -2)
+        states = [streams.unbind(-2)]
+        for layer in decoder.layers:
+            for sublayer, site in layer.sites.items():
+                read, write = layer.before[sublayer], layer.residual[sublayer]
+                pre = mapped(read.pre, streams.flatten(-2)).squeeze(-2).sigmoid()
+                post = 2 * mapped(write.post, streams.flatten(-2)).squeeze(-1).sigmoid()
+                res = stochastic(mapped(write.res, streams.flatten(-2)))
+                inside = plain_norm(torch.einsum("btn,btnc->btc", pre, streams), read.norm)
+                written = torch.einsum("btn,btc->btnc", post, branch(layer, sublayer, inside))
+                streams = torch.einsum("btmn,btnc->btmc", res, streams) + written
+                expected[str(site)] = (written.var() / streams.var()).item()
+            states.append(streams.unbind(-2))
+        assert_states(model, tokens, states, plain_norm(streams.sum(-2), decoder.ending.norm))
+    assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_sinkhorns_sums(n):
+    """Rows sum to 1, columns nearly, of logits from narrow to as wide as the first ones."""
+    generator = torch.Generator().manual_seed(0)
+    for width in (0.1, 1.0, 3.0):
+        h = sinkhorn(width * torch.randn(50, n, n, generator=generator))
+        assert (h >= 0).all() and torch.allclose(h.sum(-1), torch.ones(50, n), atol=1e-5)
+        assert (h.sum(-2) - 1).abs().max() < 0.05
+    first = sinkhorn(Write(8, n).res.bias.detach().view(n, n))
+    apart = math.exp(-8)  # b is 4 on the diagonal, -4 elsewhere
+    assert torch.allclose(first * (1 + (n - 1) * apart), torch.eye(n) + apart * (1 - torch.eye(n)), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_mhc_begins_as_pre_ln(kind):
+    """All streams are the embedding, what one gets all get, and a LayerNorm reads their sum."""
+    model, plain = (small(kind, 3, method=method) for method in ("mhc", "pre_ln"))
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert torch.allclose(scores(model, *inputs(kind)), scores(plain, *inputs(kind)), atol=1e-4)
+
+
+def test_mhcs_streams_part():
+    """Branch k reads stream k mod n, so their gradients are not the same for long."""
+    model = small(LM, 3, method="mhc").train()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(2):
+        optimiser.zero_grad()
+        loss_of(model).backward()
+        optimiser.step()
+    with torch.no_grad():
+        _, extra = model.decoder(batch()[1:], features_only=True, return_all_hiddens=True)
+    first, second = extra["inner_states"][-1].unflatten(-1, (4, -1)).unbind(-2)[:2]
+    assert (first - second).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(
     "method, option, value, said",
-    [("dlcl", "dilation", 0, "at least 1"), ("dlcl", "period", -1, "at least 1")],
+    [
+        ("dlcl", "dilation", 0, "at least 1"),
+        ("dlcl", "period", -1, "at least 1"),
+        ("resi_dual", "scale", 0.0, "above 0"),
+        ("resi_dual", "scale", float("nan"), "above 0"),
+        ("mhc", "streams", 0, "at least 1"),
+    ],
 )
 def test_options_without_sense_are_refused_in_one_line(method, option, value, said):
     with pytest.raises(UserError, match=f"^--{method.replace('_', '-')}-{option} {value}: .*{said}"):

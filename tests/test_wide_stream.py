@@ -1,4 +1,4 @@
-"""Streams wider than branches, by a stranger's file, ResiDual; LayerNorms whose place differs by layer."""
+"""Streams wider than branches, by a stranger's file, hyper-connections; LayerNorms whose place differs by layer."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ from .support import observing
 from .support.helpers import ROOT
 from .support.single_stacks import awake, batch, small
 
-FILE = ROOT / "tests" / "support" / "resi_dual.py"  # which test_docs.py puts through all tests of methods
+FILE = ROOT / "tests" / "support" / "hyper_connections.py"  # which test_docs.py puts through all tests of methods
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,29 +29,38 @@ def methods():
             return "post" if site.layer == 1 else "pre"
 
     register("mixed")(Mixed)
-    specification = importlib.util.spec_from_file_location("resi_dual", FILE)
+    specification = importlib.util.spec_from_file_location("hyper_connections", FILE)
     specification.loader.exec_module(importlib.util.module_from_spec(specification))
     yield
-    del METHODS["mixed"], METHODS["resi_dual"]
+    del METHODS["mixed"], METHODS["hyper_connections"]
 
 
 def test_two_streams_are_the_paper_s():
-    """x_k+1 = LN(x_k + f_k), d_k+1 = d_k + f_k, out = x + LN(d): after every layer, and what the probe has of it."""
-    model, tokens = awake(LM, method="resi_dual"), batch()[1:]
-    decoder, states, dependency = model.decoder, [], {}
+    """X' = R X + w f(LN(r X)), at the end LN of a sum: after every layer, and what the probe has of it."""
+    model, tokens = awake(LM, method="hyper_connections"), batch()[1:]
+    decoder, dependency = model.decoder, {}
     with torch.no_grad():
-        x = d = decoder.embed(tokens, decoder.positions(tokens))[0]
-        states.append(torch.cat([x, d], -1))
+        one = two = decoder.embed(tokens, decoder.positions(tokens))[0]
+        states = [torch.cat([one, two], -1)]
         for layer in decoder.layers:
             for sublayer, site in layer.sites.items():
+                (r,), norm = layer.before[sublayer][0].share, layer.before[sublayer][1]
+                R, w = layer.residual[sublayer].keep.share, layer.residual[sublayer].write.share
+                inside = norm(r[0] * one + r[1] * two)
                 own = layer.self_attn
                 attention = sublayer == "self_attn"
-                f = own((project(x, *own.own()),), causal=True) if attention else layer.fc2(layer.fc1(x).relu())
-                dependency[str(site)] = (f.var() / (x + f).var()).item()
-                x, d = layer.residual[sublayer].norm(x + f), d + f
-            states.append(torch.cat([x, d], -1))
+                f = (
+                    own((project(inside, *own.own()),), causal=True)
+                    if attention
+                    else layer.fc2(layer.fc1(inside).relu())
+                )
+                one, two = (R[i, 0] * one + R[i, 1] * two + w[i] * f for i in (0, 1))
+                written = torch.cat([w[0] * f, w[1] * f], -1)
+                dependency[str(site)] = (written.var() / torch.cat([one, two], -1).var()).item()
+            states.append(torch.cat([one, two], -1))
+        (end,), norm = decoder.ending[0].share, decoder.ending[1]
         features, extra = decoder(tokens, features_only=True, return_all_hiddens=True)
-    assert torch.allclose(features, x + decoder.ending.norm(d), atol=1e-5)
+    assert torch.allclose(features, norm(end[0] * one + end[1] * two), atol=1e-5)
     for state, expected in zip(extra["inner_states"], states, strict=True):
         assert torch.allclose(state.transpose(0, 1), expected, atol=1e-5)
     held = {"src_tokens": tokens, "src_lengths": None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -191,6 +192,11 @@ def _plain(x: Tensor) -> bool:
 def autocasts(x: Tensor) -> bool:
     """Is autocast on for the device of x?"""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """For what computes with float32 numbers: autocast on the device of x would round them to half precision."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 
 def _parameters(linears: Sequence[nn.Linear]) -> list[Tensor]:

@@ -128,6 +128,33 @@ class LearnedShortcut(FullPrecision, Residual):
         return self.omega, 1.0
 
 
+class Copies(nn.Module):
+    """Streams side by side that begin as the embedding: (.., C) -> (.., n C), each times its own of n `factors`."""
+
+    def __init__(self, *factors: float):
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        return torch.cat([embedding if factor == 1 else factor * embedding for factor in self.factors], -1)
+
+
+class TwoSums(nn.Module):
+    """Streams x and y side by side (.., 2C), branch f (.., C) -> LN(x + a f) and y + b f, (.., 2C)."""
+
+    def __init__(self, dim: int, a: float, b: float):
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(dim), a, b
+
+    def forward(self, streams: Tensor, f: Tensor) -> Tensor:
+        x, y = streams.chunk(2, -1)
+        return torch.cat([self.norm(torch.add(x, f, alpha=self.a)), torch.add(y, f, alpha=self.b)], -1)
+
+    def added(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """As Residual's, of the sum that the LayerNorm reads."""
+        return self.a * f, torch.add(streams.chunk(2, -1)[0], f, alpha=self.a)
+
+
 class Multiply(FullPrecision):
     """s * x with a learned number s, kept in float32; x of any shape and type -> same."""
 

@@ -19,7 +19,6 @@ l + 1 reads y_l, y_(l-k), y_(l-2k), .. where p divides l, y_l elsewhere. One mor
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...errors import UserError
-from ..modules import autocasts
+from ..modules import without_autocast
 from ..slots import FullPrecision
 from .base import Method, Option, register
 
@@ -98,7 +97,7 @@ class WeightedSum(torch.autograd.Function):
         if not reach.sums(row):
             return y.view_as(y)
         read = reach.read_by(row)
-        with _as_they_are(y):
+        with without_autocast(y):
             total = torch.mv(history.rows[read].t(), weight[row, read])
         return total.view(y.shape).to(y.dtype)
 
@@ -109,7 +108,7 @@ class WeightedSum(torch.autograd.Function):
         history.begin(row, weight)
         history.gradients[row].view(gradient.shape).copy_(gradient)
         readers, read = reach.readers_of(row, history.last), reach.read_by(row)
-        with _as_they_are(gradient):
+        with without_autocast(gradient):
             if ctx.needs_input_grad[1] and reach.sums(row):
                 torch.mv(history.rows[read], history.gradients[row], out=history.of_weights[row, read])
             of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
@@ -120,11 +119,6 @@ class WeightedSum(torch.autograd.Function):
             history.backward_pass = -1
             del history.gradients, history.of_weights
         return of_y.view(gradient.shape).to(gradient.dtype), of_weights, None, None, None
-
-
-def _as_they_are(tensor: Tensor) -> AbstractContextManager:
-    """Autocast would round float32 to half precision."""
-    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
 
 
 class LayerWeights(FullPrecision):

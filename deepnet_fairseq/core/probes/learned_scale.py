@@ -21,8 +21,9 @@ class LearnedScale(Probe):
     LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median" the gain
     of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its method calls
     c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by its name. A
-    matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come. A method that
-    learns no factors gives none. In the log: medians, their mean over layers, as "decoder.ffn.inner".
+    matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come; that of an
+    nn.Linear is no factor. A method that learns no factors gives none. In the log: medians, their mean over layers, as
+    "decoder.ffn.inner".
     """
 
     def values(self) -> Values:
@@ -40,7 +41,9 @@ class LearnedScale(Probe):
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Address and values, float32 and flat, of all learned factors in the slots."""
     for place, slot in (found for stack in model.stacks().values() for found in stack.slots()):
-        factors = {name: p for name, p in slot.named_parameters() if name.rpartition(".")[2] not in ADDED}
+        maps = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
+        named = slot.named_parameters()
+        factors = {name: p for name, p in named if name.rpartition(".")[2] not in ADDED and p not in maps}
         last = Counter(name.rpartition(".")[2] for name in factors)
         for name, parameter in factors.items():
             words = name.split(".")

@@ -1,0 +1,41 @@
+"""B2T, bottom-to-top: Post-LN, but a layer's last branch gives LN(entry + x + f(x)), entry what the layer has read.
+
+Takase et al. 2023, "On Layer Normalizations and Residual Connections in Transformers", section 4: a way around all
+LayerNorms of a layer but the last; both stacks, encoders 6 to 18 layers deep and a language model. The authors' code
+also multiplies all matrices of all branches, not their biases, by N^(-1/2) once drawn, N the layers of the stack,
+without a word in paper or README: `--b2t-rescale`. It starts from fairseq's initialisation of its time, our default
+too. Beyond 18L-18L its README asks for `--clip-norm 0.1`.
+"""
+
+from torch import nn
+
+from .base import Method, Option, register
+
+
+class Bottom(nn.Module):
+    """x + entry, (.., C) each."""
+
+    def forward(self, x, entry):
+        return x + entry
+
+
+@register("b2t")
+class B2T(Method):
+    """The bypass of a layer's last branch."""
+
+    equation = "LN(x + f(x)); a layer's last one LN(entry + x + f(x))"
+    paper = "Takase et al. 2023"
+    norm = "post"
+    options = {"rescale": Option(False, "draw the branches' matrices N^(-1/2) as wide, N layers, as the authors' code")}
+
+    def bypass(self, site):
+        return Bottom()
+
+    def gain(self, site, role):
+        return self.depth(site.stack) ** -0.5 if self.rescale else 1.0
+
+    def coefficients(self, stack):
+        return {"gain": self.depth(stack) ** -0.5} if self.rescale else {}
+
+    def constants(self, stack):
+        return {"entry": 1.0}  # a Post-LN's checkpoint has the same parameters

@@ -1,0 +1,64 @@
+"""ResiDual: x' = LN(x + f(x)) and r' = r + s f(x) side by side, from x = emb and r = s emb; at the end x + LN(r).
+
+Xie et al. 2023, "ResiDual: Transformer with Dual Residual Connections", section 3.1; evidence from translation, up to
+18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is the same for all s but for its epsilon, 1e-7
+here as in the authors' code; that of the other LayerNorms is 1e-5, there too. The code's factor on x at the end,
+1 by default, and an s for each stack are left out.
+"""
+
+from torch import nn
+
+from ...errors import UserError
+from ..slots import Copies, TwoSums
+from .base import Method, Option, register
+
+
+class First(nn.Module):
+    """x and r (.., 2C) -> x (.., C)."""
+
+    def forward(self, streams):
+        return streams.chunk(2, -1)[0]
+
+
+class Meeting(nn.Module):
+    """x and r (.., 2C) -> x + LN(r) (.., C)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, eps=1e-7)
+
+    def forward(self, streams):
+        x, r = streams.chunk(2, -1)
+        return x + self.norm(r)
+
+
+@register("resi_dual")
+class ResiDual(Method):
+    """A second stream without LayerNorms; UserError for a --resi-dual-scale that is not above 0."""
+
+    equation = "LN(x + f(x)) and r + s f(x), x + LN(r) at the end"
+    paper = "Xie et al. 2023"
+    norm = "none"
+    options = {"scale": Option(1.0, "s, factor on the second stream; below 1 against overflow in fp16")}
+
+    def check(self):
+        if not self.scale > 0:
+            raise UserError(f"{self.flag('scale')} {self.scale}: must be above 0")
+
+    def stream_width(self, stack, dim):
+        return 2 * dim
+
+    def beginning(self, stack, dim):
+        return Copies(1, self.scale)
+
+    def before(self, site):
+        return First()
+
+    def residual(self, site):
+        return TwoSums(site.dim, 1, self.scale)
+
+    def ending(self, stack, dim):
+        return Meeting(dim)
+
+    def constants(self, stack):
+        return {"scale": self.scale} if self.scale != 1 else {}
