@@ -25,7 +25,7 @@ COMPILED = 107  # by --compile-layers; 37 are inductor's sums over all tokens, t
 NEW = 2 * PAIR  # of a method that nobody has counted yet
 COST = dict.fromkeys(("admin_torch", "deepnorm", "ds_init", "post_ln", "post_ln_init", "t_fixup"), PAIR) | {
     "admin": 130, "branchnorm": 110, "dlcl": 117, "normformer": 117, "pre_ln": 97, "r_fixup": 123, "rezero": 138,
-    "sub_ln": 109,
+    "sub_ln": 109, "deepnorm --pro-res --qk-norm": 131,
 }  # fmt: skip
 WAITS = {  # of which setting -> "phase kind file:function", each wait of the CPU for the GPU
     "": {"clip copy to host plugin/waits.py:fetch"},  # losses and norm
@@ -68,10 +68,10 @@ def test_an_update_by_the_defaults(gpu):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", [*sorted(METHODS), "deepnorm --pro-res --qk-norm"])
 def test_every_method(gpu, method):
     """A layer more costs what the last one did; the launches of optimisers depend on depth in steps."""
-    flags = (*DEFAULT, "--method", method, *get_method(method).train_flags)
+    flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
     records = [gpu(train, (*model(layers, 64), *flags), SMALL) for layers in (4, 5, 6)]
     assert [record.mismatches for record in records] == [[]] * 3
     assert [set(record.waits) - known() for record in records] == [set()] * 3

@@ -54,7 +54,7 @@ COUNTED += [
     (MT, "--method rezero --rezero-per-sublayer --encoder-layers 1 --decoder-layers 7 --decoder-learned-pos"),
     (MT, "--vocab 60,75 --share-decoder-input-output-embed --encoder-learned-pos"),
     (MT, "--vocab 60,75 --decoder-embed-dim 48 --decoder-attention-heads 3 --layernorm-embedding"),
-    (LM, "--share-decoder-input-output-embed --decoder-learned-pos"),
+    (LM, "--share-decoder-input-output-embed --decoder-learned-pos --qk-norm"),
     (MASKED, "--untie-weights-roberta --encoder-learned-pos"),
 ]
 
@@ -120,9 +120,14 @@ def test_flops_are_torchs(model, flags):
     assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
 
 
-TRAININGS = [(MT, f"--method {method}") for method in sorted(METHODS)]
+USUAL = {"deepnorm", "dlcl", "resi_dual"}  # an update costs a second
+TRAININGS = [
+    pytest.param(MT, f"--method {method}", marks=() if method in USUAL else pytest.mark.smoke)
+    for method in sorted(METHODS)
+]
 TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
+    (MT, "--pro-res --qk-norm"),
     (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
     (MT, "--method dlcl --dlcl-norm post --dlcl-window 2"),
     (MT, "--method dlcl --bf16 --checkpoint-every 3"),

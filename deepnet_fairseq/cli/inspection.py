@@ -13,6 +13,7 @@ from . import numbers
 
 SMALLEST_LR = 1e-10  # of `theory`; below it rounding in float64 shows
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
+OF_MODIFIERS = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
 
 
 def list_archs(args) -> None:
@@ -97,27 +98,44 @@ def row_of(name: str) -> tuple[list[str], str | None]:
     return [name, method.equation, method.paper, more, last, folds, " ".join(method.train_flags)], why
 
 
+def rows_of_modifiers() -> list[list[str]]:
+    """A line each under OF_MODIFIERS, measured around deepnorm."""
+    from ..core.modifiers import MODIFIERS
+    from ..tools.export.fold import why_not_foldable
+
+    rows, plain = [], sum(p.numel() for p in _example("deepnorm").parameters())
+    for name, one in MODIFIERS.items():
+        model = _example("deepnorm", name)
+        extra = sum(p.numel() for p in model.parameters()) - plain
+        folds = "no" if why_not_foldable(model) else "yes"
+        rows.append([one.flag(), one.equation, one.paper, f"{extra:+,}" if extra else "0", folds])
+    return rows
+
+
 @cache
-def _example(method: str):
+def _example(method: str, *modifiers: str):
     from ..core.models import blueprint
 
-    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10)
+    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **dict.fromkeys(modifiers, True))
 
 
 def markdown(rows: list[tuple[list[str], str | None]]) -> str:
-    """The table, why methods do not fold, their options."""
+    """The table, why methods do not fold, modifiers, options."""
     from ..core.methods import get_method
+    from ..core.modifiers import MODIFIERS
 
     cells = [[f"`{first}`", *rest] for (first, *rest), _ in rows]
     reasons = [f"- `{cells[0]}`: {why}" for cells, why in rows if why]
     options = []
-    for method in (get_method(cells[0]) for cells, _ in rows):
-        for key, option in method.options.items():
+    for owner in (*(get_method(cells[0]) for cells, _ in rows), *MODIFIERS.values()):
+        for key, option in owner.options.items():
             kind = {bool: "flag", type(None): "text"}.get(type(option.default), "number")
             values = " / ".join(option.choices) or kind
-            options.append([f"`{method.flag(key)}`", values, str(option.default), option.help])
+            options.append([f"`{owner.flag(key)}`", values, str(option.default), option.help])
     why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
-    return "\n".join([*_grid(HEADER, cells), *why, *_grid(["option", "values", "default", "meaning"], options)])
+    modifiers = [[f"`{first}`", *rest] for first, *rest in rows_of_modifiers()]
+    tables = [*_grid(HEADER, cells), *why, *_grid(OF_MODIFIERS, modifiers), ""]
+    return "\n".join([*tables, *_grid(["option", "values", "default", "meaning"], options)])
 
 
 def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -125,7 +143,7 @@ def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def list_methods(args) -> None:
-    """every method: equation, paper, extra parameters, last LayerNorm, does it fold into a plain Transformer"""
+    """methods and what goes with any: equation, paper, extra parameters, last LayerNorm, does it fold"""
     from ..core.methods import METHODS, get_method
     from ..text_table import render
 
@@ -141,6 +159,7 @@ def list_methods(args) -> None:
         print(markdown(rows))
     else:
         print(render([HEADER, *(cells for cells, _ in rows)]))
+        print("\n" + render([OF_MODIFIERS, *rows_of_modifiers()]))
         print("\nextra parameters: beside post_ln, 6L-6L of width 512; options: fairseq-train --help, docs/methods.md")
 
 
