@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,7 +18,18 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
 from deepnet_fairseq.study.figures import EVERY, Figure, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
-from deepnet_fairseq.study.runs import FILES, RECORD, RecordedRun, folder_of, is_over, name_of, run_paths, runs_of
+from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
+from deepnet_fairseq.study.runs import (
+    FILES,
+    RECORD,
+    RecordedRun,
+    folder_of,
+    is_over,
+    name_of,
+    recorded_below,
+    run_paths,
+    runs_of,
+)
 from deepnet_fairseq.study.tables.collect import TableReport, collect
 from deepnet_fairseq.study.tables.definitions import TABLES
 from deepnet_fairseq.study.tables.formats import escape, grid_text, markdown
@@ -35,6 +46,12 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "depth": ("DeepNorm and Post-LN at several depths", "scripts/quickstart.sh"),
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
+    "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
+}
+TABLES_OF_RUNS = {  # folder of the runs, and of their page the name -> tables by the name of their place on it
+    "quickstart": {"quickstart": rows_by_depth},
+    "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
+    "later_methods": {"later_methods": rows_by_method},
 }
 MINIATURES = """# Figures in miniature
 
@@ -126,8 +143,8 @@ def render(results: Path) -> Iterator[str]:
     """Renders what `results`/runs records; yields a line on each thing done. The same records give the same bytes.
 
     Written are `results`/tables, /figures and /miniatures.md, and what stands between <!-- report NAME --> and
-    <!-- /report NAME --> in `results`/README.md, the index, and /quickstart.md. A figure whose runs lack something is
-    left out, and its line says so. UserError if nothing is recorded, or a record is broken.
+    <!-- /report NAME --> in `results`/README.md, the index, and in the pages of TABLES_OF_RUNS. A figure whose runs
+    lack something is left out, and its line says so. UserError if nothing is recorded, or a record is broken.
     """
     runs = results / "runs"
     if not runs.is_dir():
@@ -146,8 +163,10 @@ def render(results: Path) -> Iterator[str]:
             rows.append((title, table.script, "not run", "–", None))
     yield from _render_figures(results, rows)
     yield from _put(results / "README.md", "index", _index(rows, results))
-    if (runs / "quickstart").is_dir():
-        yield from _put(results / "quickstart.md", "quickstart", _quickstart(runs_of(runs, "depth")))
+    for name, tables in TABLES_OF_RUNS.items():
+        recorded = recorded_below(runs / name, over=True)
+        for place, table in tables.items() if recorded else ():
+            yield from _put(results / f"{name}.md", place, _of_runs(place, table, recorded))
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -219,13 +238,17 @@ def _index(rows: list[tuple], results: Path) -> str:
     return grid_text(Grid("index", "", "", header, cells)) + "\n"
 
 
-def _quickstart(runs: list[RecordedRun]) -> str:
-    """One row a run, and what they were trained with."""
-    header, *rows = rows_by_depth(runs)
-    words = {"model", "method"}
+def _of_runs(name: str, table: Callable, runs: list[RecordedRun]) -> str:
+    """What `table` makes of the runs, header first, and what they were trained with."""
+    header, *rows = table(runs)
+    words = {"model", "method", "variant"}
     cells = [[Text(text, "" if name in words else "number") for name, text in zip(header, row)] for row in rows]
-    trained = dict.fromkeys(escape(described(environment_of(run))) for run in runs)
-    return f"{grid_text(Grid('quickstart', '', '', header, cells))}\n\nTrained with {'; '.join(trained)}.\n"
+    trained: dict[str, list[str]] = {}  # on what -> at which commits
+    for environment in map(environment_of, runs):
+        commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
+        commits += [environment["commit"]] * (environment["commit"] not in commits)
+    said = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
+    return f"{grid_text(Grid(name, '', '', header, cells))}\n\nTrained with {'; '.join(said)}.\n"
 
 
 def main(argv: list[str] | None = None) -> None:

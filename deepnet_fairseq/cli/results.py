@@ -67,7 +67,7 @@ def figures(args) -> None:
     """Figures 3-8 and 10 of the DeepNet paper, 3 and 4 of NormFormer's, measured beside published, from recorded runs.
 
     Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. 10 is 9 too;
-    `depth` draws the losses of the quickstart's runs, RUNS/quickstart.
+    `depth` draws the losses of the quickstart's runs, RUNS/quickstart; inverted_gain those of its script.
     """
     from ..study.figures import chosen, redraw
 

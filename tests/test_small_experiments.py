@@ -1,0 +1,149 @@
+"""Small experiments on the quickstart's corpus: an inverted gain as a stranger's method, the methods' first updates."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.slots import Site
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.probe_record import read_record
+from deepnet_fairseq.study.figures import redraw, small
+from deepnet_fairseq.study.runs import runs_of
+
+from .conftest import TRAIN_FLAGS
+from .support.experiments import script, trainings, values
+from .support.helpers import ROOT, run
+from .support.reported import run as recorded
+from .test_scripts import needs_venv
+
+STRANGER = ROOT / "scripts" / "inverted_gain"
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    """Name -> class of the stranger's methods, which leave the registry again."""
+    spec = importlib.util.spec_from_file_location("inverted_gain", STRANGER / "__init__.py")
+    before = set(METHODS)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return {name: METHODS.pop(name) for name in METHODS.keys() - before}
+
+
+@pytest.mark.parametrize("depths, stack, beta", [
+    ((0, 6), "decoder", 48**-0.25), ((0, 24), "decoder", 192**-0.25), ((18, 18), "decoder", 216**-0.25),
+    ((18, 18), "encoder", 0.87 * 18 ** (-5 / 16)),
+])  # fmt: skip
+def test_what_is_wrong_with_them(depths, stack, beta, wrong):
+    """The gain of v, out, fc1, fc2, or alpha, or both; q and k as in the paper."""
+    assert len(wrong) == 3
+    for name, method in ((name, kind(*depths)) for name, kind in wrong.items()):
+        gain = 1 / beta if "inverted_gain" in name else beta
+        for role in ("v", "out", "fc1", "fc2"):
+            assert method.gain(Site(stack, 1, "ffn", 64, 2), role) == pytest.approx(gain), name
+        assert method.gain(Site(stack, 1, "self_attn", 64, 2), "q") == 1
+        right = METHODS["deepnorm"](*depths).coefficients(stack)["alpha"]
+        alpha = 2.828427 if "fixed_alpha" in name else right
+        assert method.constants(stack)["alpha"] == method.residual(Site(stack, 1, "ffn", 64, 2)).alpha
+        assert method.constants(stack)["alpha"] == pytest.approx(alpha)
+
+
+def test_ratio_of_the_published_mistake(wrong):
+    site = Site("decoder", 1, "ffn", 64, 2)
+    inverted, right = (kind(0, 24).gain(site, "fc1") for kind in (wrong["deepnorm_inverted_gain"], METHODS["deepnorm"]))
+    assert inverted / right == pytest.approx(13.86, abs=0.005)
+
+
+def test_a_stranger_trains_by_a_user_dir_of_its_own(data, tmp_path):
+    flags = ("--user-dir", STRANGER, "--method", "deepnorm_inverted_gain", "--deepnet-probe", "gradient_norm")
+    depth = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", 2, "--decoder-layers", 2, "--max-update", 2)
+    said = run("fairseq-train", data, *TRAIN_FLAGS, *depth, *flags, "--no-save", "--save-dir", tmp_path).stdout
+    assert '"num_updates": "2"' in said
+    assert read_record(tmp_path / "probes.jsonl").updates()
+    refused = run("fairseq-train", data, *TRAIN_FLAGS, *depth, *flags[2:], "--save-dir", tmp_path, check=False)
+    assert refused.returncode and "--method deepnorm_inverted_gain: unknown" in refused.stdout
+
+
+@needs_venv
+def test_trainings_differ_in_the_method_alone(tmp_path):
+    """Of each model and seed: updates, learning rate, width, seed and data are one; wrong alphas at 24 layers alone."""
+    groups: dict[tuple, dict[str, dict]] = {}
+    for words in trainings("inverted_gain", OUT=tmp_path / "out"):
+        found = values(words)
+        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", found.pop("--save-dir")).groups()
+        method = found.pop("--method")
+        groups.setdefault((model, seed), {})[method] = found | {"data": words[0]}
+    assert len(groups) == 12 and not (tmp_path / "out").exists()
+    for (model, seed), variants in groups.items():
+        flags = variants["deepnorm"]
+        assert len(variants) == (5 if model == "lm-24" else 3) and all(one == flags for one in variants.values())
+        assert (flags["--seed"], flags["--max-update"], flags["--lr"]) == (seed, "400", "1e-3")
+        assert flags["--user-dir"] == "scripts/inverted_gain" and model.endswith("-" + flags["--decoder-layers"])
+
+
+@needs_venv
+def test_every_method_is_trained_and_flags_are_passed_on(tmp_path):
+    found = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
+    assert {(flags["--method"], flags["--encoder-layers"]) for flags in found} >= {
+        (name, depth) for name in METHODS for depth in ("6", "18")
+    }
+    word = "normformer+normformer-scale-residual+normformer-head-scale=none"
+    (flags,) = map(values, trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out"))
+    said = {"--normformer-scale-residual": "", "--normformer-head-scale": "none", "--max-update": "7"}
+    assert said.items() <= flags.items() and flags["--save-dir"].endswith(f"{word.translate({43: 45, 61: 45})}-2-seed1")
+    refused = script("later_methods", "--dry-run", METHODS="nothing", OUT=tmp_path / "out", check=False)
+    assert refused.returncode and "--method nothing: unknown" in refused.stderr
+
+
+def write(root, name, final, norms, depths=(0, 6), method="deepnorm", **facts):
+    """A run of four logged intervals that ends at `final` bits in training, 0.5 above it in validation."""
+    rows = []
+    for update, norm in zip((25, 100, 200, 400), norms, strict=True):
+        row = {"num_updates": str(update), "loss": str(final), "wall": "1", "gnorm": str(norm)}
+        rows.append(f"now | INFO | train_inner | {json.dumps(row)}\n")
+    row = {"epoch": 1, "valid_loss": str(final + 0.5), "valid_num_updates": "400"}
+    folder = recorded(root, *name.split("/"), method, log="".join([*rows, f"now | INFO | valid | {json.dumps(row)}\n"]))
+    stacks = zip(("encoder_layers", "decoder_layers"), depths, strict=True)
+    said = {"method": method, "seed": 1} | {stack: layers for stack, layers in stacks if layers}
+    (folder / "run.json").write_text(json.dumps(said | facts))
+    return folder
+
+
+def test_medians_and_ranges_over_seeds(tmp_path):
+    for seed, final in ((1, 3.5), (2, 2.5), (3, 4.5)):
+        write(tmp_path, f"inverted_gain/a-{seed}", final, [seed, 1.0, 1.0, 2 * seed], seed=seed, variant="")
+    folder = write(tmp_path, "inverted_gain/b", 7.5, [1.0, 1.0, 1.0, float("nan")], (0, 6), variant="inverted_gain")
+    write(tmp_path, "inverted_gain/c", 7.5, [1.0] * 4, (18, 18), "post_ln", variant="post_ln")
+    with open(folder / "probes.jsonl", "w") as probes:
+        norms = {"decoder.1": 0.25, "decoder.1.self_attn.q": 1e-9, "decoder.6": 2.0}
+        probes.write(json.dumps({"format": 1}) + "\n" + json.dumps({"update": 0, "gradient_norm": norms}) + "\n")
+    runs = runs_of(tmp_path, "inverted_gain")
+    header, *rows = small.rows_inverted(runs)
+    assert len(header) == len(rows[0]) == 9
+    means = ["3.50 (2.50 to 4.50)", "4.00 (3.00 to 5.00)", "16.0 (8.00 to 32.0)", "2.00 (1.00 to 3.00)"]
+    assert rows[0] == ["6L", "DeepNorm", "3", *means, "1.00 (1.00 to 1.00)", "4.00 (2.00 to 6.00)"]
+    assert rows[1] == ["6L", "gain inverted", "1", "7.50", "8.00", "256", "1.00", "1.00", "-"]
+    assert rows[2][:6] == ["18L-18L", "Post-LN", "1", "7.50", "8.00", "-"]
+    assert small.rows_gradients(runs)[1:] == [
+        ["6L", "gain inverted", "0", "0.25", "-", "2.0", "-", "-", "-", "1.0e-09", *["-"] * 5]
+    ]
+    assert "4.00 (3.00 to 5.00)" in redraw(tmp_path, "inverted_gain", tmp_path)
+    assert (tmp_path / "inverted_gain.png").stat().st_size > 5000
+    write(tmp_path, "inverted_gain/d", 7.5, [1.0] * 4, variant="upside down")
+    with pytest.raises(UserError, match=r"d.run\.json: variant 'upside down': must be one of"):
+        redraw(tmp_path, "inverted_gain", tmp_path)
+
+
+def test_a_row_a_method(tmp_path):
+    """With its flags; one that diverged says when."""
+    write(tmp_path, "later_methods/a", 3.5, [9.0, 1.0, 1.0, 2.0], (6, 6), "pre_ln", variant="")
+    write(tmp_path, "later_methods/b", 3.0, [9.0, 1.0, 1.0, 2.5], (18, 18), "pre_ln", variant="")
+    gone = write(tmp_path, "later_methods/c", 9.0, [1.0] * 4, (18, 18), variant="qk-norm+x-y=2")
+    (gone / "diverged").write_text("diverged at update 7\n")
+    header, *rows = small.rows_by_method(runs_of(tmp_path, "later_methods"))
+    assert header[1::4] == ["6L-6L training", "18L-18L training"]
+    assert rows == [
+        ["pre_ln", "3.50", "4.00", "2.00", "9.00", "3.00", "3.50", "2.50", "9.00"],
+        ["deepnorm --qk-norm --x-y 2", *["-"] * 4, "diverged at update 7", "9.50", "1.00", "1.00"],
+    ]
