@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first updates of every method of `deepnet methods`, some with options and modifiers too, at 6L-6L and 18L-18L: the
+# The first updates of every method of `deepnet methods`, some with modifiers and options too, at 6L-6L and 18L-18L: the
 # quickstart's corpus and setting, without translating. One that diverges is a row as well. Ends with a table of losses.
 #
 #   scripts/later_methods.sh [--dry-run] [flags of fairseq-train]      200 updates: 20 s and 50 s of a core a method
@@ -10,7 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin_small later_methods "$@"
-updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names)}"
+# T = 6: the last layer of 6L-6L counts in full from update 36 on, of 18L-18L from 108 on
+modified="$(printf '%s ' {deepnorm,pre_ln}+{qk-norm,pro-res+pro-res-updates=6})"
+updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names) $modified}"
 numbers UPDATES "$updates"
 # shellcheck disable=SC2086  # a word each
 chosen "$(printf '%s\n' $asked | sed 's/+.*//' | sort -u | paste -sd' ')" "${DEPTHS:-6 18}"
