@@ -10,8 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin_small later_methods "$@"
-# T = 6: the last layer of 6L-6L counts in full from update 36 on, of 18L-18L from 108 on
-modified="$(printf '%s ' {deepnorm,pre_ln}+{qk-norm,pro-res+pro-res-updates=6})"
+# pro_res: the last layer of 6L-6L counts in full from update 36 on, of 18L-18L from 108 on; dlcl as DenseFormer
+modified="$(printf '%s ' {deepnorm,pre_ln,keel}+{qk-norm,pro-res+pro-res-updates=6}) dlcl+dlcl-plain+dlcl-init=last"
 updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names) $modified}"
 numbers UPDATES "$updates"
 # shellcheck disable=SC2086  # a word each
