@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.methods import get_method
@@ -33,8 +34,8 @@ def body(layer, sublayer, memory):
         return lambda x: layer.fc2(layer.fc1(x).relu())
     own = getattr(layer, sublayer)
     if sublayer == "encoder_attn":
-        return lambda x: own((own.q_proj(x), project(memory, own.k_proj, own.v_proj)))
-    return lambda x: own((project(x, *own.own()),), causal=True)
+        return lambda x: own((own.by_head(own.q_proj(x), "q"), own.project_source(memory).flatten(2)))
+    return lambda x: own((own.by_head(project(x, *own.own()), "qkv"),), causal=True)
 
 
 def assert_states(name, equation, kind=LM, layers=3, end=None, **fields):
@@ -134,6 +135,63 @@ def test_gpas():
     assert_states("gpas", equation)
     model = small(LM, method="gpas")
     assert [p.item() for name, p in model.named_parameters() if name.endswith(".g")] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", [LM, MODEL_NAME])
+def test_peri_ln(kind):
+    """And the embedding is normalised before the first layer reads it."""
+
+    def equation(layer, site, x, f):
+        return x + layer.outer[site.sublayer](f(norm(layer, site.sublayer, x)))
+
+    assert_states("peri_ln", equation, kind)
+    decoder, tokens = awake(kind, method="peri_ln").decoder, batch()[1:]
+    given = () if kind == LM else (awake(kind, method="peri_ln").encoder(tokens),)
+    with torch.no_grad():
+        states = decoder(tokens, *given, return_all_hiddens=True)[1]["inner_states"]
+        embedding, _ = decoder.embed(tokens, decoder.positions(tokens))
+    mean, std = embedding.mean(-1, keepdim=True), embedding.std(-1, correction=0, keepdim=True)
+    expected = (embedding - mean) / std * decoder.beginning.weight + decoder.beginning.bias
+    assert torch.allclose(states[0].transpose(0, 1), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [LM, MODEL_NAME])
+@pytest.mark.parametrize("star", [False, True])
+def test_hybrid_norm(kind, star):
+    """One LayerNorm a layer, behind its last attention; with the option Pre-LN first."""
+
+    def equation(layer, site, x, f):
+        if star and site.layer == 1:
+            return x + f(norm(layer, site.sublayer, x))
+        last = "self_attn" if kind == LM else "encoder_attn"
+        return norm(layer, site.sublayer, x + f(x)) if site.sublayer == last else x + f(x)
+
+    assert_states("hybrid_norm", equation, kind, hybrid_norm_star=star)
+    norms = sum("layer_norm.weight" in name for name, _ in awake(LM, 3, method="hybrid_norm").named_parameters())
+    assert norms == 3 + 1
+
+
+def test_heads_of_hybrid_norm():
+    """softmax(n(q) n(k) / sqrt(d)) n(v), each normalised over the d features of its head."""
+    attention = awake(LM, 1, method="hybrid_norm").decoder.layers[0].self_attn
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+
+    def n(role, linear):
+        parts = linear(x).view(2, 5, 2, 8).transpose(1, 2)
+        return F.layer_norm(parts, (8,), attention.heads[role].weight, attention.heads[role].bias)
+
+    with torch.no_grad():
+        q, k, v = (n(role, linear) for role, linear in zip("qkv", attention.own(), strict=True))
+        weights = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(~torch.ones(5, 5).tril().bool(), -math.inf)
+        expected = attention.out_proj((weights.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        packed = attention.by_head(project(x, *attention.own()), "qkv")
+        assert torch.allclose(attention((packed,), causal=True), expected, atol=1e-5)
+
+
+def test_megatron_s_initialisation_in_hybrid_norm():
+    found = get_method("hybrid_norm")(0, 16)
+    gains = {role: found.gain(Site("decoder", 9, "ffn", 8, 2), role) for role in ("q", "v", "out", "fc1", "fc2")}
+    assert gains == EVEN({"q": 1, "v": 1, "fc1": 1, "out": 32**-0.5, "fc2": 32**-0.5})
 
 
 @pytest.mark.parametrize("g", [-1.5, 0.0, 0.8])

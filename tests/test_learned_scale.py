@@ -89,7 +89,7 @@ def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
     found = PROBE(model).values()
     assert set(found.values()) == ({7.0} if factors else set())
     learning = {"admin", "dlcl", "gpas", "keel", "normformer", "r_fixup", "rezero", "sub_ln", "every_slot"}
-    learning |= {"mhc", "resi_dual", "siamese_norm"}
+    learning |= {"hybrid_norm", "mhc", "peri_ln", "resi_dual", "siamese_norm"}
     assert bool(factors) == (method in learning)
 
 

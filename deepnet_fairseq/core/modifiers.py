@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .methods import Method, Option, get_method
-from .slots import FullPrecision, Site
+from .slots import ByRole, FullPrecision, Site
 
 MODIFIERS: dict[str, type[Modifier]] = {}
 
@@ -137,13 +137,6 @@ class ProRes(Modifier):
         inside = self.method.outer(site)
         rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
         return rising if inside is None else nn.Sequential(inside, rising)
-
-
-class ByRole(nn.ModuleDict):
-    """Projections x (.., h, d) through the module of their role; those of another role as they are."""
-
-    def forward(self, x: Tensor, role: str) -> Tensor:
-        return self[role](x) if role in self else x
 
 
 @register_modifier("qk_norm")

@@ -177,6 +177,13 @@ class Shift(FullPrecision):
         return _Difference.apply(x, self.shift)
 
 
+class ByRole(nn.ModuleDict):
+    """Projections x (.., h, d) through the module of their role; those of another role as they are."""
+
+    def forward(self, x: Tensor, role: str) -> Tensor:
+        return self[role](x) if role in self else x
+
+
 def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
     """s x of x (..) in any type and s () in float32, in the type of x; the gradient of s is added up in float32.
 

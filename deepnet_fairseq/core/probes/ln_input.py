@@ -27,7 +27,9 @@ class LNInput(TokenSums):
                     words = path.split(".")
                     if words[0] == "layers":
                         words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
-                    visit = partial(self._visit, ".".join([name, *words]), masks[name])
+                    of_source = "encoder_attn" in words and words[-1] in ("k", "v")  # by head, see Method.heads
+                    mask = masks["encoder" if of_source else name]
+                    visit = partial(self._visit, ".".join([name, *words]), mask)
                     yield norm.register_forward_pre_hook(visit)
 
     @torch.no_grad()

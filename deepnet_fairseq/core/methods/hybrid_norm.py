@@ -1,0 +1,37 @@
+"""HybridNorm: z = LN(x + dropout(W_out attn(n(q), n(k), n(v)))), y = z + dropout(ffn(z)), n a LayerNorm by head.
+
+Zhuo et al. 2025, "HybridNorm: Towards Stable and Efficient Transformer Training via Hybrid Normalization"
+(arXiv:2503.04598), for decoder language models; code BryceZhuo/HybridNorm: n over the features of a head, one gain for
+all heads, another for each of q, k, v; nothing on the attention's input; a LayerNorm at the end; Megatron's
+initialisation, out_proj and fc2 drawn 1/sqrt(2M) as wide. `--hybrid-norm-star` is the paper's HybridNorm*: the first
+layer of a stack is Pre-LN with n. Its norms have a gain alone, ours also a bias, as all our LayerNorms.
+Ours: encoders; cross-attention has n too, and z follows a layer's last attention alone; 1/sqrt of a stack's branches.
+"""
+
+from torch import nn
+
+from ..slots import ByRole
+from .base import Method, Option, register
+
+
+@register("hybrid_norm")
+class HybridNorm(Method):
+    """LayerNorms in the slot `heads`, one behind the sum of the last attention, one at the end."""
+
+    equation = "z + ffn(z), z = LN(x + attn), LN on its q, k, v by head"
+    paper = "Zhuo et al. 2025"
+    options = {"star": Option(False, "HybridNorm*: the first layer of a stack is Pre-LN")}
+
+    def norm_place(self, site):
+        if self.star and site.layer == 1:
+            return "pre"
+        return "post" if site.sublayer == self.sublayers(site.stack)[-2] else "none"
+
+    def closing_norm(self, stack):
+        return True
+
+    def heads(self, site, dim):
+        return ByRole({role: nn.LayerNorm(dim) for role in "qkv"})
+
+    def gain(self, site, role):
+        return self.branches(site.stack) ** -0.5 if role in ("out", "fc2") else 1.0
