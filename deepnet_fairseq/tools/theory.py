@@ -47,7 +47,7 @@ from torch.nn.functional import cross_entropy
 from ..core import archs
 from ..core.initialisation import xavier_std
 from ..core.methods import get_method
-from ..core.models import EOS, SPECIALS, build
+from ..core.models import EOS, SPECIALS, blueprint, build
 from ..core.profile import profile_omegas, residuals
 from ..core.slots import LearnedShortcut, Scale, Site
 from ..errors import UserError
@@ -224,7 +224,10 @@ def check(arch: str, methods: list[str], depth: int) -> None:
         )
     for name in methods:
         method = get_method(name)(depth, depth)
-        if method.norm_places("encoder") | method.norm_places("decoder") != {"post"}:
+        shallow = blueprint(method=name, encoder_layers=1, decoder_layers=1, vocab=SPECIALS)
+        slots = [address for stack in shallow.stacks().values() for address, _ in stack.slots()]
+        more = not all(address.endswith("residual") for address in slots)
+        if more or method.norm_places("encoder") | method.norm_places("decoder") != {"post"}:
             speak = "the theorems speak of LN(alpha x + f(x)) only"
             raise UserError(f"--method {name}: computes {method.equation}; {speak}")
 
