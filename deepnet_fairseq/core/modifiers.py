@@ -124,7 +124,7 @@ class ProRes(Modifier):
     """
 
     equation = "a f, a = min(t / (T l), 1)"
-    paper = "arXiv:2603.05369"
+    paper = "Chen et al. 2026"
     help = "branches of layer l rise from 0 to full weight in the first T l updates"
     options = {"updates": Option(1000, "T, updates a layer")}
 
