@@ -157,11 +157,14 @@ class Sum(nn.Module):
         return x + f
 
 
+@pytest.mark.parametrize("bypass", [False, True])
 @pytest.mark.parametrize("method", ["deepnorm", "post_ln", "admin", "pre_ln", "r_fixup"])
-def test_layers_on_a_gpu_train_as_on_a_cpu(method, monkeypatch):
-    """Which their branches begin in two ways; every gradient, in float64."""
+def test_layers_on_a_gpu_train_as_on_a_cpu(method, bypass, monkeypatch):
+    """Which their branches begin in two ways; every gradient, in float64. bypass: one tensor is a gradient of two."""
     model, found = disturb(small(2, method=method, dropout=0.0)).double().train(), []
     model.encoder.layers[0].residual["ffn"] = Sum()
+    for layer in [*model.encoder.layers, *model.decoder.layers] if bypass else []:
+        layer.bypass = Sum()
     for on_gpu in (False, True):
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _, on_gpu=on_gpu: on_gpu), raising=False)
         model.zero_grad()

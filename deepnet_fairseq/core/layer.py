@@ -131,7 +131,8 @@ class Layer(nn.Module):
         inside = self.before(sublayer, inside)
         if inside is x and x.is_cuda:  # on a CPU torch's own is faster
             own = getattr(self.residual[sublayer], "own_gradient", False)  # a stranger's need not be a slots.Residual
-            return branch_off(x, *linears, own=own, relu=relu)
+            shared = sublayer == "ffn" and self.bypass is not None  # by x and entry
+            return branch_off(x, *linears, own=own and not shared, relu=relu)
         y = linears[0](inside) if len(linears) == 1 else project(inside, *linears)
         return (F.relu(y) if relu else y), x
 
