@@ -1,4 +1,4 @@
-"""Commands before a training: what would be built, and where; its first updates; DeepNet's theorems."""
+"""Commands before a training: what would be built, and where; its first updates; an audit; DeepNet's theorems."""
 
 from __future__ import annotations
 
@@ -192,6 +192,23 @@ def check(args) -> None:
         sys.exit(3)
 
 
+def verify(args) -> None:
+    """is a model what a method says? Its first weights, shortcut factors, LayerNorms, and what they fit instead
+
+    MODEL: a checkpoint of ours, fairseq's or torchscale's, a folder or file of Hugging Face's, a saved state dict. Code
+    in it is not run; a live module goes through Python, docs/verify.md. The exit status is 3 where something does not
+    fit.
+    """
+    from pathlib import Path
+
+    from ..tools.verify import verify
+
+    audit = verify(args.model, args.method, args.names and Path(args.names))
+    print(json.dumps(audit.as_dict()) if args.json else audit.text())
+    if not audit.fits:
+        sys.exit(3)
+
+
 def theory(args) -> None:
     """bounds of DeepNet's Theorems 4.2 and 4.3 and the measured update of one SGD step, over depth
 
@@ -250,6 +267,13 @@ def add(command) -> None:
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("verify", verify)
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
+    sub.add_argument("--method", required=True, help="whose formulas to compare with")
+    sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
 
     sub = command("theory", theory)

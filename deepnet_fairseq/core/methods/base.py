@@ -56,6 +56,8 @@ class Method:
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
     options: ClassVar[dict[str, Option]] = {}
     train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
+    # for `deepnet verify`: what others' code has for gains other than 1; in words -> of the method and a stack
+    mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}
     profiled: ClassVar[bool] = False  # are its shortcuts set from a profile (its option) before the first update?
 
     if TYPE_CHECKING:

@@ -7,6 +7,8 @@ Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Figure 2. For
 All biases start at 0; embeddings, positions and the output projection keep fairseq's init.
 torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
 default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
+Published baselines of its name are other methods: MixLN's and LayerNorm-Scaling's draw with (8N)^(+1/4), and have the
+alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide; GLM-130B, knowingly, the square root.
 """
 
 from ..slots import ConstantShortcut
@@ -23,6 +25,14 @@ class DeepNorm(Method):
     paper = "Wang et al. 2022"
     norm = "post"
     init_profiles = ("xavier_normal", "xavier_uniform")
+    mistaken_gains = {
+        "beta is (8N)^(+1/4), the published constant inverted": lambda m, stack: 1 / m.coefficients(stack)["beta"],
+        "beta is sqrt(2) too wide: L^(-1/4) of L sub-layers": lambda m, stack: 2**0.5 * m.coefficients(stack)["beta"],
+        "beta is L^(-1/2) of L sub-layers, GLM-130B's": lambda m, stack: m.branches(stack) ** -0.5,
+        "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's": lambda m, stack: (
+            m.coefficients(stack)["beta"] * (1.15 / 0.87 if stack == "encoder" and m.num_decoder_layers else 1)
+        ),
+    }
 
     def coefficients(self, stack):
         """alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""

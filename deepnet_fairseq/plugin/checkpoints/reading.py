@@ -64,10 +64,17 @@ def allow_plain_data() -> None:
 
 
 def explain_unreadable(load, path, *args, **kwargs) -> dict:
+    """What `load` makes of a checkpoint of fairseq, its content checked."""
+    state = explained(load, path, *args, **kwargs)
+    check_content(path, state)
+    return state
+
+
+def explained(load, path, *args, **kwargs):
     """Whatever a file makes its readers say becomes one line: what they raise for a damaged one has no end of kinds."""
     _check_ordinary(path)
     try:
-        state = load(path, *args, **kwargs)
+        return load(path, *args, **kwargs)
     except UserError:
         raise
     except pickle.UnpicklingError as error:
@@ -78,8 +85,6 @@ def explain_unreadable(load, path, *args, **kwargs) -> dict:
         raise UserError(
             f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
         ) from error
-    check_content(path, state)
-    return state
 
 
 def _check_ordinary(path: str) -> None:

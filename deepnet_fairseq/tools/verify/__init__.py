@@ -1,0 +1,390 @@
+"""Is a model what a method's paper says? Its initial weights, shortcut factors and LayerNorms against the formulas.
+
+The formulas are the methods' own (core/methods/, core/initialisation.py). What training changes is judged of fresh
+models alone: deviations of weights, factors that are learned. docs/verify.md says what is read and what is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core import archs
+from ...core.methods import METHODS, Method, get_method
+from ...core.slots import NORM_NAMES, Site
+from ...errors import UserError
+from ...text_table import render
+from .evidence import (
+    CLOSE,
+    ENOUGH,
+    FLOOR,
+    UNIFORM,
+    Kind,
+    Measured,
+    explain,
+    explain_factor,
+    explanations,
+    kinds,
+    merges,
+    profile_base,
+    scales,
+)
+from .sources import Factor, Found, read, read_names, recognised
+
+TOKENS = (2, 8)  # of the forward pass of a live module
+
+
+@dataclass
+class Row:
+    """One kind of weight over the layers of a stack; expected and has: standard deviations, layer by layer."""
+
+    stack: str
+    kind: str
+    expected: list[float]
+    has: list[float]
+    ratio: float
+    tolerance: float
+    verdict: str
+
+
+@dataclass
+class Audit:
+    """What was found of a model beside a method. findings: what does not fit, a line each; notes: what is to be known.
+
+    trained: how it shows that the model has been trained, "" for a fresh one; factors: stack, place, expected, has and
+    verdict of each shortcut.
+    """
+
+    method: str
+    depths: dict[str, int]
+    profile: str
+    trained: str = ""
+    rows: list[Row] = field(default_factory=list)
+    factors: list[list[str]] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fits(self) -> bool:
+        """Is there no finding?"""
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: every field, and `fits`."""
+        return dataclasses.asdict(self) | {"fits": self.fits}
+
+    def text(self) -> str:
+        """For the terminal: tables, findings, notes."""
+        depth = ", ".join(f"{stack} {layers}" for stack, layers in self.depths.items() if layers)
+        lines = [f"--method {self.method}, {self.profile}; layers: {depth}; {self.trained or 'fresh'}", ""]
+        header = ["stack", "weight", "layers", "expected std", "has", "ratio", "within", "verdict"]
+        lines.append(render([header, *(_cells(row) for row in self.rows)]))
+        if self.factors:
+            lines += ["", render([["stack", "shortcut of", "expected", "has", "verdict"], *self.factors])]
+        lines += ["", *(f"does not fit: {text}" for text in self.findings), *(f"note: {text}" for text in self.notes)]
+        verdict = "nothing that is left to judge contradicts" if self.trained else "fits"
+        lines.append(f"{verdict if self.fits else 'does not fit'} --method {self.method}")
+        return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    spread = [f"{min(v):.5f}" if max(v) - min(v) <= FLOOR * max(v) else f"{min(v):.5f} .. {max(v):.5f}"
+              for v in (row.expected, row.has)]  # fmt: skip
+    return [row.stack, row.kind, str(len(row.has)), *spread, f"{row.ratio:.3f}", f"{row.tolerance:.1%}", row.verdict]
+
+
+def verify(model: nn.Module | str | Path, method: str, names: Path | None = None, inputs: tuple | None = None) -> Audit:
+    """The audit of a live module, or of a file or folder of weights, against a method by its registered name.
+
+    names: a file that maps names of weights (docs/verify.md). inputs: what a live module is called with, once, in
+    evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code. UserError for a method,
+    a file or names that are unknown.
+    """
+    get_method(method)
+    mapping = read_names(names) if names else []
+    if not isinstance(model, nn.Module):
+        weights, config, updates = read(Path(model))
+        try:
+            return audit(recognised(weights, config, updates, mapping), method)
+        except UserError as error:
+            raise UserError(f"{model}: {error}") from error
+    config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
+    found = recognised(model.state_dict(), config, None, mapping)
+    measured, why = _measure(model, found, inputs)
+    if measured:
+        found.factors = measured
+    result = audit(found, method)
+    result.notes += [why] if why else []
+    return result
+
+
+def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list[Factor], str]:
+    """The factors of a live module, and why there are none."""
+    if inputs is None:
+        tokens = torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3
+        device = next(model.parameters()).device
+        tokens = tokens.to(device)
+        site = found.matrices[0].weight.site
+        vectors = torch.randn(*TOKENS, site.dim, generator=torch.Generator().manual_seed(0)).to(device)
+        tried: tuple = ((tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors))
+    else:
+        tried = (inputs,)
+    raised = ""
+    for given in tried:
+        try:
+            factors = merges(model, found, given)
+        except Exception as error:  # whatever somebody's forward raises
+            raised = f"{type(error).__name__}: {error}".split("\n")[0][:100]
+        else:
+            return factors, "" if factors else "no residual merge was found in its forward pass"
+    return [], f"its shortcuts were not measured: give inputs=(...) for one call ({raised})"
+
+
+def audit(found: Found, name: str) -> Audit:
+    """The audit of a model as it was found."""
+    method = _method(found, name)
+    held = kinds(found)
+    for kind in held:
+        for matrix in kind.matrices:
+            if kind.sublayer not in method.sublayers(kind.stack):
+                raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; map it with --names")
+    profile = _profile(found, method, held)
+    result = Audit(name, found.depths, profile, _trained(found))
+    _judge_weights(result, found, method, held)
+    _judge_factors(result, found, method)
+    _judge_norms(result, found, method)
+    _judge_config(result, found, method)
+    result.findings += [f"{place}: that layer is not there" for place in found.missing]
+    if found.unknown and not found.ours:
+        more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
+        result.notes.append(f"not recognised: {', '.join(found.unknown[:5])}{more}; --names FILE maps them")
+    return result
+
+
+def _method(found: Found, name: str) -> Method:
+    """The method at the model's depth, with the options of its own training where that was of this method."""
+    kind = METHODS[name]
+    if not found.ours or found.config.get("method") not in (name, None):
+        return kind(*found.depths.values())
+    cfg = argparse.Namespace(**found.config)
+    archs.fill(cfg)
+    cfg.encoder_layers, cfg.decoder_layers = found.depths.values()
+    return kind.from_config(cfg)
+
+
+def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
+    std = profile_base(profile).std
+    return [std(m.weight) * method.gain(m.weight.site, m.weight.role) for m in kind.matrices]
+
+
+def _profile(found: Found, method: Method, held: list[Kind]) -> str:
+    """The initialisation of the run, or that of the method's which most kinds of weight fit."""
+    said = found.config.get("init_profile") if found.ours else None
+    if said in method.init_profiles:
+        return said
+
+    def fitting(profile: str) -> tuple[int, int]:
+        fits = sum(kind.fits(_expected(kind, profile, method)) for kind in held)
+        return fits, sum(kind.drawn == profile_base(profile).draw for kind in held)
+
+    return max(method.init_profiles, key=fitting)  # of equals the first
+
+
+def _trained(found: Found) -> str:
+    """How it shows that a model has been trained; "" for a fresh one, or where nothing tells."""
+    if found.updates:
+        return f"trained, {found.updates} updates"
+    gains = [gain for layer in found.norms.values() for _, gain in layer if gain.numel() > 1]
+    spread = max((gain.float().std().item() for gain in gains), default=0.0)
+    if spread > 1e-6:
+        return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
+    if gains or found.updates is not None:
+        return ""
+    last = [m.weight.linear.bias for m in found.matrices if m.weight.role in ("out", "fc2")]
+    biases = torch.cat([b.detach().float() for b in last if b is not None] or [torch.zeros(1)])
+    drawn = Measured.of(biases)
+    if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
+        return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
+    return ""
+
+
+def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]) -> None:
+    misfits: dict[str, list[Kind]] = {}
+    draw = profile_base(result.profile).draw
+    for kind in held:
+        expected = _expected(kind, result.profile, method)
+        fits = kind.fits(expected)
+        verdict = "fits" if fits else "trained, not judged" if result.trained else "does not fit"
+        has = [m.std for m in kind.measured]
+        row = Row(kind.stack, f"{kind.sublayer}.{kind.role}", expected, has, kind.ratio(expected), 0.0, verdict)
+        row.tolerance = kind.tolerance(kind.elements)
+        result.rows.append(row)
+        if not fits:
+            misfits.setdefault(kind.stack, []).append(kind)
+        elif fits and kind.drawn and kind.drawn != draw and any(expected):
+            note = f"drawn {kind.drawn}, {result.profile} is {draw}: the same deviation"
+            if not result.trained and note not in result.notes:
+                result.notes.append(note)
+    _judge_embeddings(result, found, method)
+    if result.trained:
+        result.notes.append("of a trained model deviations of weights and learned factors are not judged")
+    candidates = list(explanations(found, method, result.profile)) if misfits else []
+    for stack, waiting in misfits.items():
+        told = explain(waiting, candidates)
+        said = [_finding(result, stack, covered, texts, method) for covered, texts in told]
+        if not result.trained:
+            result.findings += said
+        elif len(told) == 1 < len(waiting) and told[0][1]:  # one explanation for all, which training has not hidden yet
+            result.notes += [f"as if just begun: {text}" for text in said]
+
+
+def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
+    """N(0, 1/C) times the method's gain, in our models; in others where the method says more of it than nothing."""
+    first, seen = next(stack for stack, depth in found.depths.items() if depth), set()
+    for named, tensors in (("embedding", found.embeddings), ("output", found.projections)):
+        for name, tensor in tensors.items():
+            stack = next((stack for stack in found.depths if stack in name), first)
+            gain = method.embedding_gain(stack) if named == "embedding" else method.output_gain()
+            if tensor.data_ptr() in seen or (gain == 1 and not found.ours):
+                continue
+            seen.add(tensor.data_ptr())
+            rows = tensor[tensor.any(1)] if gain else tensor  # that of padding is 0
+            kind, expected = Kind(stack, named, ""), [gain * tensor.size(1) ** -0.5]
+            kind.measured.append(Measured.of(rows))
+            fits = kind.fits(expected)
+            verdict = "fits" if fits else "trained, not judged" if result.trained else "does not fit"
+            has, ratio = kind.measured[0].std, kind.ratio(expected)
+            result.rows.append(Row(stack, named, expected, [has], ratio, kind.tolerance(kind.elements), verdict))
+            if verdict == "does not fit":
+                result.findings.append(f"{name}: {ratio:.3g} times what {result.method} gives, {expected[0]:.3g}")
+
+
+def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], method: Method) -> str:
+    """Which weights, how far off, what they fit."""
+    ratios = sorted(kind.ratio(_expected(kind, result.profile, method)) for kind in covered)
+    low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
+    places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in covered)
+    said = f"{stack} {places}: {low if low == high else f'{low} to {high}'} times what {result.method} gives"
+    if not texts:
+        return f"{said}; fits nothing that is known"
+    return f"{said}; {texts[0]}" + (f" (or: {'; '.join(texts[1:3])})" if texts[1:] else "")
+
+
+def _sites(found: Found, method: Method, factor: Factor) -> Iterator[Site]:
+    """The branches that a factor is of."""
+    dim = found.matrices[0].weight.site.dim
+    for layer in range(1, found.depths.get(factor.stack, 0) + 1):
+        for sublayer in method.sublayers(factor.stack):
+            if factor.layer in (None, layer) and factor.sublayer in (None, sublayer):
+                yield Site(factor.stack, layer, sublayer, dim, 1)
+
+
+def _judge_factors(result: Audit, found: Found, method: Method) -> None:
+    groups: dict[tuple, list[float]] = {}
+    for factor in found.factors:
+        sites = list(_sites(found, method, factor))
+        modules = [module for site in sites if (module := method.residual(site)) is not None]
+        learned = result.trained and any(module.state_dict() for module in modules)
+        wanted = None if learned or not sites or method.profiled else _wanted(found, method, factor, sites)
+        if wanted is not None and factor.a is not None:
+            has = factor.a if factor.b is None else factor.a / factor.b
+            source = "measured" if factor.b is not None else "in its weights" if factor.layer else factor.source
+            groups.setdefault((factor.stack, factor.sublayer, wanted, source, f"{has:.3g}"), []).append(has)
+    for (stack, sublayer, wanted, source, _), values in groups.items():
+        has, layers = values[0], f", {len(values)} layers" if sublayer else ""
+        fits = math.isclose(has, wanted, rel_tol=CLOSE)
+        verdict = "fits" if fits else "does not fit"
+        result.factors.append([stack, sublayer or "all", f"{wanted:.4f}", f"{has:.4f} ({source}{layers})", verdict])
+        if not fits:
+            said = f"{stack} {sublayer or 'all'}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
+            last = Site(stack, found.depths[stack], sublayer or "ffn", 1, 1)
+            result.findings.append(f"{said}; {explain_factor(has, wanted, method, found, last)}")
+
+
+def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> float | None:
+    """The method's value of a factor, as a LayerNorm behind sees it: shortcut over branch. None for no such number."""
+    if found.ours and factor.b is None:  # under its own name, a constant of the stack or a slot's
+        key = factor.source.rsplit(".", 1)[-1]
+        module = method.residual(sites[0])
+        held = method.constants(factor.stack) if factor.layer is None else module.state_dict() if module else {}
+        return torch.as_tensor(held[key]).float().mean().item() if key in held else None
+    pairs = Counter(pair for site in sites if (pair := scales(method, site)))
+    if not pairs:
+        return None
+    a, b = pairs.most_common(1)[0][0]
+    return a if factor.b is None else a / b if b else None
+
+
+def _judge_norms(result: Audit, found: Found, method: Method) -> None:
+    """LayerNorms of a layer by number, and those at the ends of stacks."""
+    dim = found.matrices[0].weight.site.dim
+    for stack, depth in found.depths.items():
+        odd: Counter[tuple[int, int]] = Counter()
+        for layer in range(1, depth + 1):
+            sites = [Site(stack, layer, sublayer, dim, 1) for sublayer in method.sublayers(stack)]
+            wanted = sum(method.norm_place(site) != "none" for site in sites)
+            wanted += 0 if found.ours else sum(_slot_norms(method, site) for site in sites)
+            has = sum(_counts(name, found.ours) for name, _ in found.norms.get((stack, layer), []))
+            if has != wanted:
+                odd[has, wanted] += 1
+        for (has, wanted), layers in odd.items():
+            more = "; another method's, or unused" if has > wanted else ""
+            result.findings.append(f"{stack}: {has} LayerNorms in {layers} layers, {result.method} has {wanted}{more}")
+        if depth:
+            _judge_closing(result, found, method, stack)
+
+
+def _counts(name: str, ours: bool) -> bool:
+    """Is it a LayerNorm of a branch? Those on queries and keys go with any method; slots of ours are the method's."""
+    return (
+        any(own in name for own in NORM_NAMES.values())
+        if ours
+        else not re.search(r"[qk](uery|ey)?_?(layer)?norm|heads", name)
+    )
+
+
+def _slot_norms(method: Method, site: Site) -> int:
+    """LayerNorms that the method puts into a branch besides."""
+    dim = site.dim
+    slots = (
+        method.before(site),
+        method.inner(site, dim),
+        method.outer(site),
+        method.residual(site),
+        method.bypass(site),
+    )
+    return sum(isinstance(part, nn.LayerNorm) for slot in slots if slot is not None for part in slot.modules())
+
+
+def _judge_closing(result: Audit, found: Found, method: Method, stack: str) -> None:
+    closing, wanted = found.closing.get(stack), method.closing_norm(stack)
+    if wanted and not closing:
+        result.findings.append(f"{stack}: no LayerNorm at its end, {result.method} has one")
+    elif closing and not wanted:
+        said = f"{stack}: a LayerNorm at its end ({closing}), {result.method} has none"
+        if method.norm_places(stack) == {"post"}:
+            result.notes.append(f"{said}: behind a Post-LN layer it changes little, but Pre-LN models have one")
+        else:
+            result.findings.append(said)
+
+
+def _judge_config(result: Audit, found: Found, method: Method) -> None:
+    if found.ours and (said := found.config.get("method")) not in (None, result.method):
+        result.findings.append(f"its config says --method {said}")
+    for stack in (stack for stack, depth in found.depths.items() if depth):
+        for key in (f"{stack}_normalize_before", "normalize_before", "do_layer_norm_before"):
+            said = found.config.get(key)
+            if isinstance(said, bool) and not found.ours:
+                places = method.norm_places(stack)
+                if said != ("pre" in places) and places & {"pre", "post"}:
+                    result.findings.append(f"{stack}: its config says {key}: {said}, {result.method} is {method.norm}")

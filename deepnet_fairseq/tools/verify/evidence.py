@@ -1,0 +1,391 @@
+"""What a model's numbers are beside a method's: deviations of weights, factors at the residual merges; and whose.
+
+How sure a measured deviation is: of n normal numbers it is known to 1/sqrt(2n), of n uniform ones to sqrt(1/(5n)).
+A kind of weight (one role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it
+is within SIGMAS of these, and FLOOR, which the published constants' two digits ask for.
+
+Merges of a live module are solved for: among the tensors that pass by in one forward pass, that u which is a x + b f,
+f what a branch has given, x what was there before it. Nothing is asked of the code but to run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.initialisation import ATTENTION_INPUTS, PROFILES, draw_normal, torch_std, xavier_std
+from ...core.methods import METHODS, Method
+from ...core.slots import BRANCHES, Site, Weight
+from ...errors import UserError
+from .sources import Factor, Found, Matrix
+
+SIGMAS, FLOOR = 5, 0.01
+CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
+SAMPLE = 2**20  # elements of a matrix that are looked at
+NORMAL, UNIFORM = 3.0, 1.8  # kurtosis
+ENOUGH = 1100  # elements from which on the two are told apart, four deviations of a normal's kurtosis from the middle
+ROLES = ("q", "k", "v", "out", "fc1", "fc2")
+DEPTHS = range(1, 201)  # that are tried for a gain that fits no other explanation
+SMALL = 0.02  # std of BERT's and GPT-2's weights
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One matrix: elements that were looked at, their standard deviation and kurtosis (nan where all are equal)."""
+
+    elements: int
+    std: float
+    kurtosis: float
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Measured:
+        """Of at most SAMPLE elements, whole rows evenly spaced."""
+        values = tensor.detach()[:: max(1, tensor.numel() // SAMPLE)].float()
+        squares = (values - values.mean()).square()
+        variance = squares.mean().item()
+        return cls(values.numel(), math.sqrt(variance), squares.square().mean().item() / (variance**2 or math.nan))
+
+
+@dataclass
+class Kind:
+    """All matrices of one role in one sort of branch of a stack, and what was measured of each."""
+
+    stack: str
+    sublayer: str
+    role: str
+    matrices: list[Matrix] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+
+    @property
+    def elements(self) -> int:
+        """That were looked at, in all layers."""
+        return sum(m.elements for m in self.measured)
+
+    @property
+    def drawn(self) -> str:
+        """ "normal" or "uniform" by the kurtosis, "" where it is neither, or too few elements say."""
+        pooled = sum(m.kurtosis * m.elements for m in self.measured) / self.elements
+        far = (UNIFORM + NORMAL) / 2
+        if self.elements < ENOUGH or math.isnan(pooled):
+            return ""
+        return "uniform" if abs(pooled - UNIFORM) < 0.2 else "normal" if far < pooled < 2 * NORMAL - far else ""
+
+    def tolerance(self, elements: int) -> float:
+        """How far a ratio of deviations may be from 1 that is measured on so many elements."""
+        kurtosis = UNIFORM if self.drawn == "uniform" else NORMAL
+        return FLOOR + SIGMAS * math.sqrt((kurtosis - 1) / (4 * elements))
+
+    def ratio(self, expected: list[float]) -> float:
+        """Measured over expected, pooled over layers; infinite where nothing but 0 is expected and there is more."""
+        if not any(expected):
+            return math.inf if any(m.std for m in self.measured) else 1.0
+        parts = [
+            (m.std / e) ** 2 * m.elements if e else math.inf for m, e in zip(self.measured, expected) if e or m.std
+        ]
+        return math.sqrt(sum(parts) / self.elements)
+
+    def fits(self, expected: list[float]) -> bool:
+        """Are the deviations these, pooled and layer by layer?"""
+
+        def near(ratio: float, elements: int) -> bool:
+            return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
+
+        if not any(expected) or not near(ratio := self.ratio(expected), self.elements):
+            return not any(expected) and self.ratio(expected) == 1.0
+        return math.isfinite(ratio) and all(
+            near(m.std / e, m.elements) if e else not m.std for m, e in zip(self.measured, expected)
+        )
+
+
+def kinds(found: Found) -> list[Kind]:
+    """Every kind of weight of a model, in forward order; UserError for one with numbers that are not finite."""
+    held: dict[tuple, Kind] = {}
+    for matrix in found.matrices:
+        site = matrix.weight.site
+        key = site.stack, site.sublayer, matrix.weight.role
+        kind = held.setdefault(key, Kind(*key))
+        kind.matrices.append(matrix)
+        kind.measured.append(Measured.of(matrix.weight.linear.weight))
+        if not math.isfinite(kind.measured[-1].std):
+            raise UserError(f"{matrix.name} holds values that are not finite; take a checkpoint from before that")
+
+    def forward(key: tuple[str, str, str]) -> tuple:
+        return key[0] == "decoder", BRANCHES.index(key[1]), ROLES.index(key[2])
+
+    return [held[key] for key in sorted(held, key=forward)]
+
+
+@dataclass(frozen=True)
+class Base:
+    """How matrices are drawn before the gain: the std of each, "normal" or "uniform"."""
+
+    said: str
+    std: Callable[[Weight], float]
+    draw: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a kind of weight may be instead. said: in words; std: of each weight; draw: "normal" or "uniform"."""
+
+    said: str
+    std: Callable[[Weight], float]
+    draw: str
+
+    def fits(self, kind: Kind) -> bool:
+        """Has the kind these deviations, drawn so as far as that can be told?"""
+        if kind.drawn not in ("", self.draw):
+            return False
+        first = self.std(kind.matrices[0].weight)  # most are far off already
+        if kind.measured[0].std > 2 * first or 2 * kind.measured[0].std < first:
+            return False
+        expected = [self.std(matrix.weight) for matrix in kind.matrices]
+        return any(expected) and kind.fits(expected)
+
+
+def profile_base(name: str) -> Base:
+    """A key of PROFILES as a Base."""
+    profile = PROFILES[name]
+    return Base(f"{name}'s base", profile.weight_std, "normal" if profile.draw is draw_normal else "uniform")
+
+
+def _as_one(weight: Weight) -> float:
+    """Xavier's deviation where q, k and v are rows of one (3C, C) matrix."""
+    linear = weight.linear
+    if weight.role not in ATTENTION_INPUTS:
+        return xavier_std(linear)
+    return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
+
+
+def _bases(found: Found) -> list[Base]:
+    """Bases that are not the method's, likeliest first."""
+    layers = sum(found.depths.values())
+    small = found.config.get("initializer_range")
+    small = small if isinstance(small, float) and small > 0 else SMALL
+    scaled = small / math.sqrt(2 * layers)
+    one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
+    return [
+        *(Base(one, _as_one, draw) for draw in ("normal", "uniform")),
+        *map(profile_base, ("xavier_normal", "xavier_uniform", "xavier_legacy", "fairseq_head")),
+        Base("torch's default for a Linear", lambda w: torch_std(w.linear), "uniform"),
+        Base(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small, "normal"),
+        Base(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled, "normal"),
+    ]
+
+
+Gain = tuple[str, Callable[[Site, str], float]]
+
+
+def _gains(method: Method) -> Iterator[Gain]:
+    """What is taken for the method's gain, likeliest first."""
+    name, own = method.name, method.gain
+    stacks = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
+    yield f"without the gain of {name}", lambda site, role: 1.0
+    for said, mistaken in method.mistaken_gains.items():
+        of_stacks = {stack: mistaken(method, stack) for stack, layers in stacks.items() if layers}
+        yield said, _in_place(method, of_stacks)
+    yield f"with {name}'s gain of v, which {name} does not give it", lambda site, role: own(site, "v")
+    yield f"the gain of {name} inverted", lambda site, role: 1 / (own(site, role) or math.inf)
+    for stack, layers in stacks.items():
+        for symbol, value in method.coefficients(stack).items() if layers else ():
+            yield (
+                f"{symbol} of the {stack}, {value:.4g}, in the gain's place",
+                _in_place(method, dict.fromkeys(stacks, value)),
+            )
+
+
+def _in_place(method: Method, numbers: dict[str, float]) -> Callable[[Site, str], float]:
+    """The number of a stack where the method has a gain."""
+    return lambda site, role: 1.0 if method.gain(site, role) == 1 else numbers[site.stack]
+
+
+def at_depth(method: Method, layers: int) -> Method:
+    """The same method with its options where each stack has so many layers."""
+    depths = (layers if depth else 0 for depth in (method.num_encoder_layers, method.num_decoder_layers))
+    return METHODS[method.name](*depths, **{key: getattr(method, key) for key in method.options})
+
+
+def explanations(found: Found, method: Method, profile: str) -> Iterator[Explanation]:
+    """What weights that do not fit may be instead, likeliest first; profile: the method's that fits best."""
+    own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
+    others, gains = _bases(found), list(_gains(method))
+    for said, gain in gains:
+        yield from (Explanation(said, _times(base, gain), base.draw) for base in own)
+    for base in others:
+        yield Explanation(base.said, _times(base, method.gain), base.draw)
+    for said, gain in gains:
+        both = (Explanation(f"{base.said}, and {said}", _times(base, gain), base.draw) for base in others)
+        yield from both
+    for name, other in METHODS.items():
+        theirs = other(*found.depths.values())
+        for base in map(profile_base, other.init_profiles):
+            yield Explanation(f"the initialisation of --method {name}", _times(base, theirs.gain), base.draw)
+    for layers in DEPTHS:
+        of_depth = at_depth(method, layers)
+        said = f"the gain of {layers} layers"
+        yield from (Explanation(said, _times(base, of_depth.gain), base.draw) for base in own)
+
+
+def _times(base: Base, gain: Callable[[Site, str], float]) -> Callable[[Weight], float]:
+    return lambda weight: base.std(weight) * gain(weight.site, weight.role)
+
+
+def explain(misfits: list[Kind], candidates: list[Explanation]) -> list[tuple[list[Kind], list[str]]]:
+    """Kinds of one stack that share an explanation, and what fits them, likeliest first; [] where nothing does.
+
+    At each turn the explanation of most kinds is taken, of equals the first.
+    """
+    told: list[tuple[list[Kind], list[str]]] = []
+    waiting = list(misfits)
+    fitting = {c: [kind for kind in waiting if c.fits(kind)] for c in candidates}
+    while waiting:
+        best = max(candidates, key=lambda c: sum(kind in waiting for kind in fitting[c]))
+        covered = [kind for kind in fitting[best] if kind in waiting]
+        if not covered:
+            return [*told, (waiting, [])]
+        texts: dict[tuple, str] = {}  # by what is expected: what is the same in other words is said once
+        for c in (best, *(c for c in candidates if all(kind in fitting[c] for kind in covered))):
+            numbers = (math.log(c.std(matrix.weight)) for kind in covered for matrix in kind.matrices)
+            texts.setdefault(tuple(round(number, 6) for number in numbers), c.said)
+        told.append((covered, list(texts.values())))
+        waiting = [kind for kind in waiting if kind not in covered]
+    return told
+
+
+def scales(method: Method, site: Site) -> tuple[float, float] | None:
+    """Factors of shortcut and branch at the start; None where the method's merge is no a x + b f of numbers."""
+    module = method.residual(site)
+    if module is None:
+        return 1.0, 1.0
+    if not hasattr(module, "scales"):
+        return None
+    a, b = (torch.as_tensor(scale).float().mean().item() for scale in module.scales())
+    return a, b
+
+
+def explain_factor(has: float, wanted: float, method: Method, found: Found, site: Site) -> str:
+    """What the factor of a shortcut may be instead of the method's, at a site of the model."""
+
+    def near(value: float) -> bool:
+        return value > 0 and abs(has / value - 1) <= CLOSE
+
+    if near(1 / wanted):
+        return f"it stands on the branch, x + {wanted:.4g} f, or is inverted"
+    for symbol, value in method.coefficients(site.stack).items():
+        if near(value) and not math.isclose(value, wanted):
+            return f"that is {symbol}: the two are swapped"
+    if near(1):
+        return "a plain shortcut"
+
+    def gives(other: Method) -> bool:
+        a, b = scales(other, site) or (0, 1)
+        return b != 0 and near(a / b)
+
+    for layers in range(1, 1001):
+        if gives(at_depth(method, layers)):
+            return f"that is {layers} layers', this model has {found.depths[site.stack]}"
+    for name, other in METHODS.items():
+        if gives(other(*found.depths.values())):
+            return f"that is --method {name}'s"
+    return "its square: a root is missed" if near(wanted**2) else "fits nothing that is known"
+
+
+def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
+    """Shortcut and branch factors a, b of every branch whose merge u = a x + b f can be found in a forward pass.
+
+    inputs: what the module is called with, in evaluation mode. Whatever it raises is raised.
+    """
+    events, hooks = _Events(found), []
+    try:
+        for name, part in module.named_modules():
+            hooks.append(part.register_forward_pre_hook(events.before(), with_kwargs=True))
+            hooks.append(part.register_forward_hook(events.behind(name)))
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        try:
+            with torch.no_grad():
+                module(*inputs)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return events.factors()
+
+
+class _Events:
+    """The tensors (.., C) that modules were given and gave, in order, each as one row; where branches end."""
+
+    def __init__(self, found: Found):
+        last = [m for m in found.matrices if m.weight.role in ("out", "fc2")]
+        self.branches = {re.sub(r"\.?\w+$", "", m.name): m.weight.site for m in last}
+        self.width = last[0].weight.site.dim if last else 0
+        self.rows: list[Tensor] = []
+        self.ends: dict[Site, int] = {}
+        self.exact = 1e-4
+
+    def take(self, given: Any) -> int | None:
+        """Keeps what of it may be in the stream; the number of the first tensor of it."""
+        first = None
+        for value in given if isinstance(given, (tuple, list)) else (given,):
+            if torch.is_tensor(value) and value.is_floating_point() and value.dim() and value.size(-1) == self.width:
+                first = len(self.rows) if first is None else first
+                self.rows.append(value.detach().double().flatten())
+                self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps ** 0.5 if value.dtype.itemsize < 4 else 0)
+        return first
+
+    def before(self) -> Callable[..., None]:
+        """The hook that sees what goes into a module."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.take((*args, *kwargs.values()))
+
+        return hook
+
+    def behind(self, name: str) -> Callable[..., None]:
+        """The hook that sees what comes out of it."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            number = self.take(output)
+            for path, site in self.branches.items():  # torch's attention does not call its out_proj
+                if number is not None and path in (name, f"{name}.out_proj") and site not in self.ends:
+                    self.ends[site] = number
+
+        return hook
+
+    def factors(self) -> list[Factor]:
+        """Of every branch at whose end a merge is found."""
+        found, ordered = [], sorted(self.ends.items(), key=lambda pair: pair[1])
+        starts = [0, *(end for _, end in ordered)]
+        stops = [*(end for _, end in ordered[1:]), len(self.rows)]
+        for (site, end), start, stop in zip(ordered, starts, stops):
+            solution = self._solve(start, end, stop)
+            if solution:
+                found.append(Factor(site.stack, site.layer, site.sublayer, *solution, "measured"))
+        return found
+
+    def _solve(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
+        """a and b, neither of them 0, of the first u behind `end` that is a x + b f, x from `start` on."""
+        size = self.rows[end].numel()
+        rows = {n: row for n, row in enumerate(self.rows[start : stop + 1], start) if row.numel() == size}
+        matrix = torch.stack(list(rows.values()))
+        gram = dict(zip(rows, (dict(zip(rows, line)) for line in (matrix @ matrix.T).tolist())))
+        for u in (n for n in rows if n > end):
+            for f in (n for n in reversed(list(rows)) if end <= n < u):  # as it is merged, past what scales it
+                for x in (n for n in reversed(list(rows)) if n < end):
+                    determinant = gram[x][x] * gram[f][f] - gram[x][f] ** 2
+                    if determinant <= 1e-9 * gram[x][x] * gram[f][f]:
+                        continue
+                    a = (gram[x][u] * gram[f][f] - gram[f][u] * gram[x][f]) / determinant
+                    b = (gram[f][u] * gram[x][x] - gram[x][u] * gram[x][f]) / determinant
+                    rest = gram[u][u] - a * gram[x][u] - b * gram[f][u]
+                    if abs(rest) <= self.exact**2 * gram[u][u] and min(abs(a), abs(b)) > self.exact:
+                        return a, b
+        return None

@@ -1,0 +1,307 @@
+"""`deepnet verify`: right models pass, published mistakes are found by name. Fixtures are rebuilt from descriptions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.core.models import build
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.verify import audit, verify
+from deepnet_fairseq.tools.verify.sources import recognised
+
+from .support.single_stacks import disturb, sizes, stock
+
+GAINED = ("v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+C, F = 64, 128
+
+
+def drawn(out: int, inside: int, std: float, uniform: bool = False) -> torch.Tensor:
+    values = torch.rand(out, inside).mul_(2).sub_(1).mul_(math.sqrt(3)) if uniform else torch.randn(out, inside)
+    return values * std
+
+
+def xavier(out: int, inside: int, gain: float = 1.0, uniform: bool = False) -> torch.Tensor:
+    return drawn(out, inside, gain * math.sqrt(2 / (out + inside)), uniform)
+
+
+def llama(layers: int, gain: float, gained=GAINED) -> dict:
+    """Llama's names in a Post-LN layout with RMSNorms, Xavier-normal; `gain` on those matrices that end so."""
+    torch.manual_seed(0)
+    shapes = {f"self_attn.{name}_proj": (C, C) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (F, C), "mlp.up_proj": (F, C), "mlp.down_proj": (C, F)}
+    state = {"model.embed_tokens.weight": drawn(50, C, 0.02), "model.norm.weight": torch.ones(C)}
+    for layer in range(layers):
+        for name, shape in shapes.items():
+            state[f"model.layers.{layer}.{name}.weight"] = xavier(*shape, gain if name.endswith(gained) else 1.0)
+        for name in ("post_attention_layernorm", "post_feedforward_layernorm"):
+            state[f"model.layers.{layer}.{name}.weight"] = torch.ones(C)
+    return state
+
+
+def judged(state: dict, method: str = "deepnorm", **config):
+    return audit(recognised(state, config, None, []), method)
+
+
+def only(result) -> str:
+    (finding,) = result.findings
+    return finding
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_right_model_of_every_method_fits(name):
+    for kind in archs.STACKS:
+        torch.manual_seed(0)
+        fields = sizes(kind, 3) | {f"{stack}_embed_dim": 32 for stack in archs.STACKS[kind]}
+        result = verify(build(kind, 50, method=name, **fields), name)
+        assert result.fits and not result.trained, result.findings
+        assert {row.verdict for row in result.rows} == {"fits"}
+
+
+def test_right_weights_in_others_names_fit():
+    result = judged(llama(24, (8 * 24) ** -0.25), deepnorm_alpha=48**0.25)
+    assert result.fits and len(result.rows) == 6 and result.factors[0][-1] == "fits"
+    assert any("LayerNorm at its end" in note for note in result.notes)
+
+
+def test_the_gain_inverted_with_another_depths_alpha():
+    """MixLN's and LayerNorm-Scaling's baselines: (8N)^(+1/4), 13.9 times too wide at 24 layers, and 2.8284."""
+    weights, shortcut = judged(llama(24, (8 * 24) ** 0.25), residual_scale=2.8284271247461903).findings
+    assert weights.startswith("decoder self_attn.v, self_attn.out, ffn.fc1, ffn.fc2: 13.8 to 13.9 times")
+    assert "beta is (8N)^(+1/4), the published constant inverted" in weights and "(or" not in weights
+    assert shortcut.endswith("that is 32 layers', this model has 24")
+
+
+def test_a_beta_of_sub_layers():
+    """Keel's baseline: alpha right, beta = L^(-1/4) of L = 2M."""
+    finding = only(judged(llama(24, 48**-0.25), deepnorm_alpha=48**0.25))
+    assert "1.41 times" in finding and "beta is sqrt(2) too wide" in finding
+
+
+def test_a_value_that_is_missed():
+    """xformers before its #284: all but v take beta."""
+    result = judged(llama(12, 96**-0.25, tuple(name for name in GAINED if name != "v_proj")))
+    assert only(result).startswith("decoder self_attn.v: 3.1")
+    assert "without the gain of deepnorm" in only(result)
+
+
+def test_queries_and_keys_that_are_gained_too():
+    finding = only(judged(llama(12, 96**-0.25, ("_proj",))))
+    assert finding.startswith("decoder self_attn.q, self_attn.k: ") and "gain of v" in finding
+
+
+def test_alpha_and_beta_swapped():
+    """microsoft/unilm#663."""
+    weights, shortcut = judged(llama(12, 24**0.25), alpha=96**-0.25).findings
+    assert "alpha of the decoder, 2.213, in the gain's place" in weights
+    assert shortcut.endswith("that is beta: the two are swapped")
+
+
+def test_the_gain_of_other_depths_and_methods():
+    assert "the gain of 12 layers" in only(judged(llama(36, 96**-0.25)))
+    gain_of_sub_ln = math.log(2 * 24) ** 0.5
+    assert "the initialisation of --method sub_ln" in only(judged(llama(24, gain_of_sub_ln)))
+    assert only(judged(llama(24, 0.77))).endswith("fits nothing that is known")
+
+
+def merged(layers: int, gains: dict[str, float], uniform: bool) -> dict:
+    """torch's names of an encoder, in_proj_weight (3C, C) drawn as one matrix; gains of "out" and "ffn"."""
+    torch.manual_seed(0)
+    state = {}
+    for layer in range(layers):
+        named = {"self_attn.in_proj_weight": xavier(3 * C, C, 1.0, uniform)}
+        named["self_attn.out_proj.weight"] = xavier(C, C, gains["out"], uniform)
+        named |= {"linear1.weight": xavier(F, C, gains["ffn"], uniform)}
+        named |= {"linear2.weight": xavier(C, F, gains["ffn"], uniform)}
+        named |= {f"norm{number}.weight": torch.ones(C) for number in (1, 2)}
+        state |= {f"encoder.layers.{layer}.{name}": value for name, value in named.items()}
+    return state
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_q_k_v_drawn_as_one_matrix(uniform):
+    """Xavier of (3C, C) is 1/sqrt(2) of what (C, C) would be; and then v misses beta besides."""
+    result = judged(merged(12, {"out": 96**-0.25, "ffn": 96**-0.25}, uniform))
+    assert only(result).startswith("encoder self_attn.q, self_attn.k, self_attn.v: 0.7")
+    assert "drawn as one (3C, C) matrix" in only(result) and "without the gain of deepnorm" in only(result)
+    assert judged(merged(12, {"out": 1.0, "ffn": 1.0}, True), "post_ln").profile == "xavier_legacy"
+
+
+def torchscale(encoder: int, decoder: int) -> dict:
+    """torchscale's names and initialisation: fairseq's, v, out, fc1, fc2 and their biases divided by their scale."""
+    torch.manual_seed(0)
+    scales = {"encoder": (encoder**4 * decoder) ** (1 / 16) / 1.15, "decoder": (12 * decoder) ** 0.25}
+    state = {}
+    for stack, layers in (("encoder", encoder), ("decoder", decoder)):
+        attentions = ["self_attn"] + ["encoder_attn"] * (stack == "decoder")
+        for layer in range(layers):
+            at, scale = f"{stack}.layers.{layer}", scales[stack]
+            for attention in attentions:
+                for role in "qkv":
+                    gain = math.sqrt(0.5) / (scale if role == "v" else 1)
+                    state[f"{at}.{attention}.{role}_proj.weight"] = xavier(C, C, gain, uniform=True)
+                state[f"{at}.{attention}.out_proj.weight"] = xavier(C, C, 1 / scale, uniform=True)
+                state[f"{at}.{attention}_layer_norm.weight"] = torch.ones(C)
+            for name, (out, inside) in {"fc1": (F, C), "fc2": (C, F)}.items():
+                state[f"{at}.ffn.{name}.weight"] = drawn(out, inside, (3 * inside) ** -0.5 / scale, uniform=True)
+            state[f"{at}.final_layer_norm.weight"] = torch.ones(C)
+    return state
+
+
+def test_torchscales_encoder():
+    """1.15 is the published 0.87 inverted; in both stacks the base is fairseq's, not Xavier's."""
+    encoder, decoder = judged(torchscale(12, 12)).findings
+    assert encoder.startswith("encoder self_attn.q") and "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's" in encoder
+    assert "fairseq_head" in encoder
+    assert decoder.startswith("decoder self_attn.q") and "fairseq_head" in decoder and "1.15" not in decoder
+
+
+class Shortcut(nn.Module):
+    """LN(a x + b f)."""
+
+    def __init__(self, a: float, b: float):
+        super().__init__()
+        self.a, self.b, self.layer_norm = a, b, nn.LayerNorm(C)
+
+    def forward(self, x, f):
+        return self.layer_norm(self.a * x + self.b * f)
+
+
+class Named(nn.Module):
+    """A module by another name, as labml wraps its Linears."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class LabmlAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (Named(nn.Linear(C, C)) for _ in range(3))
+        self.output = nn.Linear(C, C)
+
+    def forward(self, *, query, key, value):
+        scores = self.query(query) @ self.key(key).transpose(-1, -2) / math.sqrt(C)
+        return self.output(scores.softmax(-1) @ self.value(value))
+
+
+class LabmlFeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer1, self.layer2, self.dropout = nn.Linear(C, F), nn.Linear(F, C), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.layer2(self.dropout(torch.relu(self.layer1(x))))
+
+
+class LabmlLayer(nn.Module):
+    def __init__(self, a: float, b: float):
+        super().__init__()
+        self.self_attn, self.feed_forward = LabmlAttention(), LabmlFeedForward()
+        self.self_attn_norm, self.feed_forward_norm = Shortcut(a, b), Shortcut(a, b)
+
+    def forward(self, x):
+        x = self.self_attn_norm(x, self.self_attn(query=x, key=x, value=x))
+        return self.feed_forward_norm(x, self.feed_forward(x))
+
+
+class Labml(nn.Module):
+    """labml's layers of DeepNorm, with Xavier's deviations and beta; a on the shortcut, b on the branch."""
+
+    def __init__(self, layers: int, a: float, b: float):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, C)
+        self.layers = nn.ModuleList(LabmlLayer(a, b) for _ in range(layers))
+        for layer in self.layers:
+            attention, ffn = layer.self_attn, layer.feed_forward
+            for linear in (attention.query.linear, attention.key.linear):
+                nn.init.xavier_normal_(linear.weight)
+            for linear in (attention.value.linear, attention.output, ffn.layer1, ffn.layer2):
+                nn.init.xavier_normal_(linear.weight, gain=(8 * layers) ** -0.25)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
+    """labml's x + alpha f, in a forward pass; its weights say nothing of it."""
+    alpha = 12**0.25
+    wrong, right = Labml(6, 1.0, alpha).train(), Labml(6, alpha, 1.0)
+    assert verify(right, "deepnorm").fits and len(verify(right, "deepnorm").factors) == 2
+    result = verify(wrong, "deepnorm")
+    assert [text.split(": ")[0] for text in result.findings] == ["decoder self_attn", "decoder ffn"]
+    assert all("it stands on the branch, x + 1.861 f" in text for text in result.findings)
+    assert wrong.training and not any(module._forward_hooks for module in wrong.modules())
+    assert judged(wrong.state_dict()).fits
+    assert verify(Labml(6, 2.0, 2.0), "post_ln").factors[0][-1] == "fits"  # LN does not see a common factor
+
+
+def test_torchs_own_encoder():
+    """Pre-LN and Post-LN with torch's initialisation: which the file does not show, a forward pass does."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(C, 4, F, batch_first=True)
+    module = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    result = verify(module, "deepnorm")
+    assert any("factor of the shortcut 1, deepnorm has 1.565; a plain shortcut" in text for text in result.findings)
+    assert any("torch's default for a Linear" in text for text in result.findings)
+
+
+@pytest.mark.parametrize("kind", list(archs.STACKS))
+def test_fairseqs_own_models_are_post_ln(kind):
+    """But for RoBERTa's weights, which are BERT's."""
+    result = verify(stock(kind, 3), "post_ln")
+    if kind == archs.MASKED_LM:
+        assert only(result).endswith("N(0, 0.02), as BERT's and GPT-2's")
+    else:
+        assert result.fits and result.profile == "fairseq_head", result.findings
+    assert len(result.factors) == (5 if kind == archs.MODEL_NAME else 2)
+    assert not verify(stock(kind, 3), "deepnorm").fits
+    assert any("no LayerNorm at its end" in text for text in verify(stock(kind, 3), "pre_ln").findings)
+
+
+def test_a_trained_model_is_judged_on_what_training_leaves():
+    torch.manual_seed(0)
+    model = disturb(build(archs.LM, 50, method="deepnorm", **sizes(archs.LM, 3)))
+    result = verify(model, "deepnorm")
+    assert result.fits and result.trained.startswith("trained: gains of its LayerNorms")
+    assert {row.verdict for row in result.rows} <= {"fits", "trained, not judged"}
+    assert [text.split(": ")[0] for text in verify(model, "post_ln").findings] == ["decoder self_attn", "decoder ffn"]
+    early = audit(recognised(llama(24, 1.0), {"alpha": 48**0.25}, 7, []), "deepnorm")
+    said = [text for text in early.notes if text.startswith("as if just begun: ")]
+    assert early.fits and "without the gain of deepnorm" in said[0]  # which seven updates have not hidden
+
+
+def test_what_is_missing():
+    state = {name: value for name, value in llama(4, 32**-0.25).items() if ".layers.2." not in name}
+    result = judged(state)
+    assert "decoder 2: that layer is not there" in result.findings
+    state = {name: value for name, value in llama(4, 32**-0.25).items() if "post_feedforward" not in name}
+    assert "decoder: 1 LayerNorms in 4 layers, deepnorm has 2" in judged(state).findings
+    with pytest.raises(UserError, match="no branch's weights"):
+        judged({"fc.weight": torch.ones(2, 2)})
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_small_models_give_no_false_alarm(layers):
+    """And what is sqrt(2) too wide is seen even in these."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        fields = sizes(archs.LM, layers)
+        model = build(archs.LM, 50, method="deepnorm", **fields)
+        assert verify(model, "deepnorm", inputs=(torch.arange(4, 12).view(1, 8),)).fits
+        for layer in model.decoder.layers:
+            layer.fc2.weight.data *= math.sqrt(2)
+        assert "ffn.fc2: 1." in only(judged(model.state_dict()))

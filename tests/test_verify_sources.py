@@ -1,0 +1,268 @@
+"""What `deepnet verify` reads: checkpoints, folders, safetensors, names of others; what it refuses, in one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import struct
+
+import pytest
+import torch
+from torch import nn
+
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.config import namespace
+from deepnet_fairseq.core.models import build
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.verify import verify
+from deepnet_fairseq.tools.verify.sources import read, read_names, recognised
+
+from .support.helpers import assert_refused
+from .support.single_stacks import sizes
+from .test_verify import C, F, drawn, llama, xavier
+
+CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def write_safetensors(path, state: dict) -> None:
+    """By the format's description: 8 bytes of length, JSON, the tensors' bytes one behind another."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in state.items():
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    data = b"".join(bytes(tensor.contiguous().view(torch.uint8).flatten().tolist()) for tensor in state.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def right(layers: int = 4) -> dict:
+    return llama(layers, (8 * layers) ** -0.25)
+
+
+def statuses(*words) -> tuple:
+    try:
+        main(["verify", *map(str, words)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder in two shards, one of them in half precision."""
+    state = list(right().items())
+    halves = dict(state[:20]), {name: tensor.half() for name, tensor in state[20:]}
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name, half in zip(names, halves):
+        write_safetensors(tmp_path / name, half)
+    places = {key: name for name, half in zip(names, halves) for key in half}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "deepnorm_alpha": 8**0.25}))
+    return tmp_path
+
+
+def test_a_sharded_folder(folder, capsys):
+    assert statuses(folder, "--method", "deepnorm") == 0
+    printed = capsys.readouterr().out
+    assert "layers: decoder 4; fresh" in printed and "1.6818 (deepnorm_alpha of the config)" in printed
+    assert printed.endswith("\nfits --method deepnorm\n")
+    assert statuses(folder, "--method", "sub_ln", "--json") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"] and len(found["rows"]) == 6 and found["findings"]
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert_refused("model-00002-of-00002.safetensors of", "verify", str(folder), "--method", "deepnorm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_in_one_file(tmp_path, dtype):
+    write_safetensors(tmp_path / "model.safetensors", {n: t.to(dtype) for n, t in right().items()})
+    assert verify(tmp_path / "model.safetensors", "deepnorm").fits
+    torch.save({name: tensor.to(dtype) for name, tensor in right().items()}, tmp_path / "plain.pt")
+    assert verify(tmp_path / "plain.pt", "deepnorm").fits
+
+
+def checkpoint(path, method: str, updates: int, **options) -> None:
+    """What fairseq-train saves of one of our models."""
+    torch.manual_seed(0)
+    fields = sizes(archs.LM, 3) | {"method": method} | options
+    cfg = namespace(archs.LM, **fields)
+    model = build(archs.LM, 50, **fields)
+    history = [{"num_updates": updates}]
+    torch.save({"args": None, "cfg": {"model": cfg}, "model": model.state_dict(), "optimizer_history": history}, path)
+
+
+def test_our_checkpoint_says_its_method_and_options(tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    checkpoint(path, "ds_init", 0, ds_init_exponent=0.25)
+    assert verify(path, "ds_init").fits
+    checkpoint(path, "deepnorm", 12, init_profile="xavier_uniform")
+    result = verify(path, "deepnorm")
+    assert result.fits and result.trained == "trained, 12 updates" and result.profile == "xavier_uniform"
+    findings = verify(path, "post_ln").findings
+    assert "its config says --method deepnorm" in findings
+
+
+def test_a_constant_of_another_depth(tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    checkpoint(path, "deepnorm", 12)
+    content = torch.load(path, weights_only=False)
+    content["model"]["decoder.alpha"].fill_(64**0.25)
+    torch.save(content, path)
+    (finding,) = verify(path, "deepnorm").findings
+    assert "factor of the shortcut 2.828" in finding and "that is 32 layers', this model has 3" in finding
+
+
+LAYOUTS = {  # names of a layer with their roles, as each writes them
+    "transformer.h.{}.": {"attn.c_attn.weight": (C, 3 * C), "attn.c_proj.weight": (C, C),
+                          "mlp.c_fc.weight": (C, F), "mlp.c_proj.weight": (F, C)},
+    "bert.encoder.layer.{}.": {
+        **{f"attention.self.{name}.weight": (C, C) for name in ("query", "key", "value")},
+        "attention.output.dense.weight": (C, C), "intermediate.dense.weight": (F, C), "output.dense.weight": (C, F)},
+    "model.decoder.layers.{}.": {**{f"self_attn.{name}_proj.weight": (C, C) for name in ("q", "k", "v", "out")},
+                                 "fc1.weight": (F, C), "fc2.weight": (C, F)},
+    "decoder.block.{}.": {**{f"layer.0.SelfAttention.{name}.weight": (C, C) for name in "qkvo"},
+                          "layer.1.DenseReluDense.wi_0.weight": (F, C), "layer.1.DenseReluDense.wo.weight": (C, F)},
+    "gpt_neox.layers.{}.": {"attention.query_key_value.weight": (3 * C, C), "attention.dense.weight": (C, C),
+                            "mlp.dense_h_to_4h.weight": (F, C), "mlp.dense_4h_to_h.weight": (C, F)},
+    "encoders.{}.": {"wrap_att.sublayer.layer.in_proj_container.in_proj_weight": (3 * C, C),
+                     "wrap_att.sublayer.layer.proj.weight": (C, C), "wrap_ff.sublayer.layer.mlp.0.weight": (F, C),
+                     "wrap_ff.sublayer.layer.mlp.3.weight": (C, F)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", LAYOUTS)
+def test_names_of_others(prefix):
+    """Every role is there, (out, in) whichever way it was stored, and nothing is left over."""
+    state = {prefix.format(l) + name: torch.randn(*shape) for l in range(2) for name, shape in LAYOUTS[prefix].items()}
+    found = recognised(state, {}, None, [])
+    shapes = {m.weight.role: tuple(m.weight.linear.weight.shape) for m in found.matrices}
+    assert shapes == {"q": (C, C), "k": (C, C), "v": (C, C), "out": (C, C), "fc1": (F, C), "fc2": (C, F)}
+    assert not found.unknown and max(found.depths.values()) == 2 and len(found.matrices) == 12
+    stack = "encoder" if "encoder" in prefix else "decoder"
+    assert {m.weight.site.stack for m in found.matrices} == {stack}
+
+
+def test_cross_attention_is_told_from_self_attention():
+    names = ("encoder_attn.q_proj", "layer.1.EncDecAttention.q", "multihead_attn.out_proj", "crossattention.self.query")
+    for name in names:
+        found = recognised({f"decoder.layers.0.{name}.weight": torch.randn(C, C)}, {}, None, [])
+        assert found.matrices[0].weight.site.sublayer == "encoder_attn"
+
+
+MAPPING = r"""
+"self_attn.q" = 'net\.(?P<layer>\d+)\.mix\.to_query\.W'
+"self_attn.out" = 'net\.(?P<layer>\d+)\.mix\.final\.W'
+"decoder.ffn.fc2" = 'net\.(?P<layer>\d+)\.contract\.W'
+norm = 'net\.(?P<layer>\d+)\.standardise\d\.W'
+"""
+
+
+def test_a_mapping_of_names(tmp_path, capsys):
+    torch.manual_seed(0)
+    state = {}
+    for layer in range(4):
+        state[f"net.{layer}.mix.to_query.W"] = xavier(C, C)
+        state[f"net.{layer}.mix.final.W"] = xavier(C, C, 32**-0.25)
+        state[f"net.{layer}.contract.W"] = xavier(C, F, 32**0.25)
+        state |= {f"net.{layer}.standardise{n}.W": torch.ones(C) for n in (1, 2)}
+        state[f"net.{layer}.strange.W"] = drawn(C, C, 1.0)
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "names.toml").write_text(MAPPING)
+    (tmp_path / "names.json").write_text(
+        json.dumps(dict(read_names(tmp_path / "names.toml")), default=lambda p: p.pattern)
+    )
+    assert_refused("map them with --names FILE", "verify", str(tmp_path / "model.pt"), "--method", "deepnorm")
+    for name in ("names.toml", "names.json"):
+        words = (tmp_path / "model.pt", "--method", "deepnorm", "--names", tmp_path / name)
+        assert statuses(*words) == 3
+        printed = capsys.readouterr().out
+        assert "decoder ffn.fc2: 5.6" in printed and "the published constant inverted" in printed
+        assert printed.count("does not fit:") == 1 and "not recognised: net.N.strange.W" in printed
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("self_attn.q = ", "is no TOML"),
+        ('"self_attn.w" = "x"', "self_attn.w: no role"),
+        ('norm = "x"', "norm: has no (?P<layer>"),
+        ('norm = "(?P<layer>"', "norm: is no regular expression"),
+        ("norm = 3", "norm: is no regular expression"),
+    ],
+)
+def test_mappings_that_are_none(tmp_path, text, said):
+    (tmp_path / "names.toml").write_text(text)
+    torch.save(right(), tmp_path / "model.pt")
+    words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
+    assert_refused(said, "verify", str(tmp_path / "model.pt"), *words)
+
+
+class Loud(nn.Module):
+    """Says so when it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("code was run",)
+
+
+def damaged_files(folder) -> dict[str, str]:
+    """Name -> what is said of it."""
+    torch.save(Loud(), folder / "code.pt")
+    torch.save(nn.Linear(2, 2), folder / "module.pt")
+    torch.save(torch.ones(3), folder / "tensor.pt")
+    torch.save({"steps": 3}, folder / "numbers.pt")
+    torch.save(right(), folder / "cut.pt")
+    (folder / "cut.pt").write_bytes((folder / "cut.pt").read_bytes()[:5000])
+    write_safetensors(folder / "cut.safetensors", right(1))
+    whole = (folder / "cut.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[:-10])
+    (folder / "long.safetensors").write_bytes(struct.pack("<Q", 2**60) + whole[8:])
+    (folder / "list.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
+    (folder / "empty.safetensors").write_bytes(b"")
+    (folder / "empty").mkdir()
+    said = dict.fromkeys(("cut", "long", "list", "empty"), "truncated, damaged or no safetensors")
+    return {f"{name}.safetensors": text for name, text in said.items()} | {
+        "code.pt": "refused", "module.pt": "save the module's state_dict()", "tensor.pt": "not weights by name",
+        "numbers.pt": "holds no weights", "cut.pt": "truncated, damaged", "absent.pt": "no such file",
+        "empty": "has no model.safetensors",
+    }  # fmt: skip
+
+
+def test_files_that_cannot_be_read(tmp_path, capsys):
+    for name, said in damaged_files(tmp_path).items():
+        assert_refused(said, "verify", str(tmp_path / name), "--method", "deepnorm")
+    assert "code was run" not in capsys.readouterr().out
+    torch.save(right(), tmp_path / "model.pt")
+    assert_refused(
+        "--method deepnet: unknown; choose one of", "verify", str(tmp_path / "model.pt"), "--method", "deepnet"
+    )
+
+
+def test_wrapped_and_tied(tmp_path):
+    """A training's own checkpoint around the weights; one matrix under two names counts once."""
+    state = right()
+    state |= {name.replace("model.layers", "wrapped.layers"): t for name, t in state.items() if "layers.0" in name}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    torch.save({"state_dict": right(), "epoch": 3}, tmp_path / "last.ckpt")
+    assert verify(tmp_path / "last.ckpt", "deepnorm").fits
+    assert len(recognised(state, {}, None, []).matrices) == 4 * 7
+
+
+def test_a_config_that_contradicts(tmp_path):
+    """fairseq's own models have no factor to give."""
+    args = argparse.Namespace(arch="transformer_lm", decoder_normalize_before=True)
+    torch.save({"args": args, "model": right(), "optimizer_history": [{"num_updates": 0}]}, tmp_path / "model.pt")
+    findings = verify(tmp_path / "model.pt", "deepnorm").findings
+    assert "decoder: its config says decoder_normalize_before: True, deepnorm is post" in findings
+    assert any("factor of the shortcut 1, deepnorm has 1.682; a plain shortcut" in text for text in findings)
+
+
+def test_what_is_not_finite_is_said(tmp_path):
+    state = right()
+    state["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="up_proj.weight holds values that are not finite"):
+        verify(tmp_path / "model.pt", "deepnorm")
+    assert read(tmp_path / "model.pt")[1:] == ({}, None)
