@@ -180,11 +180,14 @@ def test_b2ts_rescaling():
     assert METHODS["b2t"](100, 6, rescale=True).coefficients("encoder") == {"gain": pytest.approx(0.1)}
 
 
-def mapped(mapping, streams):
-    """b + a phi X / rms(X), X (.., nC) -> in the shape of b, by einsum."""
+def mapped(maps, streams):
+    """b + a phi X / rms(X), X (.., nC) -> for each b in its shape."""
     rms = (streams.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    logits = mapping.bias + mapping.a * torch.einsum("...w,mw->...m", streams / rms, mapping.weight)
-    return logits.reshape(*logits.shape[:-1], *mapping.shape)
+    logits = torch.einsum("...w,mw->...m", streams / rms, maps.weight)
+    first = 0
+    for shape, a in zip(maps.shapes, maps.a, strict=True):
+        own = slice(first, first := first + shape.numel())
+        yield (maps.bias[own] + a * logits[..., own]).unflatten(-1, shape)
 
 
 def stochastic(logits):
@@ -198,7 +201,7 @@ def stochastic(logits):
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_mhc(n):
-    """X' = H_res X + H_post f(LN(H_pre X)), from n copies of emb; LN of the sum of streams at the end."""
+    """X' = H_res X + H_post f(LN(H_pre X)), from n copies of emb; one more LN(H_pre X) at the end."""
     model, tokens = awake(LM, method="mhc", mhc_streams=n), batch()[1:]
     decoder, expected = model.decoder, {}
     with torch.no_grad():
@@ -207,15 +210,16 @@ def test_mhc(n):
         for layer in decoder.layers:
             for sublayer, site in layer.sites.items():
                 read, write = layer.before[sublayer], layer.residual[sublayer]
-                pre = mapped(read.pre, streams.flatten(-2)).squeeze(-2).sigmoid()
-                post = 2 * mapped(write.post, streams.flatten(-2)).squeeze(-1).sigmoid()
-                res = stochastic(mapped(write.res, streams.flatten(-2)))
+                (pre,), (post, res) = (mapped(module.h, streams.flatten(-2)) for module in (read, write))
+                pre, post, res = pre.squeeze(-2).sigmoid(), 2 * post.squeeze(-1).sigmoid(), stochastic(res)
                 inside = plain_norm(torch.einsum("btn,btnc->btc", pre, streams), read.norm)
                 written = torch.einsum("btn,btc->btnc", post, branch(layer, sublayer, inside))
                 streams = torch.einsum("btmn,btnc->btmc", res, streams) + written
                 expected[str(site)] = (written.var() / streams.var()).item()
             states.append(streams.unbind(-2))
-        assert_states(model, tokens, states, plain_norm(streams.sum(-2), decoder.ending.norm))
+        (pre,) = mapped(decoder.ending.h, streams.flatten(-2))
+        end = torch.einsum("btn,btnc->btc", pre.squeeze(-2).sigmoid(), streams)
+        assert_states(model, tokens, states, plain_norm(end, decoder.ending.norm))
     assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
 
 
@@ -227,14 +231,14 @@ def test_sinkhorns_sums(n):
         h = sinkhorn(width * torch.randn(50, n, n, generator=generator))
         assert (h >= 0).all() and torch.allclose(h.sum(-1), torch.ones(50, n), atol=1e-5)
         assert (h.sum(-2) - 1).abs().max() < 0.05
-    first = sinkhorn(Write(8, n).res.bias.detach().view(n, n))
+    first = sinkhorn(Write(8, n).h.bias[n:].detach().view(n, n))
     apart = math.exp(-8)  # b is 4 on the diagonal, -4 elsewhere
     assert torch.allclose(first * (1 + (n - 1) * apart), torch.eye(n) + apart * (1 - torch.eye(n)), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_mhc_begins_as_pre_ln(kind):
-    """All streams are the embedding, what one gets all get, and a LayerNorm reads their sum."""
+    """All streams are the embedding, what one gets all get, and a LayerNorm reads what is half of their sum."""
     model, plain = (small(kind, 3, method=method) for method in ("mhc", "pre_ln"))
     plain.load_state_dict(model.state_dict(), strict=False)
     assert torch.allclose(scores(model, *inputs(kind)), scores(plain, *inputs(kind)), atol=1e-4)

@@ -5,8 +5,9 @@ language models of 3 to 27 billion parameters only. Each H is of a phi RMSNorm(v
 H_pre (n) through a sigmoid, H_post (n) through twice one, H_res (n, n) through exp and 20 steps of Sinkhorn, columns
 then rows divided by their sums. What is learnt and computed for an H is float32; Sinkhorn's steps are log-softmax.
 n = 4 and a = 0.01 at first are the paper's. b is ours: 4 and -4 where the hyper-connections that it starts from (Zhu
-et al. 2024) begin with 1 and 0. So branch k reads stream k mod n by 0.98 and others by 0.02, H_res is 0.999 I,
-H_post is 1, phi 0, and the model begins as Pre-LN. The end is theirs: LN of the sum of all streams.
+et al. 2024) begin with 1 and 0. So branch k reads stream k mod n by 0.98 and others by 0.02, H_res is 0.999 I, H_post
+1, phi 0, and the model begins as Pre-LN. The stack's end is another LN(H_pre X), as in the authors' DeepSeek-V4, with b
+= 0 at first; hyper-connections sum the streams.
 """
 
 import torch
@@ -19,30 +20,39 @@ from ..slots import Copies, FullPrecision
 from .base import Method, Option, register
 
 STEPS = 20  # of Sinkhorn
-SURE = 4.0  # b for a 1, in size; sigmoid(4) = 0.98
 
 
-class Mapping(FullPrecision, Linear):
-    """X (.., nC) -> a phi RMSNorm(X) + b, float32, in the shape of b."""
+def towards_identity(streams: int) -> Tensor:
+    """b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
+    return 8 * torch.eye(streams) - 4
 
-    def __init__(self, width: int, b: Tensor):
-        super().__init__(width, b.numel())
-        self.shape, self.a = b.shape, nn.Parameter(torch.tensor(0.01))
+
+class Mappings(FullPrecision, Linear):
+    """X (.., nC) -> a phi RMSNorm(X) + b, float32, for each b in its shape."""
+
+    def __init__(self, width: int, *bs: Tensor):
+        super().__init__(width, sum(b.numel() for b in bs))
+        self.shapes = [b.shape for b in bs]
+        self.a = nn.Parameter(torch.full((len(bs),), 0.01))
         nn.init.zeros_(self.weight)
-        self.bias.data.copy_(b.flatten())
+        self.bias.data.copy_(torch.cat([b.flatten() for b in bs]))
 
-    def forward(self, streams: Tensor) -> Tensor:
+    def forward(self, streams: Tensor) -> list[Tensor]:
         with without_autocast(streams):
             streams = streams.float()
-            scale = self.a * (streams.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-            return torch.addcmul(self.bias, F.linear(streams, self.weight), scale).unflatten(-1, self.shape)
+            square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
+            inside = F.linear(streams, self.weight) * (square + 1e-6).rsqrt()
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = zip(self.bias.split(sizes), self.a, inside.split(sizes, -1), self.shapes, strict=True)
+        return [torch.addcmul(b, a, part).unflatten(-1, shape) for b, a, part, shape in parts]
 
 
 def sinkhorn(logits: Tensor) -> Tensor:
     """exp of logits (.., n, n), then columns and rows divided by their sums, STEPS times: rows sum to 1."""
+    h = logits.movedim((-2, -1), (0, 1))  # a CPU is ten times as fast along tokens
     for _ in range(STEPS):
-        logits = logits.log_softmax(-2).log_softmax(-1)
-    return logits.exp()
+        h = h.log_softmax(0).log_softmax(1)
+    return h.exp().movedim((0, 1), (-2, -1)).contiguous()
 
 
 def mix(h: Tensor, streams: Tensor) -> Tensor:
@@ -53,13 +63,14 @@ def mix(h: Tensor, streams: Tensor) -> Tensor:
 class Read(nn.Module):
     """X (.., nC) -> LN(H_pre X) (.., C)."""
 
-    def __init__(self, dim: int, streams: int, stream: int):
+    def __init__(self, dim: int, b: Tensor):
         super().__init__()
-        self.pre = Mapping(streams * dim, SURE * (2 * torch.eye(streams)[stream, None] - 1))
+        self.h = Mappings(b.numel() * dim, b.unsqueeze(0))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, streams):
-        return self.norm(mix(self.pre(streams).sigmoid(), streams))
+        (pre,) = self.h(streams)
+        return self.norm(mix(pre.sigmoid(), streams))
 
 
 class Write(nn.Module):
@@ -67,30 +78,15 @@ class Write(nn.Module):
 
     def __init__(self, dim: int, streams: int):
         super().__init__()
-        self.post = Mapping(streams * dim, torch.zeros(streams, 1))
-        self.res = Mapping(streams * dim, SURE * (2 * torch.eye(streams) - 1))
+        self.h = Mappings(streams * dim, torch.zeros(streams, 1), towards_identity(streams))
 
     def forward(self, streams, f):
-        return sum(self.parts(streams, f))
+        return self.added(streams, f)[1]
 
-    def parts(self, streams, f):
-        exact = streams.float()
-        return mix(sinkhorn(self.res(exact)), streams), mix(2 * self.post(exact).sigmoid(), f)
-
-    def added(self, streams, f):  # for probes
-        kept, written = self.parts(streams, f)
-        return written, kept + written
-
-
-class Sum(nn.Module):
-    """X (.., nC) -> LN of the sum of its streams (.., C)."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, streams):
-        return self.norm(streams.unflatten(-1, (-1, *self.norm.normalized_shape)).sum(-2))
+    def added(self, streams, f):  # probes ask for both
+        post, res = self.h(streams)
+        written = mix(2 * post.sigmoid(), f)
+        return written, mix(sinkhorn(res), streams) + written
 
 
 @register("mhc")
@@ -115,10 +111,10 @@ class MHC(Method):
     def before(self, site):
         branches = self.sublayers(site.stack)
         branch = (site.layer - 1) * len(branches) + branches.index(site.sublayer)
-        return Read(site.dim, self.streams, branch % self.streams)
+        return Read(site.dim, towards_identity(self.streams)[branch % self.streams])
 
     def residual(self, site):
         return Write(site.dim, self.streams)
 
     def ending(self, stack, dim):
-        return Sum(dim)
+        return Read(dim, torch.zeros(self.streams))
