@@ -26,7 +26,7 @@ NEW = 2 * PAIR  # of a method that nobody has counted yet
 COST = dict.fromkeys(("admin_torch", "deepnorm", "ds_init", "post_ln", "post_ln_init", "t_fixup"), PAIR) | {
     "admin": 130, "branchnorm": 110, "dlcl": 117, "normformer": 117, "pre_ln": 97, "r_fixup": 123, "rezero": 138,
     "sub_ln": 109, "complete_p": 102, "gpas": 170, "hybrid_norm": 121, "keel": 117, "ln_scaling": 107, "mix_ln": 97,
-    "peri_ln": 112, "deepnorm --pro-res --qk-norm": 131,
+    "peri_ln": 112, "b2t": 99, "mhc": 982, "resi_dual": 132, "siamese_norm": 162, "deepnorm --pro-res --qk-norm": 131,
 }  # fmt: skip
 WAITS = {  # of which setting -> "phase kind file:function", each wait of the CPU for the GPU
     "": {"clip copy to host plugin/waits.py:fetch"},  # losses and norm
