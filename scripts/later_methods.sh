@@ -10,8 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin_small later_methods "$@"
-# pro_res: the last layer of 6L-6L counts in full from update 36 on, of 18L-18L from 108 on; dlcl as DenseFormer
-modified="$(printf '%s ' {deepnorm,pre_ln,keel}+{qk-norm,pro-res+pro-res-updates=6}) dlcl+dlcl-plain+dlcl-init=last"
+# DenseFormer; GPT-2's initialisation; pro_res, the last layer in full from update 36 on at 6L-6L, 108 at 18L-18L
+modified="dlcl+dlcl-plain+dlcl-init=last pre_ln+pre-ln-scaled-init"
+modified+="$(printf ' %s' {deepnorm,pre_ln,keel}+{qk-norm,pro-res+pro-res-updates=6})"
 updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names) $modified}"
 numbers UPDATES "$updates"
 # shellcheck disable=SC2086  # a word each
