@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -166,7 +166,8 @@ def render(results: Path) -> Iterator[str]:
     for name, tables in TABLES_OF_RUNS.items():
         recorded = recorded_below(runs / name, over=True)
         for place, table in tables.items() if recorded else ():
-            yield from _put(results / f"{name}.md", place, _of_runs(place, table, recorded))
+            said = _trained_with(recorded) if place == name else ""
+            yield from _put(results / f"{name}.md", place, _of_runs(place, table(recorded)) + said)
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -238,17 +239,22 @@ def _index(rows: list[tuple], results: Path) -> str:
     return grid_text(Grid("index", "", "", header, cells)) + "\n"
 
 
-def _of_runs(name: str, table: Callable, runs: list[RecordedRun]) -> str:
-    """What `table` makes of the runs, header first, and what they were trained with."""
-    header, *rows = table(runs)
+def _of_runs(name: str, table: list[list[str]]) -> str:
+    """A table of runs, header first."""
+    header, *rows = table
     words = {"model", "method", "variant"}
     cells = [[Text(text, "" if name in words else "number") for name, text in zip(header, row)] for row in rows]
-    trained: dict[str, list[str]] = {}  # on what -> at which commits
+    return grid_text(Grid(name, "", "", header, cells)) + "\n"
+
+
+def _trained_with(runs: list[RecordedRun]) -> str:
+    """What they were trained with, each environment once, with its commits."""
+    trained: dict[str, list[str]] = {}
     for environment in map(environment_of, runs):
         commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
         commits += [environment["commit"]] * (environment["commit"] not in commits)
     said = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
-    return f"{grid_text(Grid(name, '', '', header, cells))}\n\nTrained with {'; '.join(said)}.\n"
+    return f"\nTrained with {'; '.join(said)}.\n"
 
 
 def main(argv: list[str] | None = None) -> None:
