@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch import nn
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
+from deepnet_fairseq.plugin.optimisers.half_precision import gradient_scale
+from deepnet_fairseq.plugin.optimisers.papers import clip_apart
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
 from .support.helpers import USER_DIR, batch, run, small
@@ -80,6 +84,41 @@ def test_an_optimiser_that_cannot_is_named(flag, optimizer, said, data):
     """fairseq's words are a page of calls."""
     with pytest.raises(UserError, match=f"--optimizer {optimizer}: .*{said}"):
         train(data, "--cpu", "--optimizer", optimizer, f"--{flag}", updates=1)
+
+
+def gates_clipped(data, limit, *mode):
+    """Gradients of GPAS's gates, those of the mean loss, as they are when all gradients are clipped."""
+    flags = (str(data), *FLAGS, "--cpu", "--method", "gpas", "--gpas-clip", str(limit), "--optimizer", "adam", *mode)
+    trainer, seen = build_trainer(parse(flags)), []
+    gates = [parameter for name, parameter in trainer.model.named_parameters() if name.endswith(".g")]
+    clip = trainer.optimizer.clip_grad_norm
+
+    def look(*args, **kwargs):
+        scale = gradient_scale(trainer.optimizer)
+        seen.append(torch.stack([gate.grad for gate in gates]) * scale)
+        return clip(*args, **kwargs)
+
+    trainer.optimizer.clip_grad_norm = look
+    trainer.begin_epoch(1)
+    trainer.train_step([next(trainer.get_train_iterator(1).next_epoch_itr(shuffle=False))])
+    return seen[0]
+
+
+@pytest.mark.parametrize("mode", [(), ("--fp16",), ("--amp",), ("--fp16", "--optimizer", "deepnet_adam")])
+def test_gates_of_gpas_are_clipped_apart(mode, data):
+    """To one norm for all of them, of the mean loss's gradient whatever it is scaled by; less stays as it is."""
+    free, loose, tight = (gates_clipped(data, limit, *mode) for limit in (0, 10, 0.01))
+    assert len(free) == 6 and 0.01 < free.norm() < 10 and torch.equal(free, loose)
+    assert torch.allclose(tight, free * (0.01 / free.norm()), rtol=1e-4)
+
+
+def test_gates_in_shards_are_refused():
+    model = small(method="gpas", gpas_clip=0.01)
+    backend = SimpleNamespace(ddp_backend="fully_sharded")
+    cfg = SimpleNamespace(distributed_training=backend, model=SimpleNamespace(method="gpas"))
+    trainer = SimpleNamespace(cfg=cfg, model=model, get_model=lambda: model, use_distributed_wrapper=True)
+    with pytest.raises(UserError, match="^--gpas-clip: not with --ddp-backend fully_sharded; take pytorch_ddp$"):
+        clip_apart(None, trainer, 0.0)
 
 
 @pytest.mark.smoke

@@ -252,6 +252,7 @@ def test_scaled_initialisation_of_gpt_2():
 WRONG = [
     ("complete_p", {"base_depth": 0}, "--complete-p-base-depth 0: must be at least 1"),
     ("complete_p", {"exponent": 0.4}, "--complete-p-exponent 0.4: must be from 0.5 to 1"),
+    ("gpas", {"clip": -1.0}, "--gpas-clip -1.0: must not be negative"),
     ("mix_ln", {"share": 1.0}, "--mix-ln-share 1.0: must be at least 0 and below 1"),
     ("mix_ln", {"share": -0.1}, "--mix-ln-share -0.1: must be at least 0 and below 1"),
 ]

@@ -36,7 +36,7 @@ from . import calm_root_logger, command_line, datasets, waits, yaml_config
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import stuck, watched_trainer
-from .optimisers import deepnet_adam, half_precision
+from .optimisers import deepnet_adam, half_precision, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -111,6 +111,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     },
     (Trainer, "clip_grad_norm"): {
         waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
+        papers.clip_apart: "gradients that a method limits apart",
         watched_trainer.watch_norm: "an overflow",
     },
     (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},

@@ -23,6 +23,7 @@ from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
 from .admin_profile import held_training_batch
+from .optimisers.half_precision import gradient_scale
 from .probe_record import FILE, Writer
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
@@ -89,7 +90,7 @@ class TrainingProbes:
         def probed_clip(*args: Any, **kwargs: Any) -> Any:
             try:
                 if self.session.watching:
-                    self.session.gradients(_scale(optimizer))
+                    self.session.gradients(gradient_scale(optimizer))
                 norm = clip(*args, **kwargs)  # fp16 raises at an overflow: the update is not made
                 skipped = isinstance(optimizer, AMPOptimizer) and not torch.isfinite(norm)  # AMP does so without a word
                 if self.session.watching and not skipped:
@@ -128,16 +129,6 @@ def attach_probes(model: nn.Module, task: Any, cfg: Any) -> None:
         names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
         header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
         TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
-
-
-def _scale(optimizer: Any) -> float | Tensor:
-    """What turns the gradients at hand into those of the mean loss.
-
-    Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
-    """
-    if isinstance(optimizer, AMPOptimizer):
-        return 1 / optimizer.scaler.get_scale()
-    return getattr(optimizer, "_multiply_factor", 1.0)
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:

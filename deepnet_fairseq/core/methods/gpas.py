@@ -3,7 +3,8 @@
 Chen et al. 2025, "GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling"
 (arXiv:2506.22049), for decoder language models; sg passes no gradient, so that y is (1 - SiLU(g)) z and z has y's
 gradient. g is 0 at first and no scale then. One g for the branches of a layer, as in the code (dandingsky/GPAS), whose
-block stands in the layer. g stays float32: its gradient is a sum over all numbers of a batch.
+block stands in the layer. g stays float32: its gradient is a sum over all numbers of a batch. At 7B parameters the
+code clips the gradient of all g to 0.01, `--gpas-clip 0.01`, and behind the clipping of all gradients, here before it.
 The paper also puts GPAS on Sandwich-LN, LNS, and, on the shortcut alone, DeepNorm and Mix-LN; here is Pre-LN, of which
 it tells most. Ours: encoders too, and cross-attention.
 """
@@ -12,16 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...errors import UserError
 from ..slots import FullPrecision, Residual, multiply
-from .base import Method, register
+from .base import Method, Option, register
 
 
 class Shrink(FullPrecision, Residual):
-    """z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; in the type of x."""
+    """z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; in the type of x.
 
-    def __init__(self, g: nn.Parameter):
+    gradient_clip: largest norm of the gradient of all g, 0 for any; a trainer goes by it.
+    """
+
+    def __init__(self, g: nn.Parameter, gradient_clip: float = 0.0):
         super().__init__()
-        self.g = g
+        self.g, self.gradient_clip = g, gradient_clip
 
     def forward(self, x, f):
         return multiply(x + f, 1 - F.silu(self.g), straight=True)
@@ -33,15 +38,21 @@ class Shrink(FullPrecision, Residual):
 
 @register("gpas")
 class GPAS(Method):
-    """A Shrink in place of every merge; those of a layer share one parameter g_l."""
+    """A Shrink in place of every merge; those of a layer share one parameter g_l. UserError for a clip below 0."""
 
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
     paper = "Chen et al. 2025"
     norm = "pre"
+    options = {"clip": Option(0.0, "largest norm of the gradient of all g together; 0 for any")}
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.gates: dict[tuple, nn.Parameter] = {}
 
+    def check(self):
+        if self.clip < 0:
+            raise UserError(f"--gpas-clip {self.clip}: must not be negative")
+
     def residual(self, site):
-        return Shrink(self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0))))
+        g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))
+        return Shrink(g, self.clip)

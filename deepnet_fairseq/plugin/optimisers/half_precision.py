@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 import torch
-from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
+from torch import Tensor
 
 from ...errors import UserError
 from ..distributed import agreement
@@ -91,3 +93,13 @@ def step_amp(optimizer) -> None:
     """
     optimizer.scaler.step(optimizer.optimizer)
     optimizer.scaler.update()
+
+
+def gradient_scale(optimizer: Any) -> float | Tensor:
+    """What turns the gradients at hand into those of the mean loss.
+
+    Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
+    """
+    if isinstance(optimizer, AMPOptimizer):
+        return 1 / optimizer.scaler.get_scale()
+    return getattr(optimizer, "_multiply_factor", 1.0)

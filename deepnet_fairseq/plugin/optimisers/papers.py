@@ -1,4 +1,4 @@
-"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, and T-Fixup's learning rate.
+"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, T-Fixup's learning rate, GPAS's clipping.
 
 `--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
 height from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
@@ -12,10 +12,13 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
+from ...core.models import DeepModel
 from ...errors import UserError
+from ..distributed.sharded_trainer import BACKEND, sharded
 from .deepnet_adam import settings
 from .flat import HALF
 from .flat_adam import MOMENTS
+from .half_precision import gradient_scale
 
 
 @dataclass
@@ -125,3 +128,21 @@ class TFixupSchedule(FairseqLRScheduler):
         period = self.cfg.decay_period
         self.optimizer.set_lr(self.cfg.lr[0] * (period / (period + num_updates)) ** 0.5)
         return self.optimizer.get_lr()
+
+
+def clip_apart(original, trainer, clip_norm):
+    """Before all gradients are clipped, those of a method's modules with a `gradient_clip`, the largest L2 norm of all.
+
+    UserError where each process has a part of them.
+    """
+    model = trainer.get_model()
+    stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
+    limited = [slot for stack in stacks for _, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
+    if limited and sharded(trainer):
+        raise UserError(f"--{trainer.cfg.model.method}-clip: not with --ddp-backend {BACKEND}; take pytorch_ddp")
+    parameters = dict.fromkeys(parameter for slot in limited for parameter in slot.parameters())
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if grads:
+        norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
+        torch._foreach_mul_(grads, (limited[0].gradient_clip / norm).clamp(max=1))
+    return original(trainer, clip_norm)
