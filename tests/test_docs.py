@@ -82,7 +82,8 @@ def test_default_profile_is_the_documented_one(method):
 
 def test_coefficients_are_those_of_the_depths():
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\d., |]+) \|$", PAGE, re.MULTILINE)
-    assert {name for name, *_ in rows} == {"deepnorm", "admin_torch", "sub_ln", "r_fixup", "t_fixup"}
+    by_depth = {"deepnorm", "admin_torch", "sub_ln", "r_fixup", "t_fixup", "complete_p", "keel", "ln_scaling"}
+    assert {name for name, *_ in rows} == by_depth
     for name, number, cells in rows:
         for depth, cell in zip((6, 18, 100), cells.split("|"), strict=True):
             built = METHODS[name](depth, depth)
