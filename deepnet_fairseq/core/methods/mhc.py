@@ -37,7 +37,7 @@ class Mappings(FullPrecision, Linear):
         nn.init.zeros_(self.weight)
         self.bias.data.copy_(torch.cat([b.flatten() for b in bs]))
 
-    def forward(self, streams: Tensor) -> list[Tensor]:
+    def forward(self, streams: Tensor) -> list[Tensor]:  # type: ignore[override]  # several maps in one matrix
         with without_autocast(streams):
             streams = streams.float()
             square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
