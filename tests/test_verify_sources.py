@@ -259,6 +259,33 @@ def test_a_config_that_contradicts(tmp_path):
     assert any("factor of the shortcut 1, deepnorm has 1.682; a plain shortcut" in text for text in findings)
 
 
+def test_options_of_the_method(tmp_path, capsys):
+    torch.manual_seed(0)
+    build_flags = sizes(archs.LM, 6) | {"method": "complete_p", "complete_p_base_depth": 3}
+    torch.save(build(archs.LM, 50, **build_flags).state_dict(), tmp_path / "model.pt")
+    words = (tmp_path / "model.pt", "--method", "complete_p")
+    assert statuses(*words, "--option", "base_depth=3") == 0
+    for said, option in (("complete_p has base_depth", "depth=3"), ("is a number", "base_depth=three")):
+        assert_refused(said, "verify", *map(str, words), "--option", option)
+    capsys.readouterr()
+    model = build(archs.LM, 50, **build_flags)
+    assert verify(model, "complete_p", options={"base_depth": 3}).fits
+    assert verify(model, "complete_p").findings and verify(model, "pre_ln").findings
+    with pytest.raises(UserError, match="depth: no option of --method complete_p"):
+        verify(model, "complete_p", options={"depth": 3})
+
+
+def test_merged_matrices(tmp_path):
+    """Fewer keys than queries; gate and up in one; what cannot be split is said."""
+    shapes = {"self_attn.qkv_proj.weight": (C + 32, C), "mlp.gate_up_proj.weight": (2 * F, C)}
+    found = recognised({f"layers.0.{name}": torch.randn(*shape) for name, shape in shapes.items()}, {}, None, [])
+    assert [len(m.weight.linear.weight) for m in found.matrices] == [C, 16, 16, F, F]
+    torch.save({"layers.0.a": torch.ones(3)}, tmp_path / "model.pt")
+    (tmp_path / "names.toml").write_text(r"""'self_attn.q' = 'layers.(?P<layer>\d+).a'""")
+    words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
+    assert_refused("layers.0.a: of shape (3,), no matrix", "verify", str(tmp_path / "model.pt"), *words)
+
+
 def test_what_is_not_finite_is_said(tmp_path):
     state = right()
     state["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan

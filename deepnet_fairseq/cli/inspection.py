@@ -195,6 +195,18 @@ def check(args) -> None:
         sys.exit(3)
 
 
+def option_value(method, word: str) -> tuple[str, bool | int | float | str]:
+    """Key and value of KEY=VALUE for a method; UserError for an option that it does not have."""
+    key, _, text = word.partition("=")
+    if key not in method.options:
+        raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
+    kind = type(method.options[key].default)
+    try:
+        return key, text != "false" if kind is bool else kind(text) if kind in (int, float) else text
+    except ValueError as error:
+        raise UserError(f"--option {word}: {key} is a number") from error
+
+
 def verify(args) -> None:
     """is a model what a method says? Its first weights, shortcut factors, LayerNorms, and what they fit instead
 
@@ -204,9 +216,11 @@ def verify(args) -> None:
     """
     from pathlib import Path
 
+    from ..core.methods import get_method
     from ..tools.verify import verify
 
-    audit = verify(args.model, args.method, args.names and Path(args.names))
+    options = dict(option_value(get_method(args.method), word) for word in args.option)
+    audit = verify(args.model, args.method, args.names and Path(args.names), options=options)
     print(json.dumps(audit.as_dict()) if args.json else audit.text())
     if not audit.fits:
         sys.exit(3)
@@ -276,6 +290,9 @@ def add(command) -> None:
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
     sub.add_argument("--method", required=True, help="whose formulas to compare with")
+    sub.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method, base_depth=4"
+    )
     sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
 

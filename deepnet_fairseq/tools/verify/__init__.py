@@ -24,23 +24,11 @@ from ...core.methods import METHODS, Method, get_method
 from ...core.slots import NORM_NAMES, Site
 from ...errors import UserError
 from ...text_table import render
-from .evidence import (
-    CLOSE,
-    ENOUGH,
-    FLOOR,
-    UNIFORM,
-    Kind,
-    Measured,
-    explain,
-    explain_factor,
-    explanations,
-    kinds,
-    merges,
-    profile_base,
-    scales,
-)
+from . import evidence
+from .evidence import CLOSE, ENOUGH, FLOOR, UNIFORM, Kind, Measured, profile_base, scales
 from .sources import Factor, Found, read, read_names, recognised
 
+SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
 TOKENS = (2, 8)  # of the forward pass of a live module
 
 
@@ -87,7 +75,7 @@ class Audit:
         """For the terminal: tables, findings, notes."""
         depth = ", ".join(f"{stack} {layers}" for stack, layers in self.depths.items() if layers)
         lines = [f"--method {self.method}, {self.profile}; layers: {depth}; {self.trained or 'fresh'}", ""]
-        header = ["stack", "weight", "layers", "expected std", "has", "ratio", "within", "verdict"]
+        header = ["stack", "weight", "matrices", "expected std", "has", "ratio", "within", "verdict"]
         lines.append(render([header, *(_cells(row) for row in self.rows)]))
         if self.factors:
             lines += ["", render([["stack", "shortcut of", "expected", "has", "verdict"], *self.factors])]
@@ -103,57 +91,66 @@ def _cells(row: Row) -> list[str]:
     return [row.stack, row.kind, str(len(row.has)), *spread, f"{row.ratio:.3f}", f"{row.tolerance:.1%}", row.verdict]
 
 
-def verify(model: nn.Module | str | Path, method: str, names: Path | None = None, inputs: tuple | None = None) -> Audit:
+def verify(
+    model: nn.Module | str | Path,
+    method: str,
+    names: Path | None = None,
+    inputs: tuple | None = None,
+    options: dict[str, Any] | None = None,
+) -> Audit:
     """The audit of a live module, or of a file or folder of weights, against a method by its registered name.
 
     names: a file that maps names of weights (docs/verify.md). inputs: what a live module is called with, once, in
-    evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code. UserError for a method,
-    a file or names that are unknown.
+    evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code, and torch's generator is
+    left as it was. options: the method's that are not the default, of our own checkpoints those they were trained with.
+    UserError for a method, option, file or names that are unknown; whatever the module raises on its inputs.
     """
-    get_method(method)
+    options = options or {}
+    if unknown := options.keys() - get_method(method).options.keys():
+        known = ", ".join(METHODS[method].options) or "none"
+        raise UserError(f"{', '.join(sorted(unknown))}: no option of --method {method}, which has {known}")
     mapping = read_names(names) if names else []
-    if not isinstance(model, nn.Module):
+    with torch.random.fork_rng(devices=()):
+        if isinstance(model, nn.Module):
+            config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
+            found = recognised(model.state_dict(), config, None, mapping)
+            measured, why = _measure(model, found, inputs)
+            found.factors = measured or found.factors
+            result = audit(found, method, options)
+            result.notes += [why] if why else []
+            return result
         weights, config, updates = read(Path(model))
         try:
-            return audit(recognised(weights, config, updates, mapping), method)
+            return audit(recognised(weights, config, updates, mapping), method, options)
         except UserError as error:
             raise UserError(f"{model}: {error}") from error
-    config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
-    found = recognised(model.state_dict(), config, None, mapping)
-    measured, why = _measure(model, found, inputs)
-    if measured:
-        found.factors = measured
-    result = audit(found, method)
-    result.notes += [why] if why else []
-    return result
 
 
 def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list[Factor], str]:
     """The factors of a live module, and why there are none."""
-    if inputs is None:
-        tokens = torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3
-        device = next(model.parameters()).device
-        tokens = tokens.to(device)
-        site = found.matrices[0].weight.site
-        vectors = torch.randn(*TOKENS, site.dim, generator=torch.Generator().manual_seed(0)).to(device)
-        tried: tuple = ((tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors))
-    else:
-        tried = (inputs,)
+    missed = "no residual merge was found in its forward pass"
+    if inputs is not None:
+        factors = evidence.merges(model, found, inputs)
+        return factors, "" if factors else missed
+    weight = found.matrices[0].weight
+    tokens = (torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3).to(weight.linear.weight.device)
+    drawn = torch.randn(*TOKENS, weight.site.dim, generator=torch.Generator().manual_seed(0))
+    vectors = drawn.to(weight.linear.weight)
     raised = ""
-    for given in tried:
+    for given in ((tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors)):
         try:
-            factors = merges(model, found, given)
+            factors = evidence.merges(model, found, given)
         except Exception as error:  # whatever somebody's forward raises
             raised = f"{type(error).__name__}: {error}".split("\n")[0][:100]
         else:
-            return factors, "" if factors else "no residual merge was found in its forward pass"
+            return factors, "" if factors else missed
     return [], f"its shortcuts were not measured: give inputs=(...) for one call ({raised})"
 
 
-def audit(found: Found, name: str) -> Audit:
-    """The audit of a model as it was found."""
-    method = _method(found, name)
-    held = kinds(found)
+def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Audit:
+    """The audit of a model as it was found, against a registered method, with these options where they are given."""
+    method = _method(found, name, options or {})
+    held = evidence.kinds(found)
     for kind in held:
         for matrix in kind.matrices:
             if kind.sublayer not in method.sublayers(kind.stack):
@@ -171,11 +168,11 @@ def audit(found: Found, name: str) -> Audit:
     return result
 
 
-def _method(found: Found, name: str) -> Method:
-    """The method at the model's depth, with the options of its own training where that was of this method."""
+def _method(found: Found, name: str, options: dict[str, Any]) -> Method:
+    """The method at the model's depth, with these options, or of its own training where that was of this method."""
     kind = METHODS[name]
-    if not found.ours or found.config.get("method") not in (name, None):
-        return kind(*found.depths.values())
+    if options or not found.ours or found.config.get("method") not in (name, None):
+        return kind(*found.depths.values(), **options)
     cfg = argparse.Namespace(**found.config)
     archs.fill(cfg)
     cfg.encoder_layers, cfg.decoder_layers = found.depths.values()
@@ -195,7 +192,7 @@ def _profile(found: Found, method: Method, held: list[Kind]) -> str:
 
     def fitting(profile: str) -> tuple[int, int]:
         fits = sum(kind.fits(_expected(kind, profile, method)) for kind in held)
-        return fits, sum(kind.drawn == profile_base(profile).draw for kind in held)
+        return fits, sum(kind.drawn == profile_base(profile).shape for kind in held)
 
     return max(method.init_profiles, key=fitting)  # of equals the first
 
@@ -220,11 +217,15 @@ def _trained(found: Found) -> str:
 
 def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]) -> None:
     misfits: dict[str, list[Kind]] = {}
-    draw = profile_base(result.profile).draw
+    draw = profile_base(result.profile).shape
+    silent = not found.ours and all(
+        method.gain(m.weight.site, m.weight.role) == 1 for kind in held for m in kind.matrices
+    )
+    misfit = SILENT if silent else "does not fit"
     for kind in held:
         expected = _expected(kind, result.profile, method)
         fits = kind.fits(expected)
-        verdict = "fits" if fits else "trained, not judged" if result.trained else "does not fit"
+        verdict = "fits" if fits else "trained, not judged" if result.trained else misfit
         has = [m.std for m in kind.measured]
         row = Row(kind.stack, f"{kind.sublayer}.{kind.role}", expected, has, kind.ratio(expected), 0.0, verdict)
         row.tolerance = kind.tolerance(kind.elements)
@@ -238,11 +239,13 @@ def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]
     _judge_embeddings(result, found, method)
     if result.trained:
         result.notes.append("of a trained model deviations of weights and learned factors are not judged")
-    candidates = list(explanations(found, method, result.profile)) if misfits else []
+    candidates = list(evidence.explanations(found, method, result.profile)) if misfits else []
     for stack, waiting in misfits.items():
-        told = explain(waiting, candidates)
+        told = evidence.explain(waiting, candidates)
         said = [_finding(result, stack, covered, texts, method) for covered, texts in told]
-        if not result.trained:
+        if silent and not result.trained:
+            result.notes += [f"{result.method} has no initialisation: {text}" for text in said]
+        elif not result.trained:
             result.findings += said
         elif len(told) == 1 < len(waiting) and told[0][1]:  # one explanation for all, which training has not hidden yet
             result.notes += [f"as if just begun: {text}" for text in said]
@@ -274,7 +277,8 @@ def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], m
     ratios = sorted(kind.ratio(_expected(kind, result.profile, method)) for kind in covered)
     low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
     places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in covered)
-    said = f"{stack} {places}: {low if low == high else f'{low} to {high}'} times what {result.method} gives"
+    whose = result.profile if any(row.verdict == SILENT for row in result.rows) else result.method
+    said = f"{stack} {places}: {low if low == high else f'{low} to {high}'} times what {whose} gives"
     if not texts:
         return f"{said}; fits nothing that is known"
     return f"{said}; {texts[0]}" + (f" (or: {'; '.join(texts[1:3])})" if texts[1:] else "")
@@ -308,7 +312,7 @@ def _judge_factors(result: Audit, found: Found, method: Method) -> None:
         if not fits:
             said = f"{stack} {sublayer or 'all'}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
             last = Site(stack, found.depths[stack], sublayer or "ffn", 1, 1)
-            result.findings.append(f"{said}; {explain_factor(has, wanted, method, found, last)}")
+            result.findings.append(f"{said}; {evidence.explain_factor(has, wanted, method, found, last)}")
 
 
 def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> float | None:
@@ -346,23 +350,16 @@ def _judge_norms(result: Audit, found: Found, method: Method) -> None:
 
 def _counts(name: str, ours: bool) -> bool:
     """Is it a LayerNorm of a branch? Those on queries and keys go with any method; slots of ours are the method's."""
-    return (
-        any(own in name for own in NORM_NAMES.values())
-        if ours
-        else not re.search(r"[qk](uery|ey)?_?(layer)?norm|heads", name)
-    )
+    if ours:
+        return any(own in name for own in NORM_NAMES.values())
+    return not re.search(r"[qk](uery|ey)?_?(layer)?norm|heads", name)
 
 
 def _slot_norms(method: Method, site: Site) -> int:
     """LayerNorms that the method puts into a branch besides."""
     dim = site.dim
-    slots = (
-        method.before(site),
-        method.inner(site, dim),
-        method.outer(site),
-        method.residual(site),
-        method.bypass(site),
-    )
+    slots = [method.before(site), method.inner(site, dim), method.outer(site), method.residual(site)]
+    slots.append(method.bypass(site))
     return sum(isinstance(part, nn.LayerNorm) for slot in slots if slot is not None for part in slot.modules())
 
 
@@ -384,7 +381,9 @@ def _judge_config(result: Audit, found: Found, method: Method) -> None:
     for stack in (stack for stack, depth in found.depths.items() if depth):
         for key in (f"{stack}_normalize_before", "normalize_before", "do_layer_norm_before"):
             said = found.config.get(key)
-            if isinstance(said, bool) and not found.ours:
+            if (
+                isinstance(said, bool) and not found.ours and not found.config.get("deepnorm")
+            ):  # torchscale sets it then
                 places = method.norm_places(stack)
                 if said != ("pre" in places) and places & {"pre", "post"}:
                     result.findings.append(f"{stack}: its config says {key}: {said}, {result.method} is {method.norm}")

@@ -122,25 +122,16 @@ def kinds(found: Found) -> list[Kind]:
 
 
 @dataclass(frozen=True)
-class Base:
-    """How matrices are drawn before the gain: the std of each, "normal" or "uniform"."""
+class Draw:
+    """A way in which weights may have been drawn. said: in words; std: of each; shape: "normal" or "uniform"."""
 
     said: str
     std: Callable[[Weight], float]
-    draw: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What a kind of weight may be instead. said: in words; std: of each weight; draw: "normal" or "uniform"."""
-
-    said: str
-    std: Callable[[Weight], float]
-    draw: str
+    shape: str
 
     def fits(self, kind: Kind) -> bool:
         """Has the kind these deviations, drawn so as far as that can be told?"""
-        if kind.drawn not in ("", self.draw):
+        if kind.drawn not in ("", self.shape):
             return False
         first = self.std(kind.matrices[0].weight)  # most are far off already
         if kind.measured[0].std > 2 * first or 2 * kind.measured[0].std < first:
@@ -148,11 +139,15 @@ class Explanation:
         expected = [self.std(matrix.weight) for matrix in kind.matrices]
         return any(expected) and kind.fits(expected)
 
+    def times(self, gain: Callable[[Site, str], float], said: str) -> Draw:
+        """The same with a gain."""
+        return Draw(said, lambda weight: self.std(weight) * gain(weight.site, weight.role), self.shape)
 
-def profile_base(name: str) -> Base:
-    """A key of PROFILES as a Base."""
+
+def profile_base(name: str) -> Draw:
+    """What a key of PROFILES draws, before any gain."""
     profile = PROFILES[name]
-    return Base(f"{name}'s base", profile.weight_std, "normal" if profile.draw is draw_normal else "uniform")
+    return Draw(f"drawn as {name}", profile.weight_std, "normal" if profile.draw is draw_normal else "uniform")
 
 
 def _as_one(weight: Weight) -> float:
@@ -163,7 +158,7 @@ def _as_one(weight: Weight) -> float:
     return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
 
 
-def _bases(found: Found) -> list[Base]:
+def _bases(found: Found) -> list[Draw]:
     """Bases that are not the method's, likeliest first."""
     layers = sum(found.depths.values())
     small = found.config.get("initializer_range")
@@ -171,11 +166,13 @@ def _bases(found: Found) -> list[Base]:
     scaled = small / math.sqrt(2 * layers)
     one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
-        *(Base(one, _as_one, draw) for draw in ("normal", "uniform")),
+        *(Draw(one, _as_one, draw) for draw in ("normal", "uniform")),
         *map(profile_base, ("xavier_normal", "xavier_uniform", "xavier_legacy", "fairseq_head")),
-        Base("torch's default for a Linear", lambda w: torch_std(w.linear), "uniform"),
-        Base(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small, "normal"),
-        Base(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled, "normal"),
+        Draw("torch's default for a Linear", lambda w: torch_std(w.linear), "uniform"),
+        Draw("N(0, 1/fan_in), as T5's", lambda w: w.linear.in_features**-0.5, "normal"),
+        Draw("N(0, 2/fan_in), He's", lambda w: (2 / w.linear.in_features) ** 0.5, "normal"),
+        Draw(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small, "normal"),
+        Draw(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled, "normal"),
     ]
 
 
@@ -211,32 +208,24 @@ def at_depth(method: Method, layers: int) -> Method:
     return METHODS[method.name](*depths, **{key: getattr(method, key) for key in method.options})
 
 
-def explanations(found: Found, method: Method, profile: str) -> Iterator[Explanation]:
+def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
     """What weights that do not fit may be instead, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
     others, gains = _bases(found), list(_gains(method))
     for said, gain in gains:
-        yield from (Explanation(said, _times(base, gain), base.draw) for base in own)
-    for base in others:
-        yield Explanation(base.said, _times(base, method.gain), base.draw)
+        yield from (base.times(gain, said) for base in own)
+    yield from (base.times(method.gain, base.said) for base in others)
     for said, gain in gains:
-        both = (Explanation(f"{base.said}, and {said}", _times(base, gain), base.draw) for base in others)
-        yield from both
+        yield from (base.times(gain, f"{base.said}, and {said}") for base in others)
     for name, other in METHODS.items():
         theirs = other(*found.depths.values())
-        for base in map(profile_base, other.init_profiles):
-            yield Explanation(f"the initialisation of --method {name}", _times(base, theirs.gain), base.draw)
+        bases = map(profile_base, other.init_profiles)
+        yield from (base.times(theirs.gain, f"the initialisation of --method {name}") for base in bases)
     for layers in DEPTHS:
-        of_depth = at_depth(method, layers)
-        said = f"the gain of {layers} layers"
-        yield from (Explanation(said, _times(base, of_depth.gain), base.draw) for base in own)
+        yield from (base.times(at_depth(method, layers).gain, f"the gain of {layers} layers") for base in own)
 
 
-def _times(base: Base, gain: Callable[[Site, str], float]) -> Callable[[Weight], float]:
-    return lambda weight: base.std(weight) * gain(weight.site, weight.role)
-
-
-def explain(misfits: list[Kind], candidates: list[Explanation]) -> list[tuple[list[Kind], list[str]]]:
+def explain(misfits: list[Kind], candidates: list[Draw]) -> list[tuple[list[Kind], list[str]]]:
     """Kinds of one stack that share an explanation, and what fits them, likeliest first; [] where nothing does.
 
     At each turn the explanation of most kinds is taken, of equals the first.

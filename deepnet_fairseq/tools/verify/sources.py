@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,11 @@ NAMES = {
 }  # fmt: skip
 ROLES = {kind: {role: re.compile(rf"(?:.*[._])?(?:{p})") for role, p in table.items()} for kind, table in NAMES.items()}
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)
-ELSEWHERE = re.compile(
-    r"emb|lm_head|predictions|classif|pooler|mixer|beginning|ending", re.IGNORECASE
-)  # no stack's end
-FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|res(idual)?_scale|shortcut|gate|residual\.\w+\.\w+)")
+ELSEWHERE = re.compile(r"emb|lm_head|predictions|classif|pooler|mixer|beginning|ending", re.IGNORECASE)
+FACTOR = re.compile(
+    r"(?:.*\.)?(((deepnorm|residual|res|skip|shortcut|encoder|decoder)_)*(alpha|omega)"
+    r"|(residual|res|skip|shortcut)_(scale|factor|weight|multiplier)|residual\.\w+\.\w+)"
+)
 EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|shared|word_embeddings|tok_embeddings|token_embedding|tokens)")
 PROJECTION = re.compile(r"(?:.*\.)?(output_projection|lm_head|embed_out|generator|proj_out)")
 POSITIONS = re.compile(r".*(position|wpe|rel.*bias|relative_attention_bias|pos_emb).*", re.IGNORECASE)
@@ -61,11 +62,10 @@ MAPPED = re.compile(r"(?:(encoder|decoder)\.)?(?:(self_attn|encoder_attn)\.(q|k|
 
 @dataclass
 class Matrix:
-    """One weight matrix of a branch. weight.linear: (out, in) with its bias; merged: stored with its two neighbours?"""
+    """One weight matrix of a branch, weight.linear (out, in), the branch's last one with its bias; name: as stored."""
 
     name: str
     weight: Weight
-    merged: bool
 
 
 @dataclass
@@ -103,11 +103,11 @@ class Found:
     @property
     def ours(self) -> bool:
         """Is it a checkpoint of this package's models?"""
-        return (self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
+        return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
 
 
 class Carrier(nn.Linear):
-    """A Linear of weights that are there, (out, in) and (out,), for core's formulas ask one; nothing is drawn."""
+    """A Linear of what is there, (out, in) and (out,), for core's formulas ask one for its sizes; nothing is drawn."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__(1, 1, bias=bias is not None)
@@ -171,7 +171,8 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]
 
     allow_plain_data()
     try:
-        content = explained(torch.load, str(path), map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
+        content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
     except UserError as error:
         way_out = (
             "; save the module's state_dict(), or give it to verify() from Python" if "refused" in str(error) else ""
@@ -183,14 +184,12 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]
     weights = {name: t for name, t in (content[wrapper] if wrapper else content).items() if torch.is_tensor(t)}
     if not weights:
         raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
-    cfg: Any = content.get("cfg") or {}
-    model = (cfg.get("model") if hasattr(cfg, "get") else None) or content.get("args") or {}
-    history = content.get("optimizer_history") or [{}]
-    return (
-        weights,
-        vars(model) if isinstance(model, argparse.Namespace) else dict(model),
-        history[-1].get("num_updates"),
-    )
+    cfg, history = content.get("cfg"), content.get("optimizer_history")
+    said: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
+    said = vars(said) if isinstance(said, argparse.Namespace) else said
+    last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
+    updates = last.get("num_updates") if isinstance(last, dict) else None
+    return weights, said if isinstance(said, dict) else {}, updates if isinstance(updates, int) else None
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -211,8 +210,10 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
                 first, last = entry["data_offsets"]
                 if not 0 <= first <= last <= size - start:
                     raise damaged
-                values = content[start + first : start + last].clone().view(DTYPES[entry["dtype"]])
-                tensors[name] = values.view(entry["shape"])
+                values, dtype = content[start + first : start + last], DTYPES[entry["dtype"]]
+                if (start + first) % dtype.itemsize:
+                    values = values.clone()
+                tensors[name] = values.view(dtype).view(entry["shape"])
         except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
             raise error if error is damaged else damaged from error
     return tensors
@@ -275,10 +276,10 @@ def recognised(
     for name, tensor in others.items():
         _elsewhere(found, name, tensor, alone)
     for key, value in config.items():
-        if FACTOR.fullmatch(key) and isinstance(value, float) and "lora" not in key:
+        if FACTOR.fullmatch(str(key)) and isinstance(value, (int, float)) and not isinstance(value, bool):
             stack = next((stack for stack in found.depths if stack in key), alone)
-            found.factors.append(Factor(stack, None, None, value, None, f"{key} of the config"))
-    named = config.get("arch") or config.get("_name") or ""
+            found.factors.append(Factor(stack, None, None, float(value), None, f"{key} of the config"))
+    named = str(config.get("arch") or config.get("_name") or "")
     if PLAIN.fullmatch(named) or config.get("deepnorm") is False:
         said = f"{named or 'deepnorm false'} of the config"
         found.factors += [Factor(stack, None, None, 1.0, None, said) for stack, depth in found.depths.items() if depth]
@@ -326,11 +327,11 @@ def _stack(text: str) -> str:
 
 
 def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> None:
-    width = _width(entries)
+    widths = {stack: _width([e for e in entries if e.stack == stack]) for stack, depth in found.depths.items() if depth}
     seen: set[tuple] = set()  # a module may be registered twice
     for entry in entries:
         key = entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr()
-        if key in seen:
+        if key in seen or entry.stack not in widths:
             continue
         seen.add(key)
         if entry.kind == "norm":
@@ -344,7 +345,7 @@ def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> No
                 factor = Factor(entry.stack, entry.layer, place, value.mean().item(), None, entry.name)
                 found.factors.append(factor)
         else:
-            found.matrices += _matrices(entry, width, weights)
+            found.matrices += _matrices(entry, widths[entry.stack], weights)
 
 
 def _width(entries: list[_Entry]) -> int:
@@ -354,25 +355,26 @@ def _width(entries: list[_Entry]) -> int:
 
 
 def _matrices(entry: _Entry, width: int, weights: dict[str, Tensor]) -> Iterator[Matrix]:
-    tensor = entry.tensor
-    bias = weights.get(re.sub(r"weight$", "bias", entry.name)) if entry.name.endswith("weight") else None
+    tensor, role = entry.tensor, entry.role
+    if tensor.dim() != 2:
+        raise UserError(
+            f"{entry.name}: of shape {tuple(tensor.shape)}, no matrix {entry.kind}.{role}; map it otherwise"
+        )
     rows, columns = tensor.shape
-    inwards = rows == width != columns if entry.role in ("fc1", "qkv") else columns == width != rows
-    if inwards and entry.role in ("fc1", "fc2", "qkv"):  # GPT-2's Conv1D keeps (in, out)
+    inwards = rows == width != columns if role in ("fc1", "qkv") else columns == width != rows and role == "fc2"
+    if inwards:  # GPT-2's Conv1D keeps (in, out)
         tensor = tensor.t()
+    parts = [(role, tensor)]
+    if role == "qkv":  # one below the other; there may be fewer keys and values than queries
+        keys = max(0, len(tensor) - tensor.size(1)) // 2
+        parts = list(zip("qkv", tensor.split([len(tensor) - 2 * keys, keys, keys])))
+    elif "gate_up" in entry.name:
+        parts = [(role, half) for half in tensor.chunk(2)]
+    bias = weights.get(re.sub("weight$", "bias", entry.name)) if role in ("out", "fc2") else None
     site = Site(entry.stack, entry.layer, entry.kind, width, 1)
-    parts = {entry.role: (tensor, bias)}
-    if entry.role == "qkv":
-        if len(tensor) % 3:
-            sizes = [width, (len(tensor) - width) // 2, (len(tensor) - width) // 2]  # fewer keys than queries
-            weights_of, biases = tensor.split(sizes), bias.split(sizes) if bias is not None else (None,) * 3
-        else:
-            weights_of, biases = tensor.chunk(3), bias.chunk(3) if bias is not None else (None,) * 3
-        parts = dict(zip("qkv", zip(weights_of, biases)))
-    source = tensor.size(1) if entry.role in ("k", "v", "qkv") else width
-    for role, (weight, its_bias) in parts.items():
-        linear = Carrier(weight, its_bias)
-        yield Matrix(entry.name, Weight(site, role, linear, source), len(parts) > 1)
+    for part, weight in parts:
+        source = tensor.size(1) if part in "kv" else width
+        yield Matrix(entry.name, Weight(site, part, Carrier(weight, bias), source))
 
 
 def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str) -> None:
@@ -389,7 +391,7 @@ def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str) -> None:
             found.closing[_stack(name) or alone] = bare
     elif tensor.numel() == 1 and FACTOR.fullmatch(name):
         found.factors.append(Factor(_stack(name) or alone, None, None, tensor.item(), None, name))
-    elif tensor.dim() > 0 and not (name.endswith("bias") and tensor.dim() == 1) and not ELSEWHERE.search(name):
+    elif tensor.dim() > 0 and not name.endswith("bias") and not ELSEWHERE.search(name):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)
-        if general not in found.unknown and prod(tensor.shape) > 1:
+        if general not in found.unknown and tensor.numel() > 1:
             found.unknown.append(general)
