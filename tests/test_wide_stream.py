@@ -36,31 +36,31 @@ def methods():
 
 
 def test_two_streams_are_the_paper_s():
-    """X' = R X + w f(LN(r X)), at the end LN of a sum: after every layer, and what the probe has of it."""
+    """X' = X + w f(LN(r X)), at the end LN(v X): after every layer, and what the probe has of it."""
     model, tokens = awake(LM, method="hyper_connections"), batch()[1:]
     decoder, dependency = model.decoder, {}
+
+    def read(module, one, two):
+        return module.norm(module.r[0] * one + module.r[1] * two)
+
     with torch.no_grad():
         one = two = decoder.embed(tokens, decoder.positions(tokens))[0]
         states = [torch.cat([one, two], -1)]
         for layer in decoder.layers:
             for sublayer, site in layer.sites.items():
-                (r,), norm = layer.before[sublayer][0].share, layer.before[sublayer][1]
-                R, w = layer.residual[sublayer].keep.share, layer.residual[sublayer].write.share
-                inside = norm(r[0] * one + r[1] * two)
-                own = layer.self_attn
+                inside, own = read(layer.before[sublayer], one, two), layer.self_attn
                 attention = sublayer == "self_attn"
                 f = (
                     own((project(inside, *own.own()),), causal=True)
                     if attention
                     else layer.fc2(layer.fc1(inside).relu())
                 )
-                one, two = (R[i, 0] * one + R[i, 1] * two + w[i] * f for i in (0, 1))
-                written = torch.cat([w[0] * f, w[1] * f], -1)
-                dependency[str(site)] = (written.var() / torch.cat([one, two], -1).var()).item()
+                written = [weight * f for weight in layer.residual[sublayer].w]
+                one, two = one + written[0], two + written[1]
+                dependency[str(site)] = (torch.cat(written, -1).var() / torch.cat([one, two], -1).var()).item()
             states.append(torch.cat([one, two], -1))
-        (end,), norm = decoder.ending[0].share, decoder.ending[1]
         features, extra = decoder(tokens, features_only=True, return_all_hiddens=True)
-    assert torch.allclose(features, norm(end[0] * one + end[1] * two), atol=1e-5)
+    assert torch.allclose(features, read(decoder.ending, one, two), atol=1e-5)
     for state, expected in zip(extra["inner_states"], states, strict=True):
         assert torch.allclose(state.transpose(0, 1), expected, atol=1e-5)
     held = {"src_tokens": tokens, "src_lengths": None}

@@ -1,39 +1,37 @@
-"""Static hyper-connections of two streams X: X' = R X + w f(LN(r X)), R (2, 2), w and r (2) learned; then LN(x + x').
+"""Static hyper-connections of two streams X: X' = X + w f(LN(r X)), numbers w and r (2) learned; at the end LN(v X).
 
-Zhu et al. 2024, "Hyper-Connections", section 2: at first R = I, w = 1, feed-forward reads the second stream and
-attention the first.
+Zhu et al. 2024, "Hyper-Connections", section 2, less their mixing of streams: w, v = 1 at first, and feed-forward reads
+the second stream, attention the first.
 """
 
 import torch
 from torch import nn
 
 from deepnet_fairseq.core.methods.base import Method, register
-from deepnet_fairseq.core.slots import Copies, FullPrecision
+from deepnet_fairseq.core.slots import Copies
 
 
-class Shares(FullPrecision):
-    """n streams (.., nC) -> m streams (.., mC), by a matrix (m, n)."""
-
-    def __init__(self, first):
+class Read(nn.Module):
+    def __init__(self, dim, first):
         super().__init__()
-        self.share = nn.Parameter(first)
+        self.r, self.norm = nn.Parameter(torch.tensor(first)), nn.LayerNorm(dim)
 
     def forward(self, streams):
-        return (self.share.to(streams.dtype) @ streams.unflatten(-1, (self.share.size(1), -1))).flatten(-2)
+        return self.norm((self.r.unsqueeze(-1) * streams.unflatten(-1, (2, -1))).sum(-2))
 
 
 class Write(nn.Module):
     def __init__(self):
         super().__init__()
-        self.keep, self.write = Shares(torch.eye(2)), Shares(torch.ones(2, 1))
+        self.w = nn.Parameter(torch.ones(2))
 
     def forward(self, streams, f):
-        return self.keep(streams) + self.write(f)
+        return streams + (self.w.unsqueeze(-1) * f.unsqueeze(-2)).flatten(-2)
 
 
 @register("hyper_connections")
 class HyperConnections(Method):
-    equation = "R X + w f(LN(r X)), two streams X"
+    equation = "X + w f(LN(r X)), two streams X"
     paper = "Zhu et al. 2024"
     norm = "none"
 
@@ -44,11 +42,10 @@ class HyperConnections(Method):
         return Copies(1, 1)
 
     def before(self, site):
-        stream = torch.eye(2)[int(site.sublayer == "ffn"), None]
-        return nn.Sequential(Shares(stream), nn.LayerNorm(site.dim))
+        return Read(site.dim, [0.0, 1.0] if site.sublayer == "ffn" else [1.0, 0.0])
 
     def residual(self, site):
         return Write()
 
     def ending(self, stack, dim):
-        return nn.Sequential(Shares(torch.ones(1, 2)), nn.LayerNorm(dim))
+        return Read(dim, [1.0, 1.0])
