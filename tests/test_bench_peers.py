@@ -8,6 +8,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.tools.bench.contender import Contender
 from deepnet_fairseq.tools.bench.settings import STOCK, Settings, Shape, candidates
+from deepnet_fairseq.tools.verify import verify
 
 pytest.importorskip("torchscale", reason="pip install --no-deps torchscale==0.3.0")
 pytestmark = pytest.mark.peers
@@ -86,3 +87,15 @@ def test_deepnorm_is_torchscales_own():
     alphas = [layer.alpha for layer in peer.model.encoder.layers]
     peer.close()
     assert alphas == pytest.approx([0.81 * (SHAPE.N**4 * SHAPE.M) ** (1 / 16)] * SHAPE.N)
+
+
+def test_its_deepnorm_is_not_the_papers():
+    """`deepnet verify` says of torchscale what it says of the fixture in tests/test_verify.py; alpha is right."""
+    peer = contender("torchscale", "deepnorm")
+    tokens = torch.arange(4, 20).view(2, 8)
+    audit = verify(peer.model, "deepnorm", inputs=(tokens, None, tokens))
+    encoder, decoder = audit.findings
+    assert "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's" in encoder
+    assert decoder.endswith("torch's default for a Linear")
+    assert len(audit.factors) == 5 and {verdict for *_, verdict in audit.factors} == {"fits"}
+    peer.close()

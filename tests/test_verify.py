@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.verify import audit, verify
 from deepnet_fairseq.tools.verify.sources import recognised
 
+from .support.helpers import ROOT
 from .support.single_stacks import disturb, sizes, stock
 
 GAINED = ("v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -133,32 +135,30 @@ def test_q_k_v_drawn_as_one_matrix(uniform):
 
 
 def torchscale(encoder: int, decoder: int) -> dict:
-    """torchscale's names and initialisation: fairseq's, v, out, fc1, fc2 and their biases divided by their scale."""
+    """torchscale's names and initialisation: torch's own, v, out, fc1, fc2 divided by the scale of their stack."""
     torch.manual_seed(0)
     scales = {"encoder": (encoder**4 * decoder) ** (1 / 16) / 1.15, "decoder": (12 * decoder) ** 0.25}
     state = {}
     for stack, layers in (("encoder", encoder), ("decoder", decoder)):
         attentions = ["self_attn"] + ["encoder_attn"] * (stack == "decoder")
-        for layer in range(layers):
-            at, scale = f"{stack}.layers.{layer}", scales[stack]
-            for attention in attentions:
-                for role in "qkv":
-                    gain = math.sqrt(0.5) / (scale if role == "v" else 1)
-                    state[f"{at}.{attention}.{role}_proj.weight"] = xavier(C, C, gain, uniform=True)
-                state[f"{at}.{attention}.out_proj.weight"] = xavier(C, C, 1 / scale, uniform=True)
-                state[f"{at}.{attention}_layer_norm.weight"] = torch.ones(C)
-            for name, (out, inside) in {"fc1": (F, C), "fc2": (C, F)}.items():
-                state[f"{at}.ffn.{name}.weight"] = drawn(out, inside, (3 * inside) ** -0.5 / scale, uniform=True)
-            state[f"{at}.final_layer_norm.weight"] = torch.ones(C)
+        shapes = {f"{attention}.{role}_proj": (C, C) for attention in attentions for role in ("q", "k", "v", "out")}
+        shapes |= {"ffn.fc1": (F, C), "ffn.fc2": (C, F)}
+        for at in (f"{stack}.layers.{layer}" for layer in range(layers)):
+            for name, (out, inside) in shapes.items():
+                divided = name.endswith(("v_proj", "out_proj", "fc1", "fc2"))
+                std = (3 * inside) ** -0.5 / (scales[stack] if divided else 1)
+                state[f"{at}.{name}.weight"] = drawn(out, inside, std, uniform=True)
+            for name in (*(f"{attention}_layer_norm" for attention in attentions), "final_layer_norm"):
+                state[f"{at}.{name}.weight"] = torch.ones(C)
     return state
 
 
 def test_torchscales_encoder():
-    """1.15 is the published 0.87 inverted; in both stacks the base is fairseq's, not Xavier's."""
+    """1.15 is the published 0.87 inverted; in both stacks the base is torch's, not Xavier's."""
     encoder, decoder = judged(torchscale(12, 12)).findings
-    assert encoder.startswith("encoder self_attn.q") and "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's" in encoder
-    assert "fairseq_head" in encoder
-    assert decoder.startswith("decoder self_attn.q") and "fairseq_head" in decoder and "1.15" not in decoder
+    assert encoder.startswith("encoder self_attn.q") and decoder.startswith("decoder self_attn.q")
+    base = "torch's default for a Linear"
+    assert encoder.endswith(f"{base}, and encoder beta 1.15 (N^4 M)^(-1/16): torchscale's") and decoder.endswith(base)
 
 
 class Shortcut(nn.Module):
@@ -247,6 +247,28 @@ def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
     assert wrong.training and not any(module._forward_hooks for module in wrong.modules())
     assert judged(wrong.state_dict()).fits
     assert verify(Labml(6, 2.0, 2.0), "post_ln").factors[0][-1] == "fits"  # LN does not see a common factor
+
+
+MISTAKES = {
+    "MixLN": lambda: judged(llama(24, 192**0.25), residual_scale=2.8284271247461903),
+    "Keel": lambda: judged(llama(24, 48**-0.25), deepnorm_alpha=48**0.25),
+    "torchscale": lambda: judged(torchscale(12, 12)),
+    "xformers": lambda: judged(llama(12, 96**-0.25, tuple(name for name in GAINED if name != "v_proj"))),
+    "labml": lambda: verify(Labml(6, 1.0, 12**0.25), "deepnorm"),
+    "several": lambda: judged(merged(12, {"out": 96**-0.25, "ffn": 96**-0.25}, True)),
+    "microsoft": lambda: judged(llama(12, 24**0.25), alpha=96**-0.25),
+}
+
+
+def test_the_table_of_the_manual():
+    """It says what the audit says."""
+    table = (ROOT / "docs" / "verify.md").read_text().split("## The audit's table")[1]
+    rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)[1:]
+    assert [name for name, _ in rows] == list(MISTAKES)
+    for name, said in rows:
+        findings = "\n".join(MISTAKES[name]().findings)
+        for quoted in re.findall("`(.*?)`", said):
+            assert quoted in findings, (name, findings)
 
 
 def test_torchs_own_encoder():

@@ -141,7 +141,7 @@ def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list
         try:
             factors = evidence.merges(model, found, given)
         except Exception as error:  # whatever somebody's forward raises
-            raised = f"{type(error).__name__}: {error}".split("\n")[0][:100]
+            raised = raised or f"{type(error).__name__}: {error}".split("\n")[0][:100]
         else:
             return factors, "" if factors else missed
     return [], f"its shortcuts were not measured: give inputs=(...) for one call ({raised})"
