@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.methods import get_method
 from deepnet_fairseq.core.methods.gpas import Shrink
@@ -85,6 +86,15 @@ def test_what_complete_p_asks_of_training():
     assert full.coefficients("encoder") == EVEN({"branch": 1, "lr": 1, "adam_eps": 1})
     assert full.coefficients("decoder") == EVEN({"branch": 0.06, "lr": 1, "adam_eps": 0.06})
     assert full.constants("decoder") == EVEN({"branch_factor": 0.06})
+
+
+def test_coefficients_by_option(capsys):
+    main(
+        ["coefficients", "100", "12", "--method", "complete_p", "--option", "base_depth=4", "--option", "exponent=0.5"]
+    )
+    encoder, decoder = capsys.readouterr().out.splitlines()
+    assert encoder == "encoder  branch = 0.200000  lr = 0.200000  adam_eps = 0.200000"
+    assert decoder == "decoder  branch = 0.577350  lr = 0.577350  adam_eps = 0.577350"
 
 
 @pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])

@@ -43,7 +43,8 @@ def coefficients(args) -> None:
         depths_said = f"{args.encoder_layers} {args.decoder_layers}"
         raise UserError(f"{depths_said}: a stack needs at least 1 layer, 0 where it is not")
     method = get_method(args.method)
-    built = method(args.encoder_layers, args.decoder_layers)
+    options = dict(option_value(method, word) for word in args.option)
+    built = method(args.encoder_layers, args.decoder_layers, **options)
     found = {stack: built.coefficients(stack) for stack, depth in depths.items() if depth}
     if not any(found.values()):
         raise UserError(f"--method {args.method}: computes {method.equation} and has no coefficients")
@@ -260,10 +261,13 @@ def add(command) -> None:
     sub = command("archs", list_archs)
     sub.add_argument("--vocab", type=int, default=10_000, help="rows of the shared embedding (default 10,000)")
 
+    of_method: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+    of_method["help"] = "an option of the method, base_depth=4"
     sub = command("coefficients", coefficients)
     sub.add_argument("encoder_layers", type=int, metavar="N", help="0 for a decoder alone (deepnet_lm)")
     sub.add_argument("decoder_layers", type=int, metavar="M", help="0 for an encoder alone (deepnet_masked_lm)")
     sub.add_argument("--method", default="deepnorm")
+    sub.add_argument("--option", **of_method)
 
     sub = command("init-report", report_init)
     sub.add_argument("--arch", default="deepnet_transformer")
@@ -290,9 +294,7 @@ def add(command) -> None:
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
     sub.add_argument("--method", required=True, help="whose formulas to compare with")
-    sub.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method, base_depth=4"
-    )
+    sub.add_argument("--option", **of_method)
     sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
 

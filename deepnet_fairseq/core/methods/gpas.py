@@ -5,8 +5,8 @@ Chen et al. 2025, "GPAS: Accelerating Convergence of LLM Pretraining via Gradien
 gradient. g is 0 at first and no scale then. One g for the branches of a layer, as in the code (dandingsky/GPAS), whose
 block stands in the layer. g stays float32: its gradient is a sum over all numbers of a batch. At 7B parameters the
 code clips the gradient of all g to 0.01, `--gpas-clip 0.01`, and behind the clipping of all gradients, here before it.
-The paper also puts GPAS on Sandwich-LN, LNS, and, on the shortcut alone, DeepNorm and Mix-LN; here is Pre-LN, of which
-it tells most. Ours: encoders too, and cross-attention.
+The paper also has it on Sandwich-LN and LN-Scaling, and on the shortcut alone of DeepNorm and Mix-LN; here it is on
+Pre-LN. Ours: encoders too, and cross-attention.
 """
 
 import torch
