@@ -93,6 +93,13 @@ EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
     (LM, "normformer", {"normformer_no_attention_norm": True}, 6 * (5_128 - 1024) + 1024),
     (LM, "normformer", {"normformer_no_ffn_norm": True}, 6 * (5_128 - 4096) + 1024),
     (MASKED_LM, "normformer", {"normformer_head_scale": "none"}, 6 * 5_120 + 1024),
+    # Pre-LN's last one in place of a LayerNorm on each output
+    (LM, "dlcl", {"dlcl_plain": True}, 49 + 1024),
+    # a LayerNorm at the end; three a branch, one at the beginning, two at the end
+    *((LM, "b2t", {}, 0), (LM, "resi_dual", {}, 1024), (LM, "siamese_norm", {}, 2 * 12 * 1024 + 3 * 1024)),
+    # n + (n + n^2) rows of phi and as many b, three a, a branch; n, n and one at the end, and its LayerNorm
+    (LM, "mhc", {}, 12 * (24 * 2048 + 24 + 3) + 4 * 2048 + 4 + 1 + 1024),
+    (LM, "mhc", {"mhc_streams": 2}, 12 * (8 * 1024 + 8 + 3) + 2 * 1024 + 2 + 1 + 1024),
     # N + M factors, or one a branch; the 2N + 3M LayerNorms fall away
     (MODEL_NAME, "rezero", {}, 12 - 30 * 1024),
     (MODEL_NAME, "rezero", {"rezero_per_sublayer": True}, 30 - 30 * 1024),

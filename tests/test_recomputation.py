@@ -59,7 +59,11 @@ def test_same_gradients(how):
     assert_equal(gradients(recomputed), gradients(plain))
 
 
-@pytest.mark.parametrize("fields", [{"dlcl_norm": "post"}, {"dlcl_window": 2}, {"dlcl_normalize_embedding": True}])
+DENSE = {"dlcl_plain": True, "dlcl_dilation": 2, "dlcl_period": 3}
+FIELDS = [{"dlcl_norm": "post"}, {"dlcl_window": 2}, {"dlcl_normalize_embedding": True}, DENSE]
+
+
+@pytest.mark.parametrize("fields", FIELDS)
 def test_same_gradients_through_a_history(fields):
     plain, recomputed = pair("five", method="dlcl", **fields)
     assert_equal(gradients(recomputed), gradients(plain))
