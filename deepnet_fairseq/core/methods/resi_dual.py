@@ -1,8 +1,8 @@
 """ResiDual: x' = LN(x + f(x)) and r' = r + s f(x) side by side, from x = emb and r = s emb; at the end x + LN(r).
 
-Xie et al. 2023, "ResiDual: Transformer with Dual Residual Connections", section 3.1; evidence from translation, up to
-18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is the same for all s but for its epsilon, 1e-7
-here as in the authors' code; that of the other LayerNorms is 1e-5, there too. The code's factor on x at the end,
+Xie et al. 2023, "ResiDual: Transformer with Dual Residual Connections" (arXiv 2304.14802); evidence from translation,
+up to 18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is the same for all s but for its epsilon,
+1e-7 here as in the authors' code; that of the other LayerNorms is 1e-5, there too. The code's factor on x at the end,
 1 by default, and an s for each stack are left out.
 """
 

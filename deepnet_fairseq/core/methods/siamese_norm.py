@@ -1,11 +1,11 @@
 """SiameseNorm: o = f(LN(x + LN(y))); x' = LN(x + o / sqrt(2l)) and y' = y + o side by side, from LN(emb) and emb.
 
-Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064), section 3; at the
-end LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation. 2l
-is the number of branches down to layer l, its own included: 3l, which is ours, in a decoder with cross-attention. Each
-LayerNorm has its own parameters, three a branch. x is normalised before the first branch too, as in the authors' code
-for vision, and no second time at the end, where the paper has LN(LN(x) + LN(y)) of an x not yet normalised. Their
-language models have HybridNorm's attention besides, left out here: norms on heads, none on the input of attention.
+Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064); at the end
+LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation. 2l is
+the number of branches down to layer l, its own included: 3l, which is ours, in a decoder with cross-attention. Each
+LayerNorm has its own parameters, three a branch. As in the authors' code for vision, where x is normalised at the entry
+of every branch, so on the embedding too, and before the end. Their language models have HybridNorm's attention besides,
+left out here: norms on heads, none on the input of attention.
 """
 
 import torch
