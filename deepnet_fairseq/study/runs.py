@@ -17,7 +17,8 @@ from .logs import RunLog, Validation, short, training_curve, training_hours, val
 RECORD = ".run.json"  # how the name of a record ends, behind the run's
 FILES = {  # in a live folder, by the part of a record
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
-    "stuck": "stuck", "score": "score.json", "paired": "paired.json", "log": "train.log", "probes": FILE,
+    "stuck": "stuck", "check": "check.json", "spent": "spent.json", "score": "score.json", "paired": "paired.json",
+    "log": "train.log", "probes": FILE,
 }  # fmt: skip
 KINDS = {"command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
 MEND = "record the run again"

@@ -1,0 +1,85 @@
+"""The cells of scripts/depth_study.sh, by its plan and its runs: cells.py next|list|render|leads|prune PLAN RUNS.
+
+next     the cell to train now, as NAME METHOD LAYERS SEED RATE UPDATES FLAGS...; nothing at the end, or of the budget
+list     all that can be named now, and the stages that wait for them
+render   the table, methods by depths
+leads    the names of the best run of each method and depth
+prune    removes the weights of all other runs that are over
+RUNS: the folder of the runs, or of their records. --without NAMES: cells to pass over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.depth_study import (
+    Found,
+    Plan,
+    found_by,
+    leaders,
+    outcome,
+    read_plan,
+    rows_by_rate,
+    spent_hours,
+)
+from deepnet_fairseq.study.runs import RecordedRun, recorded_below
+from deepnet_fairseq.text_table import render
+
+
+def listed(plan: Plan, found: Found, runs: list[RecordedRun]) -> str:
+    """A line a cell, then the stages to come and the hours."""
+    over = {run.name: run for run in runs}
+    rows = [["stage", "cell", "state", "hours predicted", "spent"]]
+    hours = 0.0
+    for cell in found.cells():
+        run, state, spent = over.get(cell.name), "to come", "-"
+        if run:
+            ended = run.parts.get("diverged") or run.parts.get("stuck", "").split(":")[0]
+            state, spent = ended or f"{outcome(run):.3f} bits", f"{spent_hours([run]):.2f}"
+        hours += 0 if run or math.isnan(plan.hours(cell)) else plan.hours(cell)
+        rows.append([str(cell.stage), cell.name, state, f"{plan.hours(cell):.2f}", spent])
+    named = max((cell.stage for cell in found.cells()), default=0)
+    lines = [f"stage {s.number}, {s.title}: to be named" for s in plan.stages if s.number > named]
+    total = f"{spent_hours(runs):.1f} of {plan.budget:g} core-hours spent, {hours:.1f} predicted for what is named"
+    return "\n".join([render(rows), "", *lines, total])
+
+
+def main() -> None:
+    """Parses, does, prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("next", "list", "render", "leads", "prune"))
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--without", nargs="*", default=())
+    args = parser.parse_args()
+    plan, runs = read_plan(args.plan), recorded_below(args.runs, over=True)
+    found = found_by(plan, runs)
+    found.losses.update(dict.fromkeys(args.without, math.inf))
+    if args.what == "next":
+        cell = found.next()
+        if cell and spent_hours(runs) >= plan.budget:
+            print(f"the budget of {plan.budget:g} core-hours is spent; next were {cell.name}", file=sys.stderr)
+        elif cell:
+            print(cell)
+    elif args.what == "list":
+        print(listed(plan, found, runs))
+    elif args.what == "render":
+        print(render(rows_by_rate(runs)) if runs else "no cell is over")
+    elif args.what == "leads":
+        print("\n".join(run.name for run in leaders(runs)))
+    else:
+        kept = {run.name for run in leaders(runs)}
+        for run in runs:
+            for path in run.place.glob("*.pt") if run.place.is_dir() and run.name not in kept else ():
+                path.unlink()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"depth_study.sh: error: {error}")

@@ -1,0 +1,226 @@
+"""The depth study: the order of its cells, what holds and resumes it, its table."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.data.language import make_corpus
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.depth_study import (
+    Found,
+    found_by,
+    leaders,
+    outcome,
+    read_plan,
+    rows_by_rate,
+    spent_hours,
+)
+from deepnet_fairseq.study.runs import RecordedRun, recorded_below
+
+from .support.experiments import script, start, until, values
+from .support.helpers import ROOT
+from .support.recorded import record
+from .test_scripts import needs_venv
+
+FOLDER = ROOT / "scripts" / "depth_study"
+PLAN = FOLDER / "plan.toml"
+HELD = FOLDER / "held.py"
+SMALL = """
+base = 1e-3
+lowest = -1
+highest = 3
+updates = 12
+budget = 1
+groups = {{ two = [{methods}] }}
+flags = {{}}
+seconds = {{ 1 = 0.1 }}
+[[stage]]
+title = "coarse"
+methods = "two"
+layers = [1]
+steps = [1]
+"""
+
+
+def small(tmp_path, *methods):
+    path = tmp_path / "plan.toml"
+    path.write_text(SMALL.format(methods=", ".join(f'"{method}"' for method in methods)))
+    return path
+
+
+def simulate(plan, loss):
+    """The cells of a whole study, in which loss(cell) is what a cell finds."""
+    found, cells = Found(plan, {}), []
+    while cell := found.next():
+        assert cell.name not in found.losses
+        found.losses[cell.name] = loss(cell)
+        cells.append(cell)
+    return found, cells
+
+
+def test_a_best_rate_lies_between_two_and_the_budget_is_kept():
+    """Whatever the optimum: in full grids its neighbours are tried, at 50 layers too."""
+    plan = read_plan(PLAN)
+    optimum = {"deepnorm": 1.3, "pre_ln": 3.6, "post_ln": -2.0, "admin": 0.4, "keel": 5.2, "complete_p": 2.0}
+    found, cells = simulate(plan, lambda cell: 5 + (cell.step - optimum.get(cell.method, 1)) ** 2 + 0.01 * cell.seed)
+    for method, best in optimum.items():
+        for layers in (6, 18, 50) if method != "complete_p" else (18, 50):
+            assert found.best(method, layers) == round(best)
+            assert {round(best) + step for step in (-1, 0, 1)} <= found.rates(method, layers).keys()
+        assert found.rates(method, 100).keys() >= {round(best)}
+    assert {cell.method for cell in cells} == set(METHODS)
+    assert 40 < sum(plan.hours(cell) for cell in cells) <= plan.budget
+    assert all(one.stage <= other.stage for one, other in pairwise(cells))
+    assert [(cell.layers, cell.step) for cell in cells[:5]] == [(6, -1)] * 5
+    seeds = {(cell.method, cell.layers, cell.step, cell.seed) for cell in cells if cell.seed > 1}
+    assert ("keel", 18, 5, 2) in seeds and ("keel", 18, 5, 3) in seeds
+
+
+def test_where_nothing_is_learnt_rates_fall_and_the_lowest_goes_on():
+    plan = read_plan(PLAN)
+    found, cells = simulate(plan, lambda cell: math.inf if cell.method == "post_ln" else 5 + (cell.step - 1) ** 2)
+    assert found.rates("post_ln", 18).keys() == {-4, -3, -2, -1, 1, 3}
+    assert [cell.step for cell in cells if cell.method == "post_ln" and cell.layers >= 50] == [-4] * 3  # 50, 100, 500
+    assert not [cell for cell in cells if cell.method == "post_ln" and cell.seed > 1]
+
+
+def test_a_stage_waits_for_what_it_goes_by():
+    found = Found(read_plan(PLAN), {})
+    named = list(found.cells())
+    assert {cell.stage for cell in named} == {1, 2} and len({cell.name for cell in named}) == 15 + 18
+    words = str(next(cell for cell in named if cell.method == "complete_p")).split()
+    assert words[:6] == ["complete_p-18-lr0.0005-seed1", "complete_p", "18", "1", "0.0005", "1500"]
+    assert words[6:] == ["--complete-p-base-depth", "6"]
+
+
+@pytest.mark.parametrize(
+    "text, said", [("base = 1", "is no plan"), (SMALL.format(methods='"deepnrom"'), "stage 1: method deepnrom")]
+)
+def test_a_broken_plan_is_named(text, said, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_plan(path)
+
+
+def cell_run(root, method, layers, rate, loss, seed=1, **others):
+    """A run of the study that has ended at that held-out loss, of 1,800 seconds."""
+    name = f"{method}-{layers}-lr{rate:g}-seed{seed}"
+    facts = {"lr": rate, "updates": 1500, "seed": seed}
+    folder = record(root, "depth_study", name, method, layers, valid={1500: (1, loss)}, **facts | others)
+    (folder / "spent.json").write_text(json.dumps({"training": {"processor_seconds": 1800.0}}))
+    return folder
+
+
+def test_what_runs_have_found(tmp_path):
+    """Rates at an edge are marked; means and ranges over seeds; what came to nothing is no best."""
+    cell_run(tmp_path, "deepnorm", 6, 0.0005, 5.0)
+    cell_run(tmp_path, "deepnorm", 6, 0.001, 4.0, bleu=12.25)
+    cell_run(tmp_path, "deepnorm", 6, 0.001, 4.2, seed=2)
+    cell_run(tmp_path, "deepnorm", 6, 0.002, 1.0, diverged="diverged at update 7")
+    cell_run(tmp_path, "deepnorm", 18, 0.002, 4.5)
+    cell_run(tmp_path, "deepnorm", 18, 0.001, 5.5)
+    cell_run(tmp_path, "post_ln", 18, 0.001, 9.0, stuck="stuck at update 750")
+    runs = recorded_below(tmp_path / "depth_study", over=True)
+    assert sorted(run.name for run in leaders(runs)) == ["deepnorm-18-lr0.002-seed1", "deepnorm-6-lr0.001-seed1"]
+    assert rows_by_rate(runs)[1:] == [
+        ["deepnorm", "4.100 (4.000 to 4.200)", "0.001", "12.2", "4.500", ">= 0.002", "-"],
+        ["post_ln", "-", "-", "-", "stuck", "all 1", "-"],
+    ]
+    assert [outcome(run) for run in runs if run.method == "post_ln"] == [math.inf]
+    assert spent_hours(runs) == pytest.approx(3.5)
+    found = found_by(read_plan(PLAN), runs)
+    assert found.best("deepnorm", 6) == 0 and found.neighbours("deepnorm", 18) == [2]
+
+
+def test_a_held_command_waits_and_goes_on(tmp_path):
+    """While PAUSE is there nothing is done; a signal reaches it all the same, and what it took is added up."""
+    pause, spent, ticks = tmp_path / "PAUSE", tmp_path / "spent.json", tmp_path / "ticks"
+    loop = "import sys, time\nwhile True: open(sys.argv[1], 'a').write('.'); time.sleep(0.01)"
+    environment = os.environ | {"PAUSE_FILE": str(pause), "SPENT_FILE": str(spent)}
+    command = [sys.executable, HELD, "training", sys.executable, "-c", loop, ticks]
+
+    def state(process):  # of its child, by the kernel
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return Path(f"/proc/{children[0]}/stat").read_text().split()[2] if children else ""
+
+    for attempt in (1, 2):
+        process = subprocess.Popen(command, env=environment)
+        until(ticks.exists, 20)
+        pause.touch()
+        until(lambda process=process: state(process) == "T", 20)
+        before = ticks.stat().st_size
+        if attempt == 1:
+            pause.unlink()
+            until(lambda before=before: ticks.stat().st_size > before, 20)
+            pause.touch()
+            until(lambda process=process: state(process) == "T", 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        pause.unlink()
+        ticks.unlink()
+        said = json.loads(spent.read_text())["training"]
+        assert said["attempts"] == attempt and said["peak_memory_bytes"] > 1e6
+    assert subprocess.run([*command[:3], "sh", "-c", "exit 3"], env=environment, check=False).returncode == 3
+
+
+def text_of(folder):
+    """A small text in two languages."""
+    folder.mkdir()
+    for split, pairs in make_corpus({"train": 300, "valid": 20, "test": 10}, 1, nouns=20, verbs=10).items():
+        for language, lines in zip(("qaa", "qab"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@needs_venv
+def test_the_next_command_is_that_of_the_first_cell_without_a_run(tmp_path):
+    text, out = text_of(tmp_path / "text"), tmp_path / "out"
+    cell_run(out, "deepnorm", 1, 0.002, 5.0)
+    said = script("depth_study", text, "--dry-run", OUT=out, PLAN_FILE=small(tmp_path, "deepnorm", "keel")).stdout
+    flags = values(said.splitlines()[-1].split())
+    assert {
+        "--method": "keel", "--lr": "0.002", "--max-update": "12", "--total-num-update": "12", "--warmup-updates": "2",
+        "--max-tokens": "2048", "--stop-stuck": "6", "--encoder-layers": "1", "--seed": "1", "--cpu": "",
+    }.items() <= flags.items()  # fmt: skip
+    assert not (out / "data").exists()
+    (text / "test.qab").unlink()
+    refused = script("depth_study", text, OUT=out, check=False)
+    assert refused.returncode and "test.qab: no such file" in refused.stderr
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_two_cells_killed_and_resumed(tmp_path):
+    """Each is trained once, whatever happens to the script; records have verdicts and costs; leaders keep weights."""
+    text, out = text_of(tmp_path / "text"), tmp_path / "out"
+    plan = small(tmp_path, "deepnorm", "pre_ln")
+    plan.write_text(plan.read_text().replace("updates = 12", "updates = 60"))
+    settings = {"OUT": out, "PLAN_FILE": plan, "VOCAB": 100}
+    first = start("depth_study", text, **settings)
+    run = out / "depth_study" / "deepnorm-1-lr0.002-seed1"
+    until((run / "checkpoint_last.pt").exists)
+    os.killpg(first.pid, signal.SIGTERM)
+    assert first.wait(timeout=60) != 0
+    done = script("depth_study", text, **settings)
+    assert "deepnorm  " in done.stdout.splitlines()[-2]
+    assert "Loaded checkpoint" in (run / "train.log").read_text() or (run / "disk").exists()
+    records = sorted((out / "records").glob("*.run.json"))
+    assert [path.name for path in records] == ["deepnorm-1-lr0.002-seed1.run.json", "pre_ln-1-lr0.002-seed1.run.json"]
+    for recorded in map(RecordedRun, records):
+        assert recorded.facts["lr"] == 0.002 and recorded.parts["check"]["verdict"] in ("stable", "at risk")
+        assert recorded.parts["spent"]["training"]["processor_seconds"] > 1 and "updates" not in recorded.parts["check"]
+        if not recorded.stuck:
+            assert recorded.validation.end == 60 and recorded.bleu is not None
+            assert (out / "depth_study" / recorded.name / "checkpoint_last.pt").exists()
+    before = [path.stat().st_mtime for path in records]
+    again = script("depth_study", text, **settings)
+    assert "== deepnorm" not in again.stdout and [path.stat().st_mtime for path in records] == before
