@@ -99,7 +99,7 @@ def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
         return f"has {held} learned positions, this model {built}; give {flag} {held}"
     if name.endswith("fc1.weight"):
         return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
-    return f"{key} has shape {held}, this model's {built}; give the flags and data of its own run"
+    return f"{key} has shape {held}, this model's {built}; give --method, flags and data of its own run"
 
 
 def _flags(missing: list[str], extra: list[str]) -> str:
