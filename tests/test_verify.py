@@ -306,6 +306,16 @@ def test_a_trained_model_is_judged_on_what_training_leaves():
     assert early.fits and "without the gain of deepnorm" in said[0]  # which seven updates have not hidden
 
 
+def test_what_no_weight_shows_is_said():
+    """1/sqrt(l) behind a LayerNorm is in the code alone."""
+    state = llama(4, 1.0)
+    notes = judged(state, "ln_scaling").notes
+    assert any(
+        note.startswith("not examined: what ln_scaling has in its slots before, residual; of a") for note in notes
+    )
+    assert not any("not examined" in note for note in judged(state, "pre_ln", alpha=1.0).notes)
+
+
 def test_what_is_missing():
     state = {name: value for name, value in llama(4, 32**-0.25).items() if ".layers.2." not in name}
     result = judged(state)

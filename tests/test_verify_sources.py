@@ -174,7 +174,7 @@ def test_a_mapping_of_names(tmp_path, capsys):
     (tmp_path / "names.json").write_text(
         json.dumps(dict(read_names(tmp_path / "names.toml")), default=lambda p: p.pattern)
     )
-    assert_refused("map them with --names FILE", "verify", str(tmp_path / "model.pt"), "--method", "deepnorm")
+    assert_refused("map names with --names FILE", "verify", str(tmp_path / "model.pt"), "--method", "deepnorm")
     for name in ("names.toml", "names.json"):
         words = (tmp_path / "model.pt", "--method", "deepnorm", "--names", tmp_path / name)
         assert statuses(*words) == 3
@@ -211,6 +211,7 @@ def damaged_files(folder) -> dict[str, str]:
     """Name -> what is said of it."""
     torch.save(Loud(), folder / "code.pt")
     torch.save(nn.Linear(2, 2), folder / "module.pt")
+    torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(folder / "script.pt")
     torch.save(torch.ones(3), folder / "tensor.pt")
     torch.save({"steps": 3}, folder / "numbers.pt")
     torch.save(right(), folder / "cut.pt")
@@ -224,10 +225,15 @@ def damaged_files(folder) -> dict[str, str]:
     (folder / "empty").mkdir()
     said = dict.fromkeys(("cut", "long", "list", "empty"), "truncated, damaged or no safetensors")
     return {f"{name}.safetensors": text for name, text in said.items()} | {
-        "code.pt": "refused", "module.pt": "save the module's state_dict()", "tensor.pt": "not weights by name",
-        "numbers.pt": "holds no weights", "cut.pt": "truncated, damaged", "absent.pt": "no such file",
+        "code.pt": "refused",
+        "module.pt": "save the module's state_dict()",
+        "script.pt": "is a TorchScript archive",
+        "tensor.pt": "not weights by name",
+        "numbers.pt": "holds no weights",
+        "cut.pt": "truncated, damaged",
+        "absent.pt": "no such file",
         "empty": "has no model.safetensors",
-    }  # fmt: skip
+    }
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys):

@@ -25,7 +25,7 @@ from ...core.slots import NORM_NAMES, Site
 from ...errors import UserError
 from ...text_table import render
 from . import evidence
-from .evidence import CLOSE, ENOUGH, FLOOR, UNIFORM, Kind, Measured, profile_base, scales
+from .evidence import CLOSE, FLOOR, Kind, Measured, profile_base, scales
 from .sources import Factor, Found, read, read_names, recognised
 
 SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
@@ -156,11 +156,12 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
             if kind.sublayer not in method.sublayers(kind.stack):
                 raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; map it with --names")
     profile = _profile(found, method, held)
-    result = Audit(name, found.depths, profile, _trained(found))
+    result = Audit(name, found.depths, profile, evidence.trained(found))
     _judge_weights(result, found, method, held)
     _judge_factors(result, found, method)
     _judge_norms(result, found, method)
     _judge_config(result, found, method)
+    _say_unexamined(result, found, method)
     result.findings += [f"{place}: that layer is not there" for place in found.missing]
     if found.unknown and not found.ours:
         more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
@@ -195,24 +196,6 @@ def _profile(found: Found, method: Method, held: list[Kind]) -> str:
         return fits, sum(kind.drawn == profile_base(profile).shape for kind in held)
 
     return max(method.init_profiles, key=fitting)  # of equals the first
-
-
-def _trained(found: Found) -> str:
-    """How it shows that a model has been trained; "" for a fresh one, or where nothing tells."""
-    if found.updates:
-        return f"trained, {found.updates} updates"
-    gains = [gain for layer in found.norms.values() for _, gain in layer if gain.numel() > 1]
-    spread = max((gain.float().std().item() for gain in gains), default=0.0)
-    if spread > 1e-6:
-        return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
-    if gains or found.updates is not None:
-        return ""
-    last = [m.weight.linear.bias for m in found.matrices if m.weight.role in ("out", "fc2")]
-    biases = torch.cat([b.detach().float() for b in last if b is not None] or [torch.zeros(1)])
-    drawn = Measured.of(biases)
-    if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
-        return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
-    return ""
 
 
 def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]) -> None:
@@ -387,3 +370,19 @@ def _judge_config(result: Audit, found: Found, method: Method) -> None:
                 places = method.norm_places(stack)
                 if said != ("pre" in places) and places & {"pre", "post"}:
                     result.findings.append(f"{stack}: its config says {key}: {said}, {result.method} is {method.norm}")
+
+
+def _say_unexamined(result: Audit, found: Found, method: Method) -> None:
+    """What the method has beside gains, factors and LayerNorms is in somebody's code, if at all."""
+    names = set() if result.factors else {"residual"}
+    for stack in (stack for stack, depth in found.depths.items() if depth):
+        dim = found.matrices[0].weight.site.dim
+        slots = {name: getattr(method, name)(stack, dim) for name in ("beginning", "mixer", "ending")}
+        for sublayer in method.sublayers(stack):
+            site = Site(stack, found.depths[stack], sublayer, dim, 1)
+            slots |= {name: getattr(method, name)(site) for name in ("before", "outer", "bypass")}
+            slots |= {name: getattr(method, name)(site, dim) for name in ("hidden", "inner", "heads")}
+            names |= {name for name, slot in slots.items() if slot is not None and not isinstance(slot, nn.LayerNorm)}
+    if names and not found.ours:
+        live = "; of a live module shortcuts are measured, docs/verify.md" if "residual" in names else ""
+        result.notes.append(f"not examined: what {result.method} has in its slots {', '.join(sorted(names))}{live}")

@@ -121,6 +121,24 @@ def kinds(found: Found) -> list[Kind]:
     return [held[key] for key in sorted(held, key=forward)]
 
 
+def trained(found: Found) -> str:
+    """How it shows that a model has been trained; "" for a fresh one, or where nothing tells."""
+    if found.updates:
+        return f"trained, {found.updates} updates"
+    gains = [gain for layer in found.norms.values() for _, gain in layer if gain.numel() > 1]
+    spread = max((gain.float().std().item() for gain in gains), default=0.0)
+    if spread > 1e-6:
+        return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
+    if gains or found.updates is not None:
+        return ""
+    last = [m.weight.linear.bias for m in found.matrices if m.weight.role in ("out", "fc2")]
+    biases = torch.cat([b.detach().float() for b in last if b is not None] or [torch.zeros(1)])
+    drawn = Measured.of(biases)
+    if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
+        return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Draw:
     """A way in which weights may have been drawn. said: in words; std: of each; shape: "normal" or "uniform"."""

@@ -138,7 +138,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     Nothing in them is run. UserError, naming the file, for what holds no weights.
     """
     if path.is_dir():
-        return {n: t for file in _weight_files(path) for n, t in _tensors(file)[0].items()}, _hf_config(path), None
+        weights = {name: tensor for file in _weight_files(path) for name, tensor in _tensors(file)[0].items()}
+        config = path / "config.json"
+        return weights, read_object(config, "download it again, or remove it") if config.exists() else {}, None
     if not path.is_file():
         raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file or folder'}")
     return _tensors(path)
@@ -159,19 +161,16 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder}: has no model.safetensors or pytorch_model.bin; of fairseq name the checkpoint itself")
 
 
-def _hf_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return read_object(path, "download it again, or remove it") if path.exists() else {}
-
-
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     if path.suffix == ".safetensors":
         return _safetensors(path), {}, None
     from ...plugin.checkpoints.reading import allow_plain_data, explained
 
     allow_plain_data()
+    mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
+    if mapped and any("/code/" in name for name in zipfile.ZipFile(path).namelist()):
+        raise UserError(f"{path}: refused, it is a TorchScript archive, which is code; save the module's state_dict()")
     try:
-        mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
         content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
     except UserError as error:
         way_out = (
@@ -258,7 +257,7 @@ def recognised(
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(list(weights)[:3])
-        raise UserError(f"no branch's weights among its {len(weights)} names ({some}, ...); map them with --names FILE")
+        raise UserError(f"no branch's weights among its {len(weights)} tensors: {some} ..; map names with --names FILE")
     found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     alone = _stack_alone(config)
     for entry in entries:
