@@ -28,7 +28,7 @@ def is_plain(cfg) -> bool:
     method = from_config(cfg)
     stack = "decoder" if method.depth("decoder") else "encoder"
     top = Site(stack, method.depth(stack), "ffn", 1, 1)
-    alone = method.residual(top) is None and method.outer(top) is None
+    alone = all(slot(top) is None for slot in (method.before, method.outer, method.bypass, method.residual))
     return method.norm_place(top) == "post" and alone and method.gain(top, "fc2") == 1.0
 
 
