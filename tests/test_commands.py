@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from .conftest import TRAIN_FLAGS
@@ -33,6 +34,14 @@ def test_a_100_layer_model_translates(data, trained):
     printed = quiet(run_cold("fairseq-generate", data, *flags, "--beam", "2", "--max-sentences", "20"))
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 20
     assert "Translated 20 sentences" in printed
+
+
+def test_it_is_what_it_says(trained, capsys):
+    """`deepnet verify` reads what fairseq-train has saved: method, updates, both alphas."""
+    main(["verify", str(trained / "checkpoint_last.pt"), "--method", "deepnorm"])
+    printed = capsys.readouterr().out
+    assert "layers: encoder 100, decoder 100; trained, 4 updates" in printed
+    assert "(encoder.alpha)  fits" in printed and "(decoder.alpha)  fits" in printed
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,21 @@ def test_a_right_model_of_every_method_fits(name):
         assert {row.verdict for row in result.rows} == {"fits"}
 
 
+@pytest.mark.parametrize("name", ["deepnorm", "pre_ln", "keel"])
+def test_modifiers_do_not_disturb(name):
+    """Branches of less than a thousandth, normalised queries: a merge is found as it is, or not at all."""
+    fields = sizes(archs.LM, 3) | {"decoder_embed_dim": 32, "pro_res": True, "qk_norm": True}
+    result = verify(build(archs.LM, 50, method=name, **fields), name)
+    assert result.fits and result.factors, result.findings
+
+
+def test_half_precision_is_measured_too():
+    for dtype in (torch.bfloat16, torch.float64):
+        assert verify(Labml(6, 12**0.25, 1.0).to(dtype), "deepnorm").fits
+        findings = verify(Labml(6, 1.0, 12**0.25).to(dtype), "deepnorm").findings
+        assert {text.split(":")[0] for text in findings} == {"decoder self_attn", "decoder ffn"}
+
+
 def test_right_weights_in_others_names_fit():
     result = judged(llama(24, (8 * 24) ** -0.25), deepnorm_alpha=48**0.25)
     assert result.fits and len(result.rows) == 6 and result.factors[0][-1] == "fits"

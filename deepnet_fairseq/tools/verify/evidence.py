@@ -27,11 +27,14 @@ from .sources import Factor, Found, Matrix
 
 SIGMAS, FLOOR = 5, 0.01
 CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
+EXACT, SHARE = 1e-5, 0.01  # of a merge u, and of the smaller of a x and b f, what may be unexplained
+LEAST = 1e-4  # of u what that smaller one must be
 SAMPLE = 2**20  # elements of a matrix that are looked at
 NORMAL, UNIFORM = 3.0, 1.8  # kurtosis
 ENOUGH = 1100  # elements from which on the two are told apart, four deviations of a normal's kurtosis from the middle
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")
 DEPTHS = range(1, 201)  # that are tried for a gain that fits no other explanation
+SMALLEST = 1e-30  # in place of 0, to take the logarithm
 SMALL = 0.02  # std of BERT's and GPT-2's weights
 
 
@@ -71,10 +74,9 @@ class Kind:
     def drawn(self) -> str:
         """ "normal" or "uniform" by the kurtosis, "" where it is neither, or too few elements say."""
         pooled = sum(m.kurtosis * m.elements for m in self.measured) / self.elements
-        far = (UNIFORM + NORMAL) / 2
         if self.elements < ENOUGH or math.isnan(pooled):
             return ""
-        return "uniform" if abs(pooled - UNIFORM) < 0.2 else "normal" if far < pooled < 2 * NORMAL - far else ""
+        return "uniform" if abs(pooled - UNIFORM) < 0.2 else "normal" if abs(pooled - NORMAL) < 0.6 else ""
 
     def tolerance(self, elements: int) -> float:
         """How far a ratio of deviations may be from 1 that is measured on so many elements."""
@@ -85,10 +87,8 @@ class Kind:
         """Measured over expected, pooled over layers; infinite where nothing but 0 is expected and there is more."""
         if not any(expected):
             return math.inf if any(m.std for m in self.measured) else 1.0
-        parts = [
-            (m.std / e) ** 2 * m.elements if e else math.inf for m, e in zip(self.measured, expected) if e or m.std
-        ]
-        return math.sqrt(sum(parts) / self.elements)
+        pairs = [(m, e) for m, e in zip(self.measured, expected) if e or m.std]
+        return math.sqrt(sum((m.std / e) ** 2 * m.elements if e else math.inf for m, e in pairs) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
         """Are the deviations these, pooled and layer by layer?"""
@@ -96,11 +96,11 @@ class Kind:
         def near(ratio: float, elements: int) -> bool:
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
 
-        if not any(expected) or not near(ratio := self.ratio(expected), self.elements):
-            return not any(expected) and self.ratio(expected) == 1.0
-        return math.isfinite(ratio) and all(
-            near(m.std / e, m.elements) if e else not m.std for m, e in zip(self.measured, expected)
-        )
+        if not any(expected):
+            return self.ratio(expected) == 1
+        layers = zip(self.measured, expected)
+        each = all(near(m.std / e, m.elements) if e else not m.std for m, e in layers)
+        return each and near(self.ratio(expected), self.elements)
 
 
 def kinds(found: Found) -> list[Kind]:
@@ -194,10 +194,7 @@ def _bases(found: Found) -> list[Draw]:
     ]
 
 
-Gain = tuple[str, Callable[[Site, str], float]]
-
-
-def _gains(method: Method) -> Iterator[Gain]:
+def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
     """What is taken for the method's gain, likeliest first."""
     name, own = method.name, method.gain
     stacks = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
@@ -258,7 +255,7 @@ def explain(misfits: list[Kind], candidates: list[Draw]) -> list[tuple[list[Kind
             return [*told, (waiting, [])]
         texts: dict[tuple, str] = {}  # by what is expected: what is the same in other words is said once
         for c in (best, *(c for c in candidates if all(kind in fitting[c] for kind in covered))):
-            numbers = (math.log(c.std(matrix.weight)) for kind in covered for matrix in kind.matrices)
+            numbers = (math.log(c.std(matrix.weight) or SMALLEST) for kind in covered for matrix in kind.matrices)
             texts.setdefault(tuple(round(number, 6) for number in numbers), c.said)
         told.append((covered, list(texts.values())))
         waiting = [kind for kind in waiting if kind not in covered]
@@ -336,7 +333,7 @@ class _Events:
         self.width = last[0].weight.site.dim if last else 0
         self.rows: list[Tensor] = []
         self.ends: dict[Site, int] = {}
-        self.exact = 1e-4
+        self.exact = EXACT
 
     def take(self, given: Any) -> int | None:
         """Keeps what of it may be in the stream; the number of the first tensor of it."""
@@ -345,7 +342,7 @@ class _Events:
             if torch.is_tensor(value) and value.is_floating_point() and value.dim() and value.size(-1) == self.width:
                 first = len(self.rows) if first is None else first
                 self.rows.append(value.detach().double().flatten())
-                self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps ** 0.5 if value.dtype.itemsize < 4 else 0)
+                self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps)
         return first
 
     def before(self) -> Callable[..., None]:
@@ -393,6 +390,11 @@ class _Events:
                     a = (gram[x][u] * gram[f][f] - gram[f][u] * gram[x][f]) / determinant
                     b = (gram[f][u] * gram[x][x] - gram[x][u] * gram[x][f]) / determinant
                     rest = gram[u][u] - a * gram[x][u] - b * gram[f][u]
-                    if abs(rest) <= self.exact**2 * gram[u][u] and min(abs(a), abs(b)) > self.exact:
+                    smaller = min(a * a * gram[x][x], b * b * gram[f][f])
+                    most = min(self.exact**2 * gram[u][u], max(SHARE, self.exact) ** 2 * smaller)
+                    if abs(rest) <= most and smaller > LEAST**2 * gram[u][u]:
                         return a, b
+            alone = (1 - gram[x][u] ** 2 / (gram[x][x] * gram[u][u] or 1) for x in rows if x < end)
+            if any(1e-12 < part < 1e-4 for part in alone):
+                return None  # the merge with a branch too small to tell
         return None
