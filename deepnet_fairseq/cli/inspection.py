@@ -291,7 +291,6 @@ def add(command) -> None:
     sub.add_argument("--json", action="store_true")
 
     sub = command("verify", verify)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
     sub.add_argument("--method", required=True, help="whose formulas to compare with")
     sub.add_argument("--option", **of_method)

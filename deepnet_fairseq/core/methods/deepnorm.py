@@ -8,7 +8,7 @@ All biases start at 0; embeddings, positions and the output projection keep fair
 torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
 default init (biases too) instead of drawing Xavier; and `deepnorm=True` leaves its decoder Pre-LN.
 Published baselines of its name are other methods: MixLN's and LayerNorm-Scaling's draw with (8N)^(+1/4), and have the
-alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide; GLM-130B, knowingly, the square root.
+alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide; GLM-130B is followed with (2N)^(+-1/2).
 """
 
 from ..slots import ConstantShortcut
