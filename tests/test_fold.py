@@ -187,3 +187,9 @@ def test_factors_without_a_place_are_refused():
         folded(small(PAIR, **fields), 2, **fields)
     with pytest.raises(UserError, match="a ByRole stands on queries and keys by head"):
         folded(small(PAIR, method="deepnorm", qk_norm=True), 2, method="deepnorm", qk_norm=True)
+    fields = {"method": "gpas"}
+    shrinking = trained(PAIR, 2, **fields)
+    for _, residual in residuals(shrinking):
+        residual.g.data.fill_(1.5)  # 1 - SiLU(1.5) < 0
+    with pytest.raises(UserError, match="a factor on its shortcut is not above 0"):
+        folded(shrinking, 2, **fields)

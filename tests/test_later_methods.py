@@ -95,6 +95,14 @@ def test_coefficients_by_option(capsys):
     encoder, decoder = capsys.readouterr().out.splitlines()
     assert encoder == "encoder  branch = 0.200000  lr = 0.200000  adam_eps = 0.200000"
     assert decoder == "decoder  branch = 0.577350  lr = 0.577350  adam_eps = 0.577350"
+    for word, message in (
+        ("rescale=0", "--option rescale=0: rescale is true or false"),
+        ("base_depth=2.5", "base_depth is a whole number"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(["coefficients", "4", "4", "--method", "b2t" if "=0" in word else "complete_p", "--option", word])
+    main(["coefficients", "4", "4", "--method", "b2t", "--option", "rescale=True"])
+    assert "gain = 0.5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])
@@ -262,7 +270,8 @@ def test_scaled_initialisation_of_gpt_2():
 WRONG = [
     ("complete_p", {"base_depth": 0}, "--complete-p-base-depth 0: must be at least 1"),
     ("complete_p", {"exponent": 0.4}, "--complete-p-exponent 0.4: must be from 0.5 to 1"),
-    ("gpas", {"clip": -1.0}, "--gpas-clip -1.0: must not be negative"),
+    ("gpas", {"clip": -1.0}, "--gpas-clip -1.0: must be a number from 0 on"),
+    ("gpas", {"clip": math.nan}, "--gpas-clip nan: must be a number from 0 on"),
     ("mix_ln", {"share": 1.0}, "--mix-ln-share 1.0: must be at least 0 and below 1"),
     ("mix_ln", {"share": -0.1}, "--mix-ln-share -0.1: must be at least 0 and below 1"),
 ]

@@ -13,6 +13,7 @@ from deepnet_fairseq.core.attention import attend
 from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, Rising, register_modifier
 from deepnet_fairseq.core.modules import project
+from deepnet_fairseq.core.profile import profile_omegas
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
 
@@ -67,6 +68,17 @@ def test_layers_share_one_vector_and_part_when_moved():
     other = small(MASKED_LM, 3, pro_res=True)
     other.load_state_dict(model.state_dict())
     assert rising(other) == rising(model) == pytest.approx([2e-3, 2e-3, 1e-3, 1e-3, 2 / 3e3, 2 / 3e3])
+
+
+def test_admin_measures_branches_that_count_fully():
+    """As without the modifier, whose a is then what it was."""
+    net_input = {"src_tokens": batch(), "src_lengths": None}
+    model = small(LM, method="admin", pro_res=True)
+    model.set_num_updates(99)
+    before = rising(model)
+    found = [profile_omegas(one, net_input, 1) for one in (model, small(LM, method="admin"))]
+    assert list(found[0].values()) == pytest.approx(list(found[1].values())) and found[0].values() != {1.0}
+    assert rising(model) == before
 
 
 @pytest.mark.parametrize("method", ["deepnorm", "pre_ln"])

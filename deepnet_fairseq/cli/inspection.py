@@ -202,10 +202,14 @@ def option_value(method, word: str) -> tuple[str, bool | int | float | str]:
     if key not in method.options:
         raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
     kind = type(method.options[key].default)
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"--option {word}: {key} is true or false")
+        return key, text.lower() == "true"
     try:
-        return key, text != "false" if kind is bool else kind(text) if kind in (int, float) else text
+        return key, kind(text) if kind in (int, float) else text
     except ValueError as error:
-        raise UserError(f"--option {word}: {key} is a number") from error
+        raise UserError(f"--option {word}: {key} is a {'whole ' if kind is int else ''}number") from error
 
 
 def verify(args) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .slots import LearnedShortcut, Residual, Site
 
+AT_LAST = 10**9  # updates, behind any warm-up
+
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
     """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
@@ -57,7 +59,8 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
     """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
 
     In forward order, the encoder's first. The model has them then: each is set as the pass in training mode reaches it,
-    from what the branches before it gave. All else is as before, the state of torch's generators too.
+    from what the branches before it gave; branches that rise with the updates count fully. All else is as before, the
+    state of torch's generators too.
     """
     omegas: dict[Site, float] = {}
     following = dict.fromkeys(model.stacks(), 1.0)
@@ -68,10 +71,16 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
         following[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
 
     device = next(model.parameters()).device
+    rising = [module for module in model.modules() if hasattr(type(module), "set_num_updates")]
+    before = [(module, {name: b.clone() for name, b in module.named_buffers(recurse=False)}) for module in rising]
+    model.set_num_updates(AT_LAST)
     random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random_numbers, in_mode(model, training=True), watching(model, visit):
         torch.manual_seed(seed)
         model(**net_input)
+    for module, buffers in before:
+        for name, value in buffers.items():
+            module.get_buffer(name).copy_(value)
     return omegas
 
 

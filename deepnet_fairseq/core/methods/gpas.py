@@ -9,6 +9,8 @@ The paper also has it on Sandwich-LN and LN-Scaling, and on the shortcut alone o
 Pre-LN. Ours: encoders too, and cross-attention.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -50,8 +52,8 @@ class GPAS(Method):
         self.gates: dict[tuple, nn.Parameter] = {}
 
     def check(self):
-        if self.clip < 0:
-            raise UserError(f"--gpas-clip {self.clip}: must not be negative")
+        if not 0 <= self.clip < math.inf:
+            raise UserError(f"--gpas-clip {self.clip}: must be a number from 0 on")
 
     def residual(self, site):
         g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))

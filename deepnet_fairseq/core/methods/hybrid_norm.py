@@ -34,4 +34,7 @@ class HybridNorm(Method):
         return ByRole({role: nn.LayerNorm(dim) for role in "qkv"})
 
     def gain(self, site, role):
-        return self.branches(site.stack) ** -0.5 if role in ("out", "fc2") else 1.0
+        return self.coefficients(site.stack)["gain"] if role in ("out", "fc2") else 1.0
+
+    def coefficients(self, stack):
+        return {"gain": self.branches(stack) ** -0.5}

@@ -42,3 +42,6 @@ class LNScaling(Method):
     def coefficients(self, stack):
         """The factor of the last layer; that of the first is 1."""
         return {"last_layer": self.depth(stack) ** -0.5}
+
+    def constants(self, stack):
+        return self.coefficients(stack)  # a Pre-LN's checkpoint has the same parameters

@@ -39,7 +39,7 @@ class Mappings(FullPrecision, Linear):
 
     def forward(self, streams: Tensor) -> list[Tensor]:  # type: ignore[override]  # several maps in one matrix
         with without_autocast(streams):
-            streams = streams.float()
+            streams = streams.to(self.weight.dtype)
             square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
             inside = F.linear(streams, self.weight) * (square + 1e-6).rsqrt()
         sizes = [shape.numel() for shape in self.shapes]

@@ -6,6 +6,8 @@ up to 18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is 
 1 by default, and an s for each stack are left out.
 """
 
+import math
+
 from torch import nn
 
 from ...errors import UserError
@@ -42,8 +44,8 @@ class ResiDual(Method):
     options = {"scale": Option(1.0, "s, factor on the second stream; below 1 against overflow in fp16")}
 
     def check(self):
-        if not self.scale > 0:
-            raise UserError(f"{self.flag('scale')} {self.scale}: must be above 0")
+        if not 0 < self.scale < math.inf:
+            raise UserError(f"{self.flag('scale')} {self.scale}: must be a number above 0")
 
     def stream_width(self, stack, dim):
         return 2 * dim

@@ -58,5 +58,9 @@ class SiameseNorm(Method):
     def residual(self, site):
         return TwoSums(site.dim, (len(self.sublayers(site.stack)) * site.layer) ** -0.5, 1)
 
+    def coefficients(self, stack):
+        """The factor of the last layer's branches."""
+        return {"last_layer": self.branches(stack) ** -0.5}
+
     def ending(self, stack, dim):
         return Meeting(dim)
