@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # What a DeepNorm is whose gain was inverted, (8N)^(+1/4) in the place of (8N)^(-1/4), as in codes released with later
-# papers: beside the right one and Post-LN at 6, 12 and 24 layers as a language model, at 24 also with those codes' alpha,
-# and at 18L-18L in translation. The wrong ones are a stranger's methods, scripts/inverted_gain. The quickstart's corpus,
-# width 64.
+# papers: beside the right one at 6, 12 and 24 layers as a language model, at 24 also with those codes' alpha, and at
+# 18L-18L in translation. The wrong ones are a stranger's methods, scripts/inverted_gain. The quickstart's corpus, width 64.
 #
-#   scripts/inverted_gain.sh [--dry-run] [flags of fairseq-train]      42 trainings, half an hour of one core
+#   scripts/inverted_gain.sh [--dry-run] [flags of fairseq-train]      30 trainings, half an hour of one core
 #   SEEDS="1 2 3" UPDATES=400 OUT=runs-smoke ...
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/inverted_gain.sh
 set -euo pipefail
@@ -15,18 +14,16 @@ begin_small inverted_gain "$@"
 updates="${UPDATES:-400}"
 numbers UPDATES "$updates"
 
-record() {  # record VARIANT FACTS FLAGS...: VARIANT as scripts/inverted_gain has it, "" for DeepNorm itself; or post_ln
-    local name_of_method="deepnorm${1:+_$1}"
+record() {  # record VARIANT FACTS FLAGS...: VARIANT as scripts/inverted_gain has it, "" for DeepNorm itself
     method=deepnorm
-    [ "$1" != post_ln ] || method=post_ln name_of_method=post_ln
     queue run_train "$name${1:+-$1}-seed$seed" "\"method\": \"$method\", $2, \"variant\": \"$1\"" "${@:3}" \
-        --user-dir scripts/inverted_gain --method "$name_of_method" "${setting[@]}"
+        --user-dir scripts/inverted_gain --method "deepnorm${1:+_$1}" "${setting[@]}"
 }
 
 for seed in $seeds; do
     small_language_model "$updates"
     for depth in 6 12 24; do
-        name="lm-$depth" variants=("" inverted_gain post_ln) probes=()
+        name="lm-$depth" variants=("" inverted_gain) probes=()
         if [ "$depth" -eq 24 ]; then
             variants+=(fixed_alpha inverted_gain_fixed_alpha)
             [ "$seed" != "${seeds%% *}" ] || probes=(--deepnet-probe gradient_norm --probe-interval 200)
@@ -37,7 +34,7 @@ for seed in $seeds; do
     done
     small_translation "$updates"
     name=translation-18
-    for variant in "" inverted_gain post_ln; do
+    for variant in "" inverted_gain; do
         record "$variant" '"encoder_layers": 18, "decoder_layers": 18' --encoder-layers 18 --decoder-layers 18
     done
 done

@@ -77,7 +77,7 @@ def test_trainings_differ_in_the_method_alone(tmp_path):
     assert len(groups) == 12 and not (tmp_path / "out").exists()
     for (model, seed), variants in groups.items():
         flags = variants["deepnorm"]
-        assert len(variants) == (5 if model == "lm-24" else 3) and all(one == flags for one in variants.values())
+        assert len(variants) == (4 if model == "lm-24" else 2) and all(one == flags for one in variants.values())
         assert (flags["--seed"], flags["--max-update"], flags["--lr"]) == (seed, "400", "1e-3")
         assert flags["--user-dir"] == "scripts/inverted_gain" and model.endswith("-" + flags["--decoder-layers"])
 
@@ -112,7 +112,7 @@ def test_medians_and_ranges_over_seeds(tmp_path):
     for seed, final in ((1, 3.5), (2, 2.5), (3, 4.5)):
         write(tmp_path, f"inverted_gain/a-{seed}", final, [seed, 1.0, 1.0, 2 * seed], seed=seed, variant="")
     folder = write(tmp_path, "inverted_gain/b", 7.5, [1.0, 1.0, 1.0, float("nan")], (0, 6), variant="inverted_gain")
-    write(tmp_path, "inverted_gain/c", 7.5, [1.0] * 4, (18, 18), "post_ln", variant="post_ln")
+    write(tmp_path, "inverted_gain/c", 7.5, [1.0] * 4, (18, 18), variant="fixed_alpha")
     with open(folder / "probes.jsonl", "w") as probes:
         norms = {"decoder.1": 0.25, "decoder.1.self_attn.q": 1e-9, "decoder.6": 2.0}
         probes.write(json.dumps({"format": 1}) + "\n" + json.dumps({"update": 0, "gradient_norm": norms}) + "\n")
@@ -122,7 +122,7 @@ def test_medians_and_ranges_over_seeds(tmp_path):
     means = ["3.50 (2.50 to 4.50)", "4.00 (3.00 to 5.00)", "16.0 (8.00 to 32.0)", "2.00 (1.00 to 3.00)"]
     assert rows[0] == ["6L", "DeepNorm", "3", *means, "1.00 (1.00 to 1.00)", "4.00 (2.00 to 6.00)"]
     assert rows[1] == ["6L", "gain inverted", "1", "7.50", "8.00", "256", "1.00", "1.00", "-"]
-    assert rows[2][:6] == ["18L-18L", "Post-LN", "1", "7.50", "8.00", "-"]
+    assert rows[2][:6] == ["18L-18L", "alpha of 32 layers", "1", "7.50", "8.00", "-"]
     assert small.rows_gradients(runs)[1:] == [
         ["6L", "gain inverted", "0", "0.25", "-", "2.0", "-", "-", "-", "1.0e-09", *["-"] * 5]
     ]

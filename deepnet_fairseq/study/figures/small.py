@@ -10,7 +10,7 @@ from statistics import median
 from matplotlib.colors import to_rgba
 
 from ..runs import RecordedRun
-from ..style import Style, style_of
+from ..style import Style
 from .sheet import Sheet, number, page
 
 SERIES = {  # run.json's "variant" -> how it looks; the names are those of scripts/inverted_gain
@@ -18,7 +18,6 @@ SERIES = {  # run.json's "variant" -> how it looks; the names are those of scrip
     "fixed_alpha": Style("alpha of 32 layers", "#E69F00", "^"),
     "inverted_gain": Style("gain inverted", "#0072B2", "v"),
     "inverted_gain_fixed_alpha": Style("gain inverted, alpha of 32 layers", "#CC79A7", ">"),
-    "post_ln": style_of("post_ln"),
 }
 NORMS_AT = (25, 100, 400)  # updates whose gradient norms are shown
 LAYERS = (1, 2, 6, 12, 18, 24)  # whose gradients are shown
