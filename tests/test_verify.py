@@ -315,7 +315,12 @@ def test_a_trained_model_is_judged_on_what_training_leaves():
     result = verify(model, "deepnorm")
     assert result.fits and result.trained.startswith("trained: gains of its LayerNorms")
     assert {row.verdict for row in result.rows} <= {"fits", "trained, not judged"}
-    assert [text.split(": ")[0] for text in verify(model, "post_ln").findings] == ["decoder self_attn", "decoder ffn"]
+    found = verify(model, "post_ln").findings
+    assert [text.split(": ")[0] for text in found] == [
+        "decoder self_attn",
+        "decoder ffn",
+        "post_ln has no decoder.alpha",
+    ]
     early = audit(recognised(llama(24, 1.0), {"alpha": 48**0.25}, 7, []), "deepnorm")
     said = [text for text in early.notes if text.startswith("as if just begun: ")]
     assert early.fits and "without the gain of deepnorm" in said[0]  # which seven updates have not hidden
@@ -324,17 +329,18 @@ def test_a_trained_model_is_judged_on_what_training_leaves():
 def test_what_no_weight_shows_is_said():
     """1/sqrt(l) behind a LayerNorm is in the code alone."""
     state = llama(4, 1.0)
-    notes = judged(state, "ln_scaling").notes
-    assert any(
-        note.startswith("not examined: what ln_scaling has in its slots before, residual; of a") for note in notes
-    )
-    assert not any("not examined" in note for note in judged(state, "pre_ln", alpha=1.0).notes)
+    assert "what ln_scaling has in its slots before of the decoder" in judged(state, "ln_scaling").unexamined
+    assert judged(state, "pre_ln", alpha=1.0).unexamined == ["place of the LayerNorms in the decoder"]
+    plain = judged(state, "pre_ln")
+    assert any(text.startswith("is the shortcut plain, x + f, as pre_ln's?") for text in plain.unexamined)
+    assert plain.text().endswith("\nwhat was examined fits --method pre_ln")
+    assert judged(state, "pre_ln", alpha=1.0, normalize_before=True).text().endswith("\nfits --method pre_ln")
 
 
 def test_what_is_missing():
     state = {name: value for name, value in llama(4, 32**-0.25).items() if ".layers.2." not in name}
     result = judged(state)
-    assert "decoder 2: that layer is not there" in result.findings
+    assert "decoder 2: not there" in result.findings
     state = {name: value for name, value in llama(4, 32**-0.25).items() if "post_feedforward" not in name}
     assert "decoder: 1 LayerNorms in 4 layers, deepnorm has 2" in judged(state).findings
     with pytest.raises(UserError, match="no branch's weights"):

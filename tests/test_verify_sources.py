@@ -17,7 +17,8 @@ from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.verify import verify
-from deepnet_fairseq.tools.verify.sources import read, read_names, recognised
+from deepnet_fairseq.tools.verify.reading import read, read_names
+from deepnet_fairseq.tools.verify.sources import recognised
 
 from .support.helpers import assert_refused
 from .support.single_stacks import sizes
@@ -68,7 +69,7 @@ def test_a_sharded_folder(folder, capsys):
     assert statuses(folder, "--method", "deepnorm") == 0
     printed = capsys.readouterr().out
     assert "layers: decoder 4; fresh" in printed and "1.6818 (deepnorm_alpha of the config)" in printed
-    assert printed.endswith("\nfits --method deepnorm\n")
+    assert printed.endswith("\nwhat was examined fits --method deepnorm\n")
     assert statuses(folder, "--method", "sub_ln", "--json") == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"] and len(found["rows"]) == 6 and found["findings"]
@@ -271,7 +272,7 @@ def test_options_of_the_method(tmp_path, capsys):
     torch.save(build(archs.LM, 50, **build_flags).state_dict(), tmp_path / "model.pt")
     words = (tmp_path / "model.pt", "--method", "complete_p")
     assert statuses(*words, "--option", "base_depth=3") == 0
-    for said, option in (("complete_p has base_depth", "depth=3"), ("is a number", "base_depth=three")):
+    for said, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
         assert_refused(said, "verify", *map(str, words), "--option", option)
     capsys.readouterr()
     model = build(archs.LM, 50, **build_flags)

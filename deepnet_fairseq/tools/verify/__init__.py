@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,12 +20,13 @@ from torch import nn
 
 from ...core import archs
 from ...core.methods import METHODS, Method, get_method
-from ...core.slots import NORM_NAMES, Site
+from ...core.slots import Site
 from ...errors import UserError
 from ...text_table import render
-from . import evidence
+from . import evidence, merges, structure
 from .evidence import CLOSE, FLOOR, Kind, Measured, profile_base, scales
-from .sources import Factor, Found, read, read_names, recognised
+from .reading import read, read_names
+from .sources import Factor, Found, is_norm, recognised
 
 SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
 TOKENS = (2, 8)  # of the forward pass of a live module
@@ -50,7 +50,7 @@ class Audit:
     """What was found of a model beside a method. findings: what does not fit, a line each; notes: what is to be known.
 
     trained: how it shows that the model has been trained, "" for a fresh one; factors: stack, place, expected, has and
-    verdict of each shortcut.
+    verdict of each shortcut; unexamined: what neither fits nor does not, for it could not be told.
     """
 
     method: str
@@ -61,6 +61,7 @@ class Audit:
     factors: list[list[str]] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unexamined: list[str] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -80,7 +81,9 @@ class Audit:
         if self.factors:
             lines += ["", render([["stack", "shortcut of", "expected", "has", "verdict"], *self.factors])]
         lines += ["", *(f"does not fit: {text}" for text in self.findings), *(f"note: {text}" for text in self.notes)]
-        verdict = "nothing that is left to judge contradicts" if self.trained else "fits"
+        lines += [f"not examined: {text}" for text in self.unexamined]
+        verdict = "what was examined fits" if self.unexamined else "fits"
+        verdict = "nothing that is left to judge contradicts" if self.trained else verdict
         lines.append(f"{verdict if self.fits else 'does not fit'} --method {self.method}")
         return "\n".join(lines)
 
@@ -113,11 +116,12 @@ def verify(
     with torch.random.fork_rng(devices=()):
         if isinstance(model, nn.Module):
             config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
-            found = recognised(model.state_dict(), config, None, mapping)
+            norms = frozenset(f"{path}.weight" for path, part in model.named_modules() if is_norm(part))
+            found = recognised(model.state_dict(), config, None, mapping, norms)
             measured, why = _measure(model, found, inputs)
-            found.factors = measured or found.factors
+            found.factors = measured + found.factors
             result = audit(found, method, options)
-            result.notes += [why] if why else []
+            result.unexamined += [why] if why else []
             return result
         weights, config, updates = read(Path(model))
         try:
@@ -130,7 +134,7 @@ def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list
     """The factors of a live module, and why there are none."""
     missed = "no residual merge was found in its forward pass"
     if inputs is not None:
-        factors = evidence.merges(model, found, inputs)
+        factors = merges.merges(model, found, inputs)
         return factors, "" if factors else missed
     weight = found.matrices[0].weight
     tokens = (torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3).to(weight.linear.weight.device)
@@ -139,7 +143,7 @@ def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list
     raised = ""
     for given in ((tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors)):
         try:
-            factors = evidence.merges(model, found, given)
+            factors = merges.merges(model, found, given)
         except Exception as error:  # whatever somebody's forward raises
             raised = raised or f"{type(error).__name__}: {error}".split("\n")[0][:100]
         else:
@@ -156,13 +160,10 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
             if kind.sublayer not in method.sublayers(kind.stack):
                 raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; map it with --names")
     profile = _profile(found, method, held)
-    result = Audit(name, found.depths, profile, evidence.trained(found))
+    result = Audit(name, found.depths, profile, evidence.trained(found) or "")
     _judge_weights(result, found, method, held)
-    _judge_factors(result, found, method)
-    _judge_norms(result, found, method)
-    _judge_config(result, found, method)
-    _say_unexamined(result, found, method)
-    result.findings += [f"{place}: that layer is not there" for place in found.missing]
+    judged = _judge_factors(result, found, method)
+    structure.judge(result, found, method, judged)
     if found.unknown and not found.ours:
         more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
         result.notes.append(f"not recognised: {', '.join(found.unknown[:5])}{more}; --names FILE maps them")
@@ -244,7 +245,7 @@ def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
             if tensor.data_ptr() in seen or (gain == 1 and not found.ours):
                 continue
             seen.add(tensor.data_ptr())
-            rows = tensor[tensor.any(1)] if gain else tensor  # that of padding is 0
+            rows = tensor[tensor.any(1)] if gain and tensor.any() else tensor  # that of padding is 0
             kind, expected = Kind(stack, named, ""), [gain * tensor.size(1) ** -0.5]
             kind.measured.append(Measured.of(rows))
             fits = kind.fits(expected)
@@ -269,21 +270,26 @@ def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], m
 
 def _sites(found: Found, method: Method, factor: Factor) -> Iterator[Site]:
     """The branches that a factor is of."""
-    dim = found.matrices[0].weight.site.dim
+    dim = found.widths.get(factor.stack, 1)
     for layer in range(1, found.depths.get(factor.stack, 0) + 1):
         for sublayer in method.sublayers(factor.stack):
             if factor.layer in (None, layer) and factor.sublayer in (None, sublayer):
                 yield Site(factor.stack, layer, sublayer, dim, 1)
 
 
-def _judge_factors(result: Audit, found: Found, method: Method) -> None:
+def _judge_factors(result: Audit, found: Found, method: Method) -> set[Site]:
+    """The branches whose factors were judged; what is measured goes before what is only stored."""
     groups: dict[tuple, list[float]] = {}
+    measured: set[Site] = set()
+    judged: set[Site] = set()
     for factor in found.factors:
-        sites = list(_sites(found, method, factor))
+        sites = [site for site in _sites(found, method, factor) if site not in measured]
+        measured |= set(sites if factor.b is not None else ())
         modules = [module for site in sites if (module := method.residual(site)) is not None]
         learned = result.trained and any(module.state_dict() for module in modules)
         wanted = None if learned or not sites or method.profiled else _wanted(found, method, factor, sites)
         if wanted is not None and factor.a is not None:
+            judged |= set(sites)
             has = factor.a if factor.b is None else factor.a / factor.b
             source = "measured" if factor.b is not None else "in its weights" if factor.layer else factor.source
             groups.setdefault((factor.stack, factor.sublayer, wanted, source, f"{has:.3g}"), []).append(has)
@@ -296,6 +302,7 @@ def _judge_factors(result: Audit, found: Found, method: Method) -> None:
             said = f"{stack} {sublayer or 'all'}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
             last = Site(stack, found.depths[stack], sublayer or "ffn", 1, 1)
             result.findings.append(f"{said}; {evidence.explain_factor(has, wanted, method, found, last)}")
+    return judged
 
 
 def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> float | None:
@@ -310,79 +317,3 @@ def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> 
         return None
     a, b = pairs.most_common(1)[0][0]
     return a if factor.b is None else a / b if b else None
-
-
-def _judge_norms(result: Audit, found: Found, method: Method) -> None:
-    """LayerNorms of a layer by number, and those at the ends of stacks."""
-    dim = found.matrices[0].weight.site.dim
-    for stack, depth in found.depths.items():
-        odd: Counter[tuple[int, int]] = Counter()
-        for layer in range(1, depth + 1):
-            sites = [Site(stack, layer, sublayer, dim, 1) for sublayer in method.sublayers(stack)]
-            wanted = sum(method.norm_place(site) != "none" for site in sites)
-            wanted += 0 if found.ours else sum(_slot_norms(method, site) for site in sites)
-            has = sum(_counts(name, found.ours) for name, _ in found.norms.get((stack, layer), []))
-            if has != wanted:
-                odd[has, wanted] += 1
-        for (has, wanted), layers in odd.items():
-            more = "; another method's, or unused" if has > wanted else ""
-            result.findings.append(f"{stack}: {has} LayerNorms in {layers} layers, {result.method} has {wanted}{more}")
-        if depth:
-            _judge_closing(result, found, method, stack)
-
-
-def _counts(name: str, ours: bool) -> bool:
-    """Is it a LayerNorm of a branch? Those on queries and keys go with any method; slots of ours are the method's."""
-    if ours:
-        return any(own in name for own in NORM_NAMES.values())
-    return not re.search(r"[qk](uery|ey)?_?(layer)?norm|heads", name)
-
-
-def _slot_norms(method: Method, site: Site) -> int:
-    """LayerNorms that the method puts into a branch besides."""
-    dim = site.dim
-    slots = [method.before(site), method.inner(site, dim), method.outer(site), method.residual(site)]
-    slots.append(method.bypass(site))
-    return sum(isinstance(part, nn.LayerNorm) for slot in slots if slot is not None for part in slot.modules())
-
-
-def _judge_closing(result: Audit, found: Found, method: Method, stack: str) -> None:
-    closing, wanted = found.closing.get(stack), method.closing_norm(stack)
-    if wanted and not closing:
-        result.findings.append(f"{stack}: no LayerNorm at its end, {result.method} has one")
-    elif closing and not wanted:
-        said = f"{stack}: a LayerNorm at its end ({closing}), {result.method} has none"
-        if method.norm_places(stack) == {"post"}:
-            result.notes.append(f"{said}: behind a Post-LN layer it changes little, but Pre-LN models have one")
-        else:
-            result.findings.append(said)
-
-
-def _judge_config(result: Audit, found: Found, method: Method) -> None:
-    if found.ours and (said := found.config.get("method")) not in (None, result.method):
-        result.findings.append(f"its config says --method {said}")
-    for stack in (stack for stack, depth in found.depths.items() if depth):
-        for key in (f"{stack}_normalize_before", "normalize_before", "do_layer_norm_before"):
-            said = found.config.get(key)
-            if (
-                isinstance(said, bool) and not found.ours and not found.config.get("deepnorm")
-            ):  # torchscale sets it then
-                places = method.norm_places(stack)
-                if said != ("pre" in places) and places & {"pre", "post"}:
-                    result.findings.append(f"{stack}: its config says {key}: {said}, {result.method} is {method.norm}")
-
-
-def _say_unexamined(result: Audit, found: Found, method: Method) -> None:
-    """What the method has beside gains, factors and LayerNorms is in somebody's code, if at all."""
-    names = set() if result.factors else {"residual"}
-    for stack in (stack for stack, depth in found.depths.items() if depth):
-        dim = found.matrices[0].weight.site.dim
-        slots = {name: getattr(method, name)(stack, dim) for name in ("beginning", "mixer", "ending")}
-        for sublayer in method.sublayers(stack):
-            site = Site(stack, found.depths[stack], sublayer, dim, 1)
-            slots |= {name: getattr(method, name)(site) for name in ("before", "outer", "bypass")}
-            slots |= {name: getattr(method, name)(site, dim) for name in ("hidden", "inner", "heads")}
-            names |= {name for name, slot in slots.items() if slot is not None and not isinstance(slot, nn.LayerNorm)}
-    if names and not found.ours:
-        live = "; of a live module shortcuts are measured, docs/verify.md" if "residual" in names else ""
-        result.notes.append(f"not examined: what {result.method} has in its slots {', '.join(sorted(names))}{live}")

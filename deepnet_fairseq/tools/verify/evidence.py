@@ -3,32 +3,25 @@
 How sure a measured deviation is: of n normal numbers it is known to 1/sqrt(2n), of n uniform ones to sqrt(1/(5n)).
 A kind of weight (one role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it
 is within SIGMAS of these, and FLOOR, which the published constants' two digits ask for.
-
-Merges of a live module are solved for: among the tensors that pass by in one forward pass, that u which is a x + b f,
-f what a branch has given, x what was there before it. Nothing is asked of the code but to run.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.initialisation import ATTENTION_INPUTS, PROFILES, draw_normal, torch_std, xavier_std
 from ...core.methods import METHODS, Method
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
-from .sources import Factor, Found, Matrix
+from .sources import Found, Matrix
 
 SIGMAS, FLOOR = 5, 0.01
 CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
-EXACT, SHARE = 1e-5, 0.01  # of a merge u, and of the smaller of a x and b f, what may be unexplained
-LEAST = 1e-4  # of u what that smaller one must be
 SAMPLE = 2**20  # elements of a matrix that are looked at
 NORMAL, UNIFORM = 3.0, 1.8  # kurtosis
 ENOUGH = 1100  # elements from which on the two are told apart, four deviations of a normal's kurtosis from the middle
@@ -121,8 +114,8 @@ def kinds(found: Found) -> list[Kind]:
     return [held[key] for key in sorted(held, key=forward)]
 
 
-def trained(found: Found) -> str:
-    """How it shows that a model has been trained; "" for a fresh one, or where nothing tells."""
+def trained(found: Found) -> str | None:
+    """How it shows that a model has been trained; "" for a fresh one, None where nothing tells."""
     if found.updates:
         return f"trained, {found.updates} updates"
     gains = [gain for layer in found.norms.values() for _, gain in layer if gain.numel() > 1]
@@ -131,12 +124,16 @@ def trained(found: Found) -> str:
         return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
     if gains or found.updates is not None:
         return ""
-    last = [m.weight.linear.bias for m in found.matrices if m.weight.role in ("out", "fc2")]
-    biases = torch.cat([b.detach().float() for b in last if b is not None] or [torch.zeros(1)])
+    last = [(m.name, m.weight.linear.bias) for m in found.matrices if m.weight.role in ("out", "fc2")]
+    held = {name: bias.detach().float() for name, bias in last if bias is not None}
+    zeros = [b.abs().max().item() for name, b in held.items() if "out_proj" in name]  # at first, fairseq's and torch's
+    if any(zeros):
+        return f"trained: biases of its out_proj, 0 at first, are up to {max(zeros):.2g}"
+    biases = torch.cat([*held.values()] or [torch.zeros(1)])
     drawn = Measured.of(biases)
     if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
         return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
-    return ""
+    return "" if zeros else None
 
 
 @dataclass(frozen=True)
@@ -158,8 +155,15 @@ class Draw:
         return any(expected) and kind.fits(expected)
 
     def times(self, gain: Callable[[Site, str], float], said: str) -> Draw:
-        """The same with a gain."""
-        return Draw(said, lambda weight: self.std(weight) * gain(weight.site, weight.role), self.shape)
+        """The same with a gain; 0 where the method of another depth has none, as 1/(N - l + 1) above its N layers."""
+
+        def std(weight: Weight) -> float:
+            try:
+                return self.std(weight) * max(gain(weight.site, weight.role), 0.0)
+            except (ArithmeticError, ValueError):
+                return 0.0
+
+        return Draw(said, std, self.shape)
 
 
 def profile_base(name: str) -> Draw:
@@ -180,7 +184,7 @@ def _bases(found: Found) -> list[Draw]:
     """Bases that are not the method's, likeliest first."""
     layers = sum(found.depths.values())
     small = found.config.get("initializer_range")
-    small = small if isinstance(small, float) and small > 0 else SMALL
+    small = small if isinstance(small, float) and 0 < small < 1 else SMALL
     scaled = small / math.sqrt(2 * layers)
     one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
@@ -279,7 +283,7 @@ def explain_factor(has: float, wanted: float, method: Method, found: Found, site
     def near(value: float) -> bool:
         return value > 0 and abs(has / value - 1) <= CLOSE
 
-    if near(1 / wanted):
+    if wanted and near(1 / wanted):
         return f"it stands on the branch, x + {wanted:.4g} f, or is inverted"
     for symbol, value in method.coefficients(site.stack).items():
         if near(value) and not math.isclose(value, wanted):
@@ -288,7 +292,10 @@ def explain_factor(has: float, wanted: float, method: Method, found: Found, site
         return "a plain shortcut"
 
     def gives(other: Method) -> bool:
-        a, b = scales(other, site) or (0, 1)
+        try:
+            a, b = scales(other, site) or (0, 1)
+        except (ArithmeticError, ValueError):  # as in Draw.times
+            return False
         return b != 0 and near(a / b)
 
     for layers in range(1, 1001):
@@ -298,103 +305,3 @@ def explain_factor(has: float, wanted: float, method: Method, found: Found, site
         if gives(other(*found.depths.values())):
             return f"that is --method {name}'s"
     return "its square: a root is missed" if near(wanted**2) else "fits nothing that is known"
-
-
-def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
-    """Shortcut and branch factors a, b of every branch whose merge u = a x + b f can be found in a forward pass.
-
-    inputs: what the module is called with, in evaluation mode. Whatever it raises is raised.
-    """
-    events, hooks = _Events(found), []
-    try:
-        for name, part in module.named_modules():
-            hooks.append(part.register_forward_pre_hook(events.before(), with_kwargs=True))
-            hooks.append(part.register_forward_hook(events.behind(name)))
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        try:
-            with torch.no_grad():
-                module(*inputs)
-        finally:
-            for part, mode in modes:
-                part.training = mode
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return events.factors()
-
-
-class _Events:
-    """The tensors (.., C) that modules were given and gave, in order, each as one row; where branches end."""
-
-    def __init__(self, found: Found):
-        last = [m for m in found.matrices if m.weight.role in ("out", "fc2")]
-        self.branches = {re.sub(r"\.?\w+$", "", m.name): m.weight.site for m in last}
-        self.width = last[0].weight.site.dim if last else 0
-        self.rows: list[Tensor] = []
-        self.ends: dict[Site, int] = {}
-        self.exact = EXACT
-
-    def take(self, given: Any) -> int | None:
-        """Keeps what of it may be in the stream; the number of the first tensor of it."""
-        first = None
-        for value in given if isinstance(given, (tuple, list)) else (given,):
-            if torch.is_tensor(value) and value.is_floating_point() and value.dim() and value.size(-1) == self.width:
-                first = len(self.rows) if first is None else first
-                self.rows.append(value.detach().double().flatten())
-                self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps)
-        return first
-
-    def before(self) -> Callable[..., None]:
-        """The hook that sees what goes into a module."""
-
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.take((*args, *kwargs.values()))
-
-        return hook
-
-    def behind(self, name: str) -> Callable[..., None]:
-        """The hook that sees what comes out of it."""
-
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            number = self.take(output)
-            for path, site in self.branches.items():  # torch's attention does not call its out_proj
-                if number is not None and path in (name, f"{name}.out_proj") and site not in self.ends:
-                    self.ends[site] = number
-
-        return hook
-
-    def factors(self) -> list[Factor]:
-        """Of every branch at whose end a merge is found."""
-        found, ordered = [], sorted(self.ends.items(), key=lambda pair: pair[1])
-        starts = [0, *(end for _, end in ordered)]
-        stops = [*(end for _, end in ordered[1:]), len(self.rows)]
-        for (site, end), start, stop in zip(ordered, starts, stops):
-            solution = self._solve(start, end, stop)
-            if solution:
-                found.append(Factor(site.stack, site.layer, site.sublayer, *solution, "measured"))
-        return found
-
-    def _solve(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
-        """a and b, neither of them 0, of the first u behind `end` that is a x + b f, x from `start` on."""
-        size = self.rows[end].numel()
-        rows = {n: row for n, row in enumerate(self.rows[start : stop + 1], start) if row.numel() == size}
-        matrix = torch.stack(list(rows.values()))
-        gram = dict(zip(rows, (dict(zip(rows, line)) for line in (matrix @ matrix.T).tolist())))
-        for u in (n for n in rows if n > end):
-            for f in (n for n in reversed(list(rows)) if end <= n < u):  # as it is merged, past what scales it
-                for x in (n for n in reversed(list(rows)) if n < end):
-                    determinant = gram[x][x] * gram[f][f] - gram[x][f] ** 2
-                    if determinant <= 1e-9 * gram[x][x] * gram[f][f]:
-                        continue
-                    a = (gram[x][u] * gram[f][f] - gram[f][u] * gram[x][f]) / determinant
-                    b = (gram[f][u] * gram[x][x] - gram[x][u] * gram[x][f]) / determinant
-                    rest = gram[u][u] - a * gram[x][u] - b * gram[f][u]
-                    smaller = min(a * a * gram[x][x], b * b * gram[f][f])
-                    most = min(self.exact**2 * gram[u][u], max(SHARE, self.exact) ** 2 * smaller)
-                    if abs(rest) <= most and smaller > LEAST**2 * gram[u][u]:
-                        return a, b
-            alone = (1 - gram[x][u] ** 2 / (gram[x][x] * gram[u][u] or 1) for x in rows if x < end)
-            if any(1e-12 < part < 1e-4 for part in alone):
-                return None  # the merge with a branch too small to tell
-        return None

@@ -1,4 +1,4 @@
-"""Anybody's model as the weights of branches: files that run no code, and names brought to sublayers and roles.
+"""Anybody's model as the weights of branches: names brought to sublayers and roles.
 
 A layer is the first number in a name; what stands before it tells the stack, what stands behind it the branch and role.
 NAMES has fairseq's, torchscale's and torch's own, Hugging Face's Marian, BART, T5, GPT-2, Llama and BERT, labml's and
@@ -7,13 +7,9 @@ xformers'. Others are given by a file of regular expressions (docs/verify.md).
 
 from __future__ import annotations
 
-import argparse
 import re
-import tomllib
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +18,6 @@ from torch import Tensor, nn
 from ...core import archs
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
-from ...files import parse, read_object
 
 LAYER = re.compile(r"(?P<before>.*?)(?:^|\.)(?P<layer>\d+)\.(?P<rest>.+)")
 CROSS = re.compile(r"encoder_attn|EncDecAttention|cross_?att|cross_?mha|wrap_cross|multihead_attn|src_attn")
@@ -43,6 +38,11 @@ NAMES = {
     },
 }  # fmt: skip
 ROLES = {kind: {role: re.compile(rf"(?:.*[._])?(?:{p})") for role, p in table.items()} for kind, table in NAMES.items()}
+OWN = re.compile(  # what the package's models have beside fairseq's names
+    r"(encoder|decoder)\.(layers\.\d+\.((before|outer|residual|inner|hidden|bypass)\.|self_attn\.(inner|heads)\.)"
+    r"|(mixer|beginning|ending)\.)"
+)
+CONSTANT = re.compile(r"(encoder|decoder)\.\w+")
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)
 ELSEWHERE = re.compile(r"emb|lm_head|predictions|classif|pooler|mixer|beginning|ending", re.IGNORECASE)
 FACTOR = re.compile(
@@ -54,10 +54,8 @@ PROJECTION = re.compile(r"(?:.*\.)?(output_projection|lm_head|embed_out|generato
 POSITIONS = re.compile(r".*(position|wpe|rel.*bias|relative_attention_bias|pos_emb).*", re.IGNORECASE)
 BUFFERS = re.compile(r".*(version|_float_tensor|inv_freq|masked_bias|attn\.bias|in_proj_bias)")
 PLAIN = re.compile(r"(transformer|roberta|bart)(_\w+)?")  # fairseq's own models, whose shortcuts have no factor
-WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep their weights
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-          "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}  # fmt: skip
-MAPPED = re.compile(r"(?:(encoder|decoder)\.)?(?:(self_attn|encoder_attn)\.(q|k|v|qkv|out)|ffn\.(fc1|fc2)|norm|factor)")
+LONGEST = 1000  # characters of a name
+ENORMOUS = 1e30  # no factor
 
 
 @dataclass
@@ -70,7 +68,10 @@ class Matrix:
 
 @dataclass
 class Factor:
-    """A number at the residual merges, a x + b f. layer, sublayer: None for all; None of a or b: not known."""
+    """A number at the residual merges, a x + b f. layer, sublayer: None for all; None of a or b: not known.
+
+    place: of the branch's LayerNorm in a live module, "pre", "post", "pre and post", "none", "" where it is not known.
+    """
 
     stack: str
     layer: int | None
@@ -78,14 +79,16 @@ class Factor:
     a: float | None
     b: float | None
     source: str
+    place: str = ""
 
 
 @dataclass
 class Found:
     """A model as it was found. depths: layers of "encoder" and "decoder"; norms: by (stack, layer), names and gains.
 
-    closing: stack -> name of a LayerNorm at its end; updates: how many its optimiser has done, None if that is not
-    said; unknown: names that nothing was made of, with N for a layer; missing: layers between others, "decoder 3".
+    closing: stack -> name of a LayerNorm at its end; widths: C of each stack; weights: all that was read; updates: how
+    many its optimiser has done, None if that is not said; unknown: names that nothing was made of, with N for a layer;
+    vectors: those of one dimension in layers; missing: layers between others, "decoder 3".
     """
 
     depths: dict[str, int]
@@ -98,12 +101,25 @@ class Found:
     config: dict[str, Any] = field(default_factory=dict)
     updates: int | None = None
     unknown: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    widths: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> bool:
+        """Is it a live module whose shortcuts were measured?"""
+        return any(factor.b is not None for factor in self.factors)
 
     @property
     def ours(self) -> bool:
         """Is it a checkpoint of this package's models?"""
         return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Is it a LayerNorm or RMSNorm, anybody's?"""
+    return not list(module.children()) and re.search("layer_?norm|rms_?norm", type(module).__name__, re.I) is not None
 
 
 class Carrier(nn.Linear):
@@ -132,133 +148,30 @@ class _Entry:
     role: str
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
-    """Weights by name, config and number of updates (None: not said) of a file or a Hugging Face folder.
-
-    Nothing in them is run. UserError, naming the file, for what holds no weights.
-    """
-    if path.is_dir():
-        weights = {name: tensor for file in _weight_files(path) for name, tensor in _tensors(file)[0].items()}
-        config = path / "config.json"
-        return weights, read_object(config, "download it again, or remove it") if config.exists() else {}, None
-    if not path.is_file():
-        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file or folder'}")
-    return _tensors(path)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := folder / f"{name}.index.json").is_file():
-            shards = read_object(index, "download the folder again").get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-                raise UserError(f"{index}: has no weight_map of names; download the folder again")
-            files = [folder / Path(shard).name for shard in sorted(set(shards.values()))]
-            if lost := [file.name for file in files if not file.is_file()]:
-                raise UserError(f"{folder}: {', '.join(lost)} of {index.name} is not there; download it again")
-            return files
-        if (folder / name).is_file():
-            return [folder / name]
-    raise UserError(f"{folder}: has no model.safetensors or pytorch_model.bin; of fairseq name the checkpoint itself")
-
-
-def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
-    if path.suffix == ".safetensors":
-        return _safetensors(path), {}, None
-    from ...plugin.checkpoints.reading import allow_plain_data, explained
-
-    allow_plain_data()
-    mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
-    if mapped and any("/code/" in name for name in zipfile.ZipFile(path).namelist()):
-        raise UserError(f"{path}: refused, it is a TorchScript archive, which is code; save the module's state_dict()")
-    try:
-        content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
-    except UserError as error:
-        way_out = (
-            "; save the module's state_dict(), or give it to verify() from Python" if "refused" in str(error) else ""
-        )
-        raise UserError(f"{error}{way_out}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
-    wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
-    weights = {name: t for name, t in (content[wrapper] if wrapper else content).items() if torch.is_tensor(t)}
-    if not weights:
-        raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
-    cfg, history = content.get("cfg"), content.get("optimizer_history")
-    said: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
-    said = vars(said) if isinstance(said, argparse.Namespace) else said
-    last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
-    updates = last.get("num_updates") if isinstance(last, dict) else None
-    return weights, said if isinstance(said, dict) else {}, updates if isinstance(updates, int) else None
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    """The format's length of a header (8 bytes, little-endian), the header in JSON, the tensors' bytes."""
-    damaged = UserError(f"{path}: truncated, damaged or no safetensors file; download it again")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= size - 8:
-            raise damaged
-        try:
-            header = parse(file.read(length).decode("utf-8"))
-            start, tensors = 8 + length, {}
-            content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-            for name, entry in header.items():
-                if name == "__metadata__" or entry["dtype"] not in DTYPES:
-                    continue
-                first, last = entry["data_offsets"]
-                if not 0 <= first <= last <= size - start:
-                    raise damaged
-                values, dtype = content[start + first : start + last], DTYPES[entry["dtype"]]
-                if (start + first) % dtype.itemsize:
-                    values = values.clone()
-                tensors[name] = values.view(dtype).view(entry["shape"])
-        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-            raise error if error is damaged else damaged from error
-    return tensors
-
-
-def read_names(path: Path) -> list[tuple[str, re.Pattern]]:
-    """Role -> regular expression from a TOML or JSON file, in its order; UserError, naming it, for what is neither."""
-    if path.suffix == ".json":
-        table = read_object(path, "docs/verify.md has an example")
-    else:
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
-    found = []
-    for role, pattern in table.items():
-        if not MAPPED.fullmatch(role):
-            raise UserError(f'--names {path}: {role}: no role; say as "self_attn.q" or "decoder.ffn.fc1"')
-        try:
-            compiled = re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise UserError(f"--names {path}: {role}: is no regular expression ({error})") from error
-        if "layer" not in compiled.groupindex:
-            raise UserError(rf"--names {path}: {role}: has no (?P<layer>\d+) where the layer's number stands")
-        found.append((role, compiled))
-    return found
-
-
 def recognised(
-    weights: dict[str, Tensor], config: dict[str, Any], updates: int | None, names: list[tuple[str, re.Pattern]]
+    weights: dict[str, Tensor],
+    config: dict[str, Any],
+    updates: int | None,
+    names: list[tuple[str, re.Pattern]],
+    norms: frozenset[str] = frozenset(),
 ) -> Found:
     """The branches' weights, norms and factors in a state dict; UserError if none of its names is known.
 
-    names: as read_names gives them, asked before NAMES.
+    names: as read_names gives them, asked before NAMES; norms: names that are known to be gains of LayerNorms.
     """
     entries, others = [], {}
+    weights = {name: tensor for name, tensor in weights.items() if _readable(name, tensor)}
     for name, tensor in weights.items():
-        entry = _by_names(name, tensor, names) or _by_habit(name, tensor)
+        entry = _by_names(name, tensor, names) or _by_habit(name, tensor, norms)
         if entry is None:
             others[name] = tensor
         else:
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
-        some = ", ".join(list(weights)[:3])
+        some = ", ".join(name[:100] for name in list(weights)[:3])
         raise UserError(f"no branch's weights among its {len(weights)} tensors: {some} ..; map names with --names FILE")
-    found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
+    config = config | _own(weights, config)
+    found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates, weights=weights)
     alone = _stack_alone(config)
     for entry in entries:
         entry.stack = entry.stack or alone
@@ -267,7 +180,10 @@ def recognised(
         if numbers:
             first = min(numbers[0], 1)
             found.depths[stack] = numbers[-1] - first + 1
-            found.missing += [f"{stack} {n}" for n in range(first, numbers[-1]) if n not in numbers]
+            if numbers[-1] > 100 + 2 * len(numbers):
+                raise UserError(f"{stack}: layer {numbers[-1]} of {len(numbers)} layers; map names with --names FILE")
+            gaps = [(a + 1, b - 1) for a, b in zip([first - 1, *numbers], numbers) if b > a + 1]
+            found.missing += [f"{stack} {a}" if a == b else f"{stack} {a} to {b}" for a, b in gaps]
             for entry in entries:
                 if entry.stack == stack:
                     entry.layer += 1 - first
@@ -275,7 +191,8 @@ def recognised(
     for name, tensor in others.items():
         _elsewhere(found, name, tensor, alone)
     for key, value in config.items():
-        if FACTOR.fullmatch(str(key)) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < ENORMOUS
+        if number and FACTOR.fullmatch(str(key)):
             stack = next((stack for stack in found.depths if stack in key), alone)
             found.factors.append(Factor(stack, None, None, float(value), None, f"{key} of the config"))
     named = str(config.get("arch") or config.get("_name") or "")
@@ -283,6 +200,20 @@ def recognised(
         said = f"{named or 'deepnorm false'} of the config"
         found.factors += [Factor(stack, None, None, 1.0, None, said) for stack, depth in found.depths.items() if depth]
     return found
+
+
+def _own(weights: dict[str, Tensor], config: dict[str, Any]) -> dict[str, str]:
+    """The architecture of our own state dict, known by the slots and constants that others do not have."""
+    stacks = tuple(stack for stack in ("encoder", "decoder") if f"{stack}.layers.0.fc1.weight" in weights)
+    slots = any(OWN.match(name) or CONSTANT.fullmatch(name) and not t.dim() for name, t in weights.items())
+    arch = next((arch for arch, held in archs.STACKS.items() if held == stacks), None)
+    return {"arch": arch} if slots and arch and not (config.get("arch") or config.get("_name")) else {}
+
+
+def _readable(name: Any, tensor: Tensor) -> bool:
+    """Is it a name and numbers?"""
+    plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
+    return isinstance(name, str) and len(name) <= LONGEST and plain
 
 
 def _stack_alone(config: dict[str, Any]) -> str:
@@ -297,17 +228,19 @@ def _by_names(name: str, tensor: Tensor, names: list[tuple[str, re.Pattern]]) ->
             *place, last = role.split(".")
             stack = place[0] if place and place[0] not in BRANCHES else _stack(name)
             kind = place[-1] if place and place[-1] in BRANCHES else last
+            if not (match["layer"] or "").isdecimal():
+                raise UserError(f"--names: {role}: the layer of {name} is {match['layer']!r}, no number")
             return _Entry(name, tensor, stack, int(match["layer"]), kind, last)
     return None
 
 
-def _by_habit(name: str, tensor: Tensor) -> _Entry | None:
+def _by_habit(name: str, tensor: Tensor, norms: frozenset[str]) -> _Entry | None:
     match = LAYER.fullmatch(name)
     if match is None or not tensor.is_floating_point() or BUFFERS.fullmatch(name):
         return None
     stack, layer, rest = _stack(match["before"]), int(match["layer"]), match["rest"]
     bare = re.sub(r"\.(weight|bias|gamma|beta|scale|A|B)$", "", rest)
-    if NORM.fullmatch(bare) and tensor.dim() == 1:
+    if (name in norms or NORM.fullmatch(bare)) and tensor.dim() == 1:
         return _Entry(name, tensor, stack, layer, "norm", rest.rsplit(".", 1)[-1])
     if FACTOR.fullmatch(rest) and tensor.dim() <= 1:
         return _Entry(name, tensor, stack, layer, "factor", rest)
@@ -326,7 +259,8 @@ def _stack(text: str) -> str:
 
 
 def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> None:
-    widths = {stack: _width([e for e in entries if e.stack == stack]) for stack, depth in found.depths.items() if depth}
+    of = {stack: [e for e in entries if e.stack == stack] for stack, depth in found.depths.items() if depth}
+    found.widths = widths = {stack: _width(held) for stack, held in of.items()}
     seen: set[tuple] = set()  # a module may be registered twice
     for entry in entries:
         key = entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr()
@@ -393,4 +327,5 @@ def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str) -> None:
     elif tensor.dim() > 0 and not name.endswith("bias") and not ELSEWHERE.search(name):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)
         if general not in found.unknown and tensor.numel() > 1:
-            found.unknown.append(general)
+            found.unknown.append(general[:100])
+            found.vectors += [general[:100]] if tensor.dim() == 1 and LAYER.fullmatch(name) else []

@@ -1,0 +1,131 @@
+"""What `deepnet verify` reads, none of whose code is run: checkpoints, folders, safetensors, mappings of names."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...files import parse, read_object
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep their weights
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+          "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}  # fmt: skip
+HEADER = 10**8  # bytes, the most that safetensors' own reader takes
+MAPPED = re.compile(r"(?:(encoder|decoder)\.)?(?:(self_attn|encoder_attn)\.(q|k|v|qkv|out)|ffn\.(fc1|fc2)|norm|factor)")
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
+    """Weights by name, config and number of updates (None: not said) of a file or a Hugging Face folder.
+
+    Nothing in them is run. UserError, naming the file, for what holds no weights.
+    """
+    if path.is_dir():
+        weights = {name: tensor for file in _weight_files(path) for name, tensor in _tensors(file)[0].items()}
+        config = path / "config.json"
+        return weights, read_object(config, "download it again, or remove it") if config.exists() else {}, None
+    if not path.is_file():
+        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file or folder'}")
+    return _tensors(path)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := folder / f"{name}.index.json").is_file():
+            shards = read_object(index, "download the folder again").get("weight_map")
+            if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+                raise UserError(f"{index}: has no weight_map of names; download the folder again")
+            files = [folder / Path(shard).name for shard in sorted(set(shards.values()))]
+            if lost := [file.name for file in files if not file.is_file()]:
+                raise UserError(f"{folder}: {', '.join(lost)} of {index.name} is not there; download it again")
+            return files
+        if (folder / name).is_file():
+            return [folder / name]
+    raise UserError(f"{folder}: has no model.safetensors or pytorch_model.bin; of fairseq name the checkpoint itself")
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
+    if path.suffix == ".safetensors":
+        return _safetensors(path), {}, None
+    from ...plugin.checkpoints.reading import allow_plain_data, explained
+
+    allow_plain_data()
+    mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
+    if mapped and any("/code/" in name for name in zipfile.ZipFile(path).namelist()):
+        raise UserError(f"{path}: refused, it is a TorchScript archive, which is code; save the module's state_dict()")
+    try:
+        content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
+    except UserError as error:
+        way_out = (
+            "; save the module's state_dict(), or give it to verify() from Python" if "refused" in str(error) else ""
+        )
+        raise UserError(f"{error}{way_out}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
+    wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
+    weights = {name: t for name, t in (content[wrapper] if wrapper else content).items() if torch.is_tensor(t)}
+    if not weights:
+        raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
+    cfg, history = content.get("cfg"), content.get("optimizer_history")
+    said: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
+    said = vars(said) if isinstance(said, argparse.Namespace) else said
+    last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
+    updates = last.get("num_updates") if isinstance(last, dict) else None
+    return weights, said if isinstance(said, dict) else {}, updates if isinstance(updates, int) else None
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    """The format's length of a header (8 bytes, little-endian), the header in JSON, the tensors' bytes."""
+    damaged = UserError(f"{path}: truncated, damaged or no safetensors file; download it again")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, HEADER):
+            raise damaged
+        try:
+            header = parse(file.read(length).decode("utf-8"))
+            start, tensors = 8 + length, {}
+            content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+            for name, entry in header.items():
+                if name == "__metadata__" or entry["dtype"] not in DTYPES:
+                    continue
+                first, last = entry["data_offsets"]
+                if not 0 <= first <= last <= size - start:
+                    raise damaged
+                values, dtype = content[start + first : start + last], DTYPES[entry["dtype"]]
+                if (start + first) % dtype.itemsize:
+                    values = values.clone()
+                tensors[name] = values.view(dtype).view(entry["shape"])
+        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+            raise error if error is damaged else damaged from error
+    return tensors
+
+
+def read_names(path: Path) -> list[tuple[str, re.Pattern]]:
+    """Role -> regular expression from a TOML or JSON file, in its order; UserError, naming it, for what is neither."""
+    if path.suffix == ".json":
+        table = read_object(path, "docs/verify.md has an example")
+    else:
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
+    found = []
+    for role, pattern in table.items():
+        if not MAPPED.fullmatch(role):
+            raise UserError(f'--names {path}: {role}: no role; say as "self_attn.q" or "decoder.ffn.fc1"')
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise UserError(f"--names {path}: {role}: is no regular expression ({error})") from error
+        if "layer" not in compiled.groupindex:
+            raise UserError(rf"--names {path}: {role}: has no (?P<layer>\d+) where the layer's number stands")
+        found.append((role, compiled))
+    return found
