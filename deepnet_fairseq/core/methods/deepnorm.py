@@ -6,7 +6,8 @@ Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", Figure 2. For
     alone    alpha = (2N)^(1/4)            beta = (8N)^(-1/4)   encoder-only, and decoder-only with M
 All biases start at 0; embeddings, positions and the output projection keep fairseq's init.
 torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published constant inverted; it divides torch's
-default init (biases too) instead of drawing Xavier; and at 4d1e0e8 `deepnorm=True` leaves its decoder Pre-LN (in release 0.3.0 not).
+default init (biases too) instead of drawing Xavier; and at 4d1e0e8, not in release 0.3.0, `deepnorm=True` leaves its
+decoder Pre-LN.
 Published baselines of its name are other methods: MixLN's and LayerNorm-Scaling's draw with (8N)^(+1/4), and have the
 alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide; GLM-130B is followed with (2N)^(+-1/2).
 """
