@@ -36,7 +36,7 @@ def test_every_method_against_every_other(model):
 @pytest.mark.parametrize(
     "model, name",
     [
-        ("deepnorm", "post_ln_init"),
+        ("deepnorm", "pre_ln"),
         ("branchnorm", "rezero"),
         ("pre_ln", "peri_ln"),
         ("mhc", "rezero"),
@@ -45,6 +45,14 @@ def test_every_method_against_every_other(model):
 )
 def test_a_method_that_it_is_not(model, name):
     assert not verify(lm(model), name).fits
+
+
+def test_a_gain_that_the_method_of_another_depth_has_not():
+    """1 / (N - l + 1) has no value above layer N."""
+    narrowed = lm("post_ln", 4)
+    for layer in narrowed.decoder.layers[1:]:
+        layer.fc2.weight.data.mul_(0.5)
+    assert any("ffn.fc2" in text for text in verify(narrowed, "post_ln_init").findings)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -103,6 +111,16 @@ def test_the_place_of_layer_norms_in_a_live_module():
     assert wrong.findings == ["decoder: LayerNorm pre in 6 branches, deepnorm has it post"]
     assert verify(Stacked(3, False).bfloat16(), "deepnorm").fits  # in half precision less is told, and that is said
     assert "place of the LayerNorms in the decoder" in verify(Stacked(3, True).bfloat16(), "deepnorm").unexamined
+
+
+def test_layer_norms_without_gains_are_counted():
+    model = Stacked(3, False)
+    for layer in model.layers:
+        layer.n1 = layer.n2 = nn.LayerNorm(C, elementwise_affine=False)
+    assert verify(model, "deepnorm").findings == ["decoder: 1 LayerNorms in 3 layers, deepnorm has 2"]
+    for layer in model.layers:
+        layer.n2 = nn.LayerNorm(C, elementwise_affine=False)
+    assert verify(model, "deepnorm").fits
 
 
 def test_layer_norms_by_other_names_in_a_file():
@@ -180,10 +198,12 @@ def test_odd_entries_are_passed_over(tmp_path):
         judged({"x" * 2000: torch.ones(3)})
 
 
-def test_a_safetensors_header_beyond_the_formats_limit(tmp_path):
+def test_a_safetensors_header_beyond_the_formats_limit(tmp_path, monkeypatch):
+    """It is not read: a file of zeros that takes no room, its header longer than the limit by a byte."""
     with open(tmp_path / "long.safetensors", "wb") as file:
         file.write((10**8 + 1).to_bytes(8, "little"))
-        file.truncate(10**8 + 100)  # of no blocks
+        file.truncate(2 * 10**8)
+    monkeypatch.setattr("deepnet_fairseq.tools.verify.reading.parse", pytest.fail)
     assert_refused("no safetensors", "verify", str(tmp_path / "long.safetensors"), "--method", "deepnorm")
 
 

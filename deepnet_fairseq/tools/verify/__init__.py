@@ -117,7 +117,8 @@ def verify(
         if isinstance(model, nn.Module):
             config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
             norms = frozenset(f"{path}.weight" for path, part in model.named_modules() if is_norm(part))
-            found = recognised(model.state_dict(), config, None, mapping, norms)
+            weights = {name: torch.ones(1) for name in norms} | model.state_dict()  # of one without gains too
+            found = recognised(weights, config, None, mapping, norms)
             measured, why = _measure(model, found, inputs)
             found.factors = measured + found.factors
             result = audit(found, method, options)

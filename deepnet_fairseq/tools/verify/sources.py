@@ -189,7 +189,7 @@ def recognised(
                     entry.layer += 1 - first
     _fill(found, entries, weights)
     for name, tensor in others.items():
-        _elsewhere(found, name, tensor, alone)
+        _elsewhere(found, name, tensor, alone, norms)
     for key, value in config.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < ENORMOUS
         if number and FACTOR.fullmatch(str(key)):
@@ -310,7 +310,7 @@ def _matrices(entry: _Entry, width: int, weights: dict[str, Tensor]) -> Iterator
         yield Matrix(entry.name, Weight(site, part, Carrier(weight, bias), source))
 
 
-def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str) -> None:
+def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str, norms: frozenset[str]) -> None:
     """What is not in a layer, or unknown there."""
     bare = re.sub(r"\.(weight|bias)$", "", name)
     if not tensor.is_floating_point() or BUFFERS.fullmatch(name) or POSITIONS.fullmatch(name):
@@ -319,7 +319,7 @@ def _elsewhere(found: Found, name: str, tensor: Tensor, alone: str) -> None:
         found.embeddings[name] = tensor
     elif tensor.dim() == 2 and PROJECTION.fullmatch(bare):
         found.projections[name] = tensor
-    elif NORM.fullmatch(bare) and tensor.dim() == 1:
+    elif (name in norms or NORM.fullmatch(bare)) and tensor.dim() == 1:
         if not ELSEWHERE.search(name) and not LAYER.fullmatch(name):
             found.closing[_stack(name) or alone] = bare
     elif tensor.numel() == 1 and FACTOR.fullmatch(name):
