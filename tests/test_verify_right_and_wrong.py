@@ -120,7 +120,8 @@ def test_layer_norms_without_gains_are_counted():
     assert verify(model, "deepnorm").findings == ["decoder: 1 LayerNorms in 3 layers, deepnorm has 2"]
     for layer in model.layers:
         layer.n2 = nn.LayerNorm(C, elementwise_affine=False)
-    assert verify(model, "deepnorm").fits
+    result = verify(model, "deepnorm")
+    assert result.fits and not result.trained and "is it fresh or trained?" in result.text()
 
 
 def test_layer_norms_by_other_names_in_a_file():

@@ -124,16 +124,17 @@ def trained(found: Found) -> str | None:
         return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
     if gains or found.updates is not None:
         return ""
-    last = [(m.name, m.weight.linear.bias) for m in found.matrices if m.weight.role in ("out", "fc2")]
-    held = {name: bias.detach().float() for name, bias in last if bias is not None}
-    zeros = [b.abs().max().item() for name, b in held.items() if "out_proj" in name]  # at first, fairseq's and torch's
-    if any(zeros):
-        return f"trained: biases of its out_proj, 0 at first, are up to {max(zeros):.2g}"
-    biases = torch.cat([*held.values()] or [torch.zeros(1)])
+    last = [m for m in found.matrices if m.weight.role in ("out", "fc2") and m.weight.linear.bias is not None]
+    held = [m.weight.linear.bias.detach().float() for m in last]
+    zeros = [b / torch_std(m.weight.linear) for m, b in zip(last, held) if "out_proj" in m.name]
+    spread = Measured.of(torch.cat(zeros)).std if zeros else 0.0  # beside a bare Linear's; in attention they start at 0
+    if spread and not 0.8 < spread < 1.25:
+        return "trained: biases of its out_proj, 0 at first, are spread"
+    biases = torch.cat(held or [torch.zeros(1)])
     drawn = Measured.of(biases)
     if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
         return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
-    return "" if zeros else None
+    return "" if zeros and not spread else None
 
 
 @dataclass(frozen=True)

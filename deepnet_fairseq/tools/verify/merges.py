@@ -91,28 +91,31 @@ class _Events:
         """Of every branch at whose end a merge is found."""
         ordered = sorted(self.ends.items(), key=lambda pair: pair[1])
         ends = [end for _, end in ordered]
-        solved = [self._solve(*span) for span in zip([0, *ends], ends, [*ends[1:], len(self.rows)])]
+        spans = list(zip([0, *ends], ends, [*ends[1:], len(self.rows)]))
+        solved = [self._solve(*span) for span in spans]
         found = []
-        for n, ((site, end), solution) in enumerate(zip(ordered, solved)):
+        for n, ((site, _), solution) in enumerate(zip(ordered, solved)):
             if solution:
                 a, b, x, u = solution
                 after = solved[n + 1] if n + 1 < len(ends) and ordered[n + 1][0].stack == site.stack else None
-                place = self._place(x, end, u, after[2] if after else None)
+                place = self._place(x, u, after[2] if after else None, *spans[n])
                 found.append(Factor(site.stack, site.layer, site.sublayer, a, b, "measured", place))
         return found
 
-    def _place(self, x: int, end: int, u: int, following: int | None) -> str:
+    def _place(self, x: int, u: int, following: int | None, start: int, end: int, stop: int) -> str:
         """Of the LayerNorm of a branch: does one read its shortcut x, or turn its merge u into the next shortcut?
 
-        "" where the latter is not known, which of a stack's last branch is so.
+        "" where the latter is not known, as of a stack's last branch; "none" where others have LayerNorms alone.
         """
-        pre = any(given < end and self._same(given, x) for given, _ in self.norms)
+        before = [(given, gave) for given, gave in self.norms if start <= given < end]
+        behind = [(given, gave) for given, gave in self.norms if end <= given < stop]
+        pre = any(self._same(given, x) for given, _ in before)
         if following is None:
             return "pre" if pre else ""
         if self._same(u, following):
-            normed = any(self._same(gave, x) for _, gave in self.norms)  # so that another changes nothing
-            return "pre" if pre else "" if normed else "none"
-        post = any(self._same(given, u) and self._same(gave, following) for given, gave in self.norms)
+            normed = any(self._same(gave, x) for _, gave in before)  # so that another changes nothing
+            return "pre" if pre else "none" if self.norms and not normed else ""
+        post = any(self._same(given, u) and self._same(gave, following) for given, gave in behind)
         return ("pre and post" if pre else "post") if post else ""
 
     def _same(self, one: int, other: int) -> bool:

@@ -119,7 +119,8 @@ class Found:
 
 def is_norm(module: nn.Module) -> bool:
     """Is it a LayerNorm or RMSNorm, anybody's?"""
-    return not list(module.children()) and re.search("layer_?norm|rms_?norm", type(module).__name__, re.I) is not None
+    name = type(module).__name__.lower()
+    return name.endswith("norm") and not name.startswith(("batch", "group", "weight")) and not list(module.children())
 
 
 class Carrier(nn.Linear):
