@@ -128,7 +128,7 @@ def trained(found: Found) -> str | None:
     held = [m.weight.linear.bias.detach().float() for m in last]
     zeros = [b / torch_std(m.weight.linear) for m, b in zip(last, held) if "out_proj" in m.name]
     spread = Measured.of(torch.cat(zeros)).std if zeros else 0.0  # beside a bare Linear's; in attention they start at 0
-    if spread and not 0.8 < spread < 1.25:
+    if spread and (found.ours or not 0.8 < spread < 1.25):
         return "trained: biases of its out_proj, 0 at first, are spread"
     biases = torch.cat(held or [torch.zeros(1)])
     drawn = Measured.of(biases)

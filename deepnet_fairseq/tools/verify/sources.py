@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -280,6 +280,10 @@ def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> No
                 found.factors.append(factor)
         else:
             found.matrices += _matrices(entry, widths[entry.stack], weights)
+    sources = {m.weight.site: m.weight.source_dim for m in found.matrices if m.weight.role == "k"}  # of q and v too
+    for matrix in found.matrices:
+        source = sources.get(matrix.weight.site, matrix.weight.source_dim)
+        matrix.weight = replace(matrix.weight, source_dim=source)
 
 
 def _width(entries: list[_Entry]) -> int:

@@ -38,7 +38,7 @@ def judge(result: Audit, found: Found, method: Method, judged: set[Site]) -> Non
     _judge_config(result, found, method)
     if found.ours:
         _judge_slots(result, found, method)
-    elif evidence.trained(found) is None:
+    if evidence.trained(found) is None:
         result.unexamined.append("is it fresh or trained? It was taken for fresh; without LayerNorms nothing tells")
 
 
