@@ -49,8 +49,8 @@ def _sites(found: Found, method: Method, stack: str) -> list[Site]:
 
 def _judge_matrices(result: Audit, found: Found, method: Method, stack: str) -> None:
     """Has every branch all its matrices?"""
-    held = {(m.weight.site.layer, m.weight.site.sublayer, m.weight.role) for m in found.matrices
-            if m.weight.site.stack == stack}  # fmt: skip
+    weights = [matrix.weight for matrix in found.matrices if matrix.weight.site.stack == stack]
+    held = {(weight.site.layer, weight.site.sublayer, weight.role) for weight in weights}
     layers, unknown = {layer for layer, _, _ in held}, []
     for sublayer in method.sublayers(stack):
         for role in MATRICES["ffn" if sublayer == "ffn" else "attention"]:
@@ -58,9 +58,8 @@ def _judge_matrices(result: Audit, found: Found, method: Method, stack: str) -> 
             if len(lost) == len(layers):
                 unknown.append(f"{sublayer}.{role}")
             elif lost:
-                result.findings.append(
-                    f"{stack} {sublayer}.{role}: not there in layers {', '.join(map(str, lost[:9]))}"
-                )
+                some = ", ".join(map(str, lost[:9]))
+                result.findings.append(f"{stack} {sublayer}.{role}: not there in layers {some}")
     if unknown:
         result.unexamined.append(f"{stack} {', '.join(unknown)}: in no layer was a matrix known for it")
 
@@ -176,14 +175,10 @@ def _say_unexamined(result: Audit, found: Found, method: Method, stack: str, jud
         said = f"is the shortcut plain, x + f, as {result.method}'s?" if plain else "shortcut"
         live = "" if found.measured else "; live modules are measured, docs/verify.md"
         result.unexamined.append(f"{said} {stack} {layers}{live}")
-    slots = {name: getattr(method, name)(stack, dim) for name in ("beginning", "mixer", "ending")}
+    slots = [(name, getattr(method, name)(stack, dim)) for name in ("beginning", "mixer", "ending")]
     for site in sites[-len(method.sublayers(stack)) :]:
-        slots |= {f"{name} of {site.sublayer}": getattr(method, name)(site) for name in ("before", "outer", "bypass")}
-        slots |= {
-            f"{name} of {site.sublayer}": getattr(method, name)(site, dim) for name in ("hidden", "inner", "heads")
-        }
-    filled = {
-        name.split()[0] for name, slot in slots.items() if slot is not None and not isinstance(slot, nn.LayerNorm)
-    }
+        slots += [(name, getattr(method, name)(site)) for name in ("before", "outer", "bypass")]
+        slots += [(name, getattr(method, name)(site, dim)) for name in ("hidden", "inner", "heads")]
+    filled = sorted({name for name, slot in slots if slot is not None and not isinstance(slot, nn.LayerNorm)})
     if filled and not found.ours:
-        result.unexamined.append(f"what {result.method} has in its slots {', '.join(sorted(filled))} of the {stack}")
+        result.unexamined.append(f"what {result.method} has in its slots {', '.join(filled)} of the {stack}")
