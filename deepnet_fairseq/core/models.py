@@ -285,8 +285,10 @@ class _Unfilled(TorchFunctionMode):
     """Tensors get no values: on the device meta torch would load its compiler, which takes a second, to draw none."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.__name__ in ("normal_", "uniform_", "fill_", "zero_", "tril_", "triu_", "div_"):
+        if function.__name__ in ("normal_", "uniform_", "fill_", "zero_"):
             return args[0] if args else kwargs["tensor"]
+        if function.__name__ == "eye":
+            return torch.empty(args[0], args[0])
         return function(*args, **(kwargs or {}))
 
 

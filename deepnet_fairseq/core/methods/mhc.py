@@ -24,7 +24,7 @@ STEPS = 20  # of Sinkhorn
 
 def towards_identity(streams: int) -> Tensor:
     """b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
-    return 8 * torch.eye(streams) - 4
+    return torch.tensor([[4.0 if row == column else -4.0 for column in range(streams)] for row in range(streams)])
 
 
 class Mappings(FullPrecision, Linear):
@@ -35,7 +35,8 @@ class Mappings(FullPrecision, Linear):
         self.shapes = [b.shape for b in bs]
         self.a = nn.Parameter(torch.full((len(bs),), 0.01))
         nn.init.zeros_(self.weight)
-        self.bias.data.copy_(torch.cat([b.flatten() for b in bs]))
+        for part, b in zip(self.bias.data.split([b.numel() for b in bs]), bs, strict=True):
+            part.copy_(b.flatten())
 
     def forward(self, streams: Tensor) -> list[Tensor]:  # type: ignore[override]  # several maps in one matrix
         with without_autocast(streams):

@@ -56,10 +56,14 @@ def why_not_foldable(model: nn.Module) -> str | None:
                 return f"{_kind(module)} stands {PLACES[slot]}"
             if not hasattr(module, "scales"):
                 return f"{_kind(module)} merges shortcut and branch"
+            if not closed or any(
+                parameter.is_meta for parameter in module.parameters()
+            ):  # a blueprint's are no numbers
+                continue
             shortcut, _ = module.scales()
-            if closed and isinstance(shortcut, Tensor) and shortcut.dim():
+            if isinstance(shortcut, Tensor) and shortcut.dim():
                 return "its shortcut is scaled feature by feature, and no LayerNorm follows to absorb that"
-            if closed and not (isinstance(shortcut, Tensor) and shortcut.is_meta) and not shortcut > 0:
+            if not shortcut > 0:
                 return "a factor on its shortcut is not above 0, and no LayerNorm follows to absorb that"
         if stack.layers[0].fc1.bias is None:
             return "its matrices have no biases"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -15,10 +14,8 @@ from ...core.models import SPECIALS, blueprint
 from ...core.modifiers import MODIFIERS
 from ...core.slots import Site
 from . import evidence
+from .report import Audit
 from .sources import Found
-
-if TYPE_CHECKING:
-    from . import Audit
 
 INSIDE = re.compile(r"(encoder|decoder)\.(?!embed_|layernorm_embedding|output_projection|layer_norm\.|version)")
 BY_HEAD = re.compile(r".*attn\.(inner|heads)\..*")  # whose shapes depend on the number of heads
