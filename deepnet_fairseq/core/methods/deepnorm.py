@@ -9,7 +9,7 @@ torchscale differs: its encoder gain is 1.15 (N^4 M)^(-1/16), the published cons
 default init (biases too) instead of drawing Xavier; and at 4d1e0e8, not in release 0.3.0, `deepnorm=True` leaves its
 decoder Pre-LN.
 Published baselines of its name are other methods: MixLN's and LayerNorm-Scaling's draw with (8N)^(+1/4), and have the
-alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide; GLM-130B is followed with (2N)^(+-1/2).
+alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide.
 """
 
 from ..slots import ConstantShortcut
@@ -29,7 +29,7 @@ class DeepNorm(Method):
     mistaken_gains = {
         "beta is (8N)^(+1/4), the published constant inverted": lambda m, stack: 1 / m.coefficients(stack)["beta"],
         "beta is sqrt(2) too wide: L^(-1/4) of L sub-layers": lambda m, stack: 2**0.5 * m.coefficients(stack)["beta"],
-        "beta is L^(-1/2) of L sub-layers, GLM-130B's": lambda m, stack: m.branches(stack) ** -0.5,
+        "beta is L^(-1/2) of L sub-layers": lambda m, stack: m.branches(stack) ** -0.5,
         "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's": lambda m, stack: (
             m.coefficients(stack)["beta"] * (1.15 / 0.87 if stack == "encoder" and m.num_decoder_layers else 1)
         ),

@@ -135,9 +135,12 @@ def clip_apart(original, trainer, clip_norm):
 
     UserError where each process has a part of them.
     """
-    model = trainer.get_model()
-    stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
-    limited = [slot for stack in stacks for _, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
+    limited = vars(trainer).get("limited")
+    if limited is None:  # a walk through all layers, once
+        model = trainer.get_model()
+        stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
+        limited = [slot for stack in stacks for _, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
+        trainer.limited = limited
     if limited and sharded(trainer):
         raise UserError(f"--{trainer.cfg.model.method}-clip: not with --ddp-backend {BACKEND}; take pytorch_ddp")
     parameters = dict.fromkeys(parameter for slot in limited for parameter in slot.parameters())
