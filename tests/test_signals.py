@@ -127,6 +127,7 @@ def test_handlers_are_those_before():
     assert train_loop.received() == signal.SIGUSR1 and train_loop._before
     train_loop.unwatch()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not train_loop._before
+    assert not train_loop.received(), "a later training here would be told of it"
 
 
 def _load_data(ready) -> None:

@@ -150,10 +150,11 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """The handlers that were there before; none for a signal that is answered by the end of the process.
+    """The handlers that were there before, and no signal received; none for one that is answered by the process's end.
 
     For when one rank has ended, torchrun sends the others the same signal again.
     """
+    _first.clear()  # what came is not for the next training of this process
     while _before:
         kind, handler = _before.popitem()
         signal.signal(kind, signal.SIG_IGN if kind in _answered else handler)
