@@ -8,6 +8,7 @@
 #                depths; both look at OUT alone      --dry-run: the commands of the cell that is next
 #   OUT=DIR      default depth_study; the file OUT/PAUSE holds the work within a second, without it the work goes on;
 #                OUT/records: a record of each cell that is over, as scripts/records.py keeps them
+#   METHODS="A B"  these alone: machines share a study, each its methods; their records go into one folder
 #   PLAN_FILE=F  other stages than scripts/depth_study/plan.toml; VOCAB=N pieces of the joint BPE (4000)
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/depth_study.sh
 set -euo pipefail
@@ -46,22 +47,23 @@ languages() {  # languages FOLDER: sets source and target, in the order of the a
 study_setting() {  # one pass over part of the text; nothing that hides how a method trains: no clipping, no dropout
     metric=tokenised pieces=sentencepiece beam=(--beam 5 --max-len-a 1.5 --max-len-b 10)
     arch=deepnet_transformer criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.0)
-    batch 2048 1
+    batch 1024 1
     width 64 256 2
     setting=("${width_flags[@]}" "${batch_flags[@]}" --share-all-embeddings --dropout 0.0 --clip-norm 0.0
         --weight-decay 0.0 --num-workers 0 --max-tokens-valid 4096 --validate-interval 999 --log-interval 25
+        --optimizer deepnet_adam
         --no-epoch-checkpoints --keep-interval-updates 1)
 }
 
-lasting() {  # lasting UPDATES RATE: sets schedule: a tenth of warm-up, then straight to 0; validated and saved six times
-    local part=$((($1 + 5) / 6)) warmup=$((($1 + 9) / 10))
+lasting() {  # lasting UPDATES RATE: sets schedule: a tenth of warm-up, then straight to 0; validated and saved four times
+    local part=$((($1 + 3) / 4)) warmup=$((($1 + 9) / 10))
     schedule=(--lr "$2" --lr-scheduler polynomial_decay --warmup-updates "$warmup" --total-num-update "$1"
         --end-learning-rate 0 --max-update "$1" --save-interval-updates "$part" --validate-interval-updates "$part")
     stuck_flags=(--stop-stuck "$((($1 + 1) / 2))")
 }
 
-check() {  # check RUN: beforehand, by `deepnet check`; run_train calls it
-    [ ! -f "$1/check.json" ] || return 0
+check() {  # check RUN: beforehand, by `deepnet check`, one of each method, depth and rate; run_train calls it
+    [ ! -f "$1/check.json" ] && [ "$seed" -eq 1 ] || return 0
     echo "   checking $1"
     eval "held check deepnet check --json --seconds 3600 --compress-warmup 20 $(sed 's/^fairseq-train //' "$1/command")" \
         >"$1/check.part" 2>"$1/check.log" || [ $? -eq 3 ] || fail "checking $1 failed; whole log: $1/check.log"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -24,7 +24,11 @@ FIRST = 1  # the seed that grids are trained with
 
 @dataclass(frozen=True)
 class Cell:
-    """One training. stage: its place in the plan, from 1; rate: the peak; flags: further ones of fairseq-train."""
+    """One training.
+
+    stage: its place in the plan, from 1; rate: the peak; flags: further ones of fairseq-train; grid: is it as long as
+    those that rates are compared by?
+    """
 
     stage: int
     method: str
@@ -34,11 +38,13 @@ class Cell:
     seed: int
     updates: int
     flags: tuple[str, ...]
+    grid: bool = True
 
     @property
     def name(self) -> str:
-        """Of its run, as "deepnorm-18-lr0.002-seed1"."""
-        return f"{self.method}-{self.layers}-lr{self.rate:g}-seed{self.seed}"
+        """Of its run, as "deepnorm-18-lr0.002-seed1"; with its updates, if they are not those of the grids."""
+        lasting = "" if self.grid else f"-updates{self.updates}"
+        return f"{self.method}-{self.layers}-lr{self.rate:g}-seed{self.seed}{lasting}"
 
     def __str__(self) -> str:
         """A line for a shell to read."""
@@ -74,12 +80,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """base: of the rates; lowest, highest: steps; seconds: of processor of an update, by layers; budget: in hours."""
+    """base: of the rates; lowest, highest: steps; seconds: of processor of an update, by layers; budget: in hours.
+
+    updates: of a cell, where its stage says nothing else; translated: from so many on it is translated with.
+    """
 
     base: float
     lowest: int
     highest: int
     updates: int
+    translated: int
     budget: float
     seconds: dict[int, float]
     flags: dict[str, tuple[str, ...]]
@@ -88,6 +98,14 @@ class Plan:
     def hours(self, cell: Cell) -> float:
         """Predicted; NaN for a depth that was not measured."""
         return self.seconds.get(cell.layers, math.nan) * cell.updates / HOUR
+
+    def only(self, methods: Collection[str]) -> Plan:
+        """What there is of it for these. UserError for one that it does not have."""
+        known = {method for stage in self.stages for method in stage.methods}
+        if unknown := [method for method in methods if method not in known]:
+            raise UserError(f"METHODS: {unknown[0]} is in no stage of the plan")
+        kept = (replace(stage, methods=tuple(m for m in stage.methods if m in methods)) for stage in self.stages)
+        return replace(self, stages=tuple(stage for stage in kept if stage.methods))
 
 
 def read_plan(path: Path) -> Plan:
@@ -122,7 +140,7 @@ class Found:
         """Step -> loss, of the first seed."""
         found = {}
         for step in range(self.plan.lowest, self.plan.highest + 1):
-            name = self.cell(Stage(0, "", (method,), (layers,)), method, layers, step).name
+            name = self.cell(Stage(0, "", (method,), (layers,), updates=self.plan.updates), method, layers, step).name
             if name in self.losses:
                 found[step] = self.losses[name]
         return found
@@ -141,7 +159,8 @@ class Found:
     def cell(self, stage: Stage, method: str, layers: int, step: int, seed: int = FIRST) -> Cell:
         """Of that stage."""
         flags = (*METHODS[method].train_flags, *self.plan.flags.get(method, ()), *stage.flags)
-        return Cell(stage.number, method, layers, step, self.plan.base * 2**step, seed, stage.updates, flags)
+        rate, grid = self.plan.base * 2**step, stage.updates == self.plan.updates
+        return Cell(stage.number, method, layers, step, rate, seed, stage.updates, flags, grid)
 
     def of_stage(self, stage: Stage) -> Iterator[Cell]:
         """Its cells as far as they can be named now: depth by depth, step by step, for one method after the other."""
@@ -201,12 +220,12 @@ def found_by(plan: Plan, runs: Iterable[RecordedRun]) -> Found:
 
 
 def leaders(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
-    """The run of the lowest loss of each method and depth, where one has learnt anything."""
-    best: dict[tuple[str, int], RecordedRun] = {}
+    """The run of the lowest loss of each method, depth and number of updates, where one has learnt anything."""
+    best: dict[tuple[str, int, int], RecordedRun] = {}
     for run in runs:
-        kept = best.setdefault((run.method, run.layers), run)
-        if outcome(run) < outcome(kept):
-            best[run.method, run.layers] = run
+        key = run.method, run.layers, run.facts["updates"]
+        if outcome(run) < outcome(best.setdefault(key, run)):
+            best[key] = run
     return [run for run in best.values() if math.isfinite(outcome(run))]
 
 
@@ -221,10 +240,14 @@ def rows_by_rate(runs: list[RecordedRun]) -> list[list[str]]:
 
     A rate is "<= R" or ">= R" where it is the lowest or the highest that was tried.
     """
-    depths = sorted({run.layers for run in runs})
-    rows = [["method", *(f"{layers}L-{layers}L {what}" for layers in depths for what in ("loss", "rate", "BLEU"))]]
+    columns = sorted({(run.layers, run.facts["updates"]) for run in runs})
+    named = [f"{layers}L-{layers}L, {updates:,} updates:" for layers, updates in columns]
+    rows = [["method", *(f"{name} {what}" for name in named for what in ("loss", "rate", "BLEU"))]]
     for method in sorted({run.method for run in runs}):
-        groups = [[run for run in runs if (run.method, run.layers) == (method, layers)] for layers in depths]
+        groups = [
+            [run for run in runs if (run.method, run.layers, run.facts["updates"]) == (method, *column)]
+            for column in columns
+        ]
         rows.append([method, *(text for group in groups for text in _cells_of(group))])
     return rows
 

@@ -3,15 +3,16 @@
 next     the cell to train now, as NAME METHOD LAYERS SEED RATE UPDATES FLAGS...; nothing at the end, or of the budget
 list     all that can be named now, and the stages that wait for them
 render   the table, methods by depths
-leads    the names of the best run of each method and depth
+leads    the names of the best run of each method, depth and number of updates that is long enough to translate with
 prune    removes the weights of all other runs that are over
-RUNS: the folder of the runs, or of their records. --without NAMES: cells to pass over.
+RUNS: the folder of the runs, or of their records. --without NAMES: cells to pass over. METHODS="A B": these alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=())
     args = parser.parse_args()
     plan, runs = read_plan(args.plan), recorded_below(args.runs, over=True)
+    if named := os.environ.get("METHODS", "").split():
+        plan = plan.only(named)
     found = found_by(plan, runs)
     found.losses.update(dict.fromkeys(args.without, math.inf))
     if args.what == "next":
@@ -70,7 +73,7 @@ def main() -> None:
     elif args.what == "render":
         print(render(rows_by_rate(runs)) if runs else "no cell is over")
     elif args.what == "leads":
-        print("\n".join(run.name for run in leaders(runs)))
+        print("\n".join(run.name for run in leaders(runs) if run.facts["updates"] >= plan.translated))
     else:
         kept = {run.name for run in leaders(runs)}
         for run in runs:
