@@ -16,7 +16,9 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study.figures import EVERY, Figure, redraw
+from deepnet_fairseq.study import depth_tables
+from deepnet_fairseq.study.depth_study import read_plan
+from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
 from deepnet_fairseq.study.runs import (
@@ -48,11 +50,34 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
 }
-TABLES_OF_RUNS = {  # folder of the runs, and of their page the name -> tables by the name of their place on it
+PLAN = Path(__file__).parent / "depth_study" / "plan.toml"
+TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or text, by the name of their place on it
     "quickstart": {"quickstart": rows_by_depth},
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
     "later_methods": {"later_methods": rows_by_method},
+    "depth_study": {
+        "depth_study": depth_tables.rows_of_losses,
+        "rates": depth_tables.rows_of_rates,
+        "bleu": depth_tables.rows_of_bleu,
+        "winners": depth_tables.rows_of_winners,
+        "agreement": depth_tables.rows_of_agreement,
+        "verdicts": depth_tables.rows_of_verdicts,
+        "right": depth_tables.said_of_verdicts,
+        "misjudged": depth_tables.rows_of_misjudged,
+        "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
+        "costs": depth_tables.rows_of_costs,
+    },
 }
+DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
+    "depth_study": {
+        "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
+        "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
+    },
+}
+WORDS = {  # heads of columns that hold no numbers
+    "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
+    "too few seeds to say", "ours", "the paper's", "verdict", "cell", "what it found", "what",
+}  # fmt: skip
 MINIATURES = """# Figures in miniature
 
 > **{banner}**
@@ -166,8 +191,14 @@ def render(results: Path) -> Iterator[str]:
     for name, tables in TABLES_OF_RUNS.items():
         recorded = recorded_below(runs / name, over=True)
         for place, table in tables.items() if recorded else ():
-            said = _trained_with(recorded) if place == name else ""
-            yield from _put(results / f"{name}.md", place, _of_runs(place, table(recorded)) + said)
+            made, said = table(recorded), _trained_with(recorded) if place == name else ""
+            text = made if isinstance(made, str) else _of_runs(place, made)
+            yield from _put(results / f"{name}.md", place, text + said)
+        for place, (draw, title) in DRAWN.get(name, {}).items() if recorded else ():
+            path = results / "figures" / f"{place}.svg"
+            path.parent.mkdir(exist_ok=True)
+            draw(recorded, path)
+            yield from _put(results / f"{name}.md", place, f"![{title}](figures/{path.name})\n")
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -242,8 +273,7 @@ def _index(rows: list[tuple], results: Path) -> str:
 def _of_runs(name: str, table: list[list[str]]) -> str:
     """A table of runs, header first."""
     header, *rows = table
-    words = {"model", "method", "variant"}
-    cells = [[Text(text, "" if name in words else "number") for name, text in zip(header, row)] for row in rows]
+    cells = [[Text(text, "" if name in WORDS else "number") for name, text in zip(header, row)] for row in rows]
     return grid_text(Grid(name, "", "", header, cells)) + "\n"
 
 

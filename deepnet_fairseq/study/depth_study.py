@@ -1,4 +1,4 @@
-"""The depth study's cells: which comes next by what is found so far, and the table that they make.
+"""The depth study's cells: which comes next by what is found so far. What they found as tables: depth_tables.py.
 
 docs/depth_study.md is the design. A plan is a TOML file, scripts/depth_study/plan.toml, of stages in their order; a
 cell is one training: a method, N-N layers, a learning rate, a seed. Rates are steps k, of base x 2^k.
@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from ..core.methods import METHODS
 from ..errors import UserError
@@ -233,36 +232,3 @@ def spent_hours(runs: Iterable[RecordedRun]) -> float:
     """Of one processor, in all that was done for the runs."""
     parts = (part for run in runs for part in run.parts.get("spent", {}).values())
     return sum(part.get("processor_seconds", 0.0) for part in parts) / HOUR
-
-
-def rows_by_rate(runs: list[RecordedRun]) -> list[list[str]]:
-    """A header, and a row a method: at each depth the loss at its best rate, mean and range of seeds, that rate, BLEU.
-
-    A rate is "<= R" or ">= R" where it is the lowest or the highest that was tried.
-    """
-    columns = sorted({(run.layers, run.facts["updates"]) for run in runs})
-    named = [f"{layers}L-{layers}L, {updates:,} updates:" for layers, updates in columns]
-    rows = [["method", *(f"{name} {what}" for name in named for what in ("loss", "rate", "BLEU"))]]
-    for method in sorted({run.method for run in runs}):
-        groups = [
-            [run for run in runs if (run.method, run.layers, run.facts["updates"]) == (method, *column)]
-            for column in columns
-        ]
-        rows.append([method, *(text for group in groups for text in _cells_of(group))])
-    return rows
-
-
-def _cells_of(runs: list[RecordedRun]) -> list[str]:
-    if not runs:
-        return ["-"] * 3
-    best = leaders(run for run in runs if run.seed == FIRST)
-    if not best:
-        ended = sorted({name for run in runs for name in ("diverged", "stuck") if name in run.parts})
-        return [" or ".join(ended) or "no number", f"all {len(runs)}", "-"]
-    rates = sorted({float(run.facts["lr"]) for run in runs})
-    rate = float(best[0].facts["lr"])
-    seeds = [outcome(run) for run in runs if float(run.facts["lr"]) == rate]
-    loss = f"{fmean(seeds):.3f}" + (f" ({min(seeds):.3f} to {max(seeds):.3f})" if len(seeds) > 1 else "")
-    edge = "<= " if rate == rates[0] else ">= " if rate == rates[-1] else ""
-    scores = [run.bleu for run in leaders(runs) if run.score is not None]
-    return [loss, f"{edge}{rate:g}", f"{scores[0]:.1f}" if scores and scores[0] is not None else "-"]

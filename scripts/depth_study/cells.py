@@ -24,9 +24,9 @@ from deepnet_fairseq.study.depth_study import (
     leaders,
     outcome,
     read_plan,
-    rows_by_rate,
     spent_hours,
 )
+from deepnet_fairseq.study.depth_tables import rows_by_rate
 from deepnet_fairseq.study.runs import RecordedRun, recorded_below
 from deepnet_fairseq.text_table import render
 

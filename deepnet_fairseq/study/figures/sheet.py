@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -92,7 +93,10 @@ class Sheet:
         return axes
 
     def save(self, path: Path, dpi: int = 110) -> None:
-        """Writes the PNG, whole, without a version or date: the same points give the same bytes."""
+        """Writes the PNG, or the SVG if `path` ends so, whole, without version or date: same points, same bytes.
+
+        An SVG's letters are text in the reader's font; its background is white, so that black lines show on any page.
+        """
         for axes in self.from_zero:
             axes.set_xlim(left=0)
         kinds = sorted(self.kinds) if len(self.kinds) > 1 else ()
@@ -105,8 +109,10 @@ class Sheet:
                 axes.legend(handles=list(map(self._handle, names.values())), loc="upper center", **BELOW)
         columns = min(len(below), int(self.figure.get_figwidth() / 2.6))
         self.figure.legend(handles=below, loc="outside lower center", ncols=columns, fontsize=8.5)
-        with whole(path) as part:
-            self.figure.savefig(part, format="png", dpi=dpi, metadata={"Software": None})
+        svg = path.suffix == ".svg"
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None} if svg else {"Software": None}
+        with whole(path) as part, rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+            self.figure.savefig(part, format="svg" if svg else "png", dpi=dpi, metadata=metadata)
 
     def _plot(self, panel: int, x, y, style: Style, axes: Axes | None, options: dict) -> None:
         own = self.panels[panel]

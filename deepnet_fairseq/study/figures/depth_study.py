@@ -1,0 +1,86 @@
+"""The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
+
+Drawn are CORE, and trainings as long as those of most cells; the others are in the tables. A vertical line is the range
+of seeds, a cross a training that diverged or was stuck.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ..depth_study import outcome
+from ..depth_tables import CORE, bests, grids, rate_of
+from ..runs import RecordedRun
+from ..style import style_of
+from .sheet import Sheet
+
+DEPTH = "layers N of an N-N model"
+LOSS = "held-out loss (bits per token)"
+
+
+def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
+    """One panel: N -> loss at each method's own best rate, mean and range of seeds."""
+    sheet, found = Sheet(1, 1, "", size=(5.2, 3.6)), bests(run for run in grids(runs) if run.method in CORE)
+    depths = sorted({place.layers for _, place in found})
+    for method in CORE:
+        own = {place.layers: best for (name, place), best in found.items() if name == method}
+        style = style_of(method)
+        points = {layers: best.loss for layers, best in own.items() if best.losses}
+        sheet.points(0, points, [layers for layers, best in own.items() if not best.losses], style)
+        for layers, best in own.items():
+            _range(sheet, 0, layers, best.losses, style.colour)
+    sheet.label(0, "", DEPTH, LOSS)
+    _by_depth(sheet, 0, depths)
+    _save(sheet, path)
+
+
+def loss_by_rate(runs: list[RecordedRun], path: Path) -> None:
+    """A panel a depth: learning rate -> loss, mean and range of seeds."""
+    runs = [run for run in grids(runs) if run.method in CORE]
+    depths = sorted({run.layers for run in runs})
+    columns = min(2, len(depths))
+    sheet = Sheet(columns, math.ceil(len(depths) / columns), "", size=(4.2, 3.0))
+    for panel, layers in enumerate(depths):
+        here = [run for run in runs if run.layers == layers]
+        for method in CORE:
+            style, by_rate = style_of(method), _by_rate([run for run in here if run.method == method])
+            points = {rate: sum(losses) / len(losses) for rate, losses in by_rate.items() if losses}
+            sheet.points(panel, points, [rate for rate, losses in by_rate.items() if not losses], style)
+            for rate, losses in by_rate.items():
+                _range(sheet, panel, rate, losses, style.colour)
+        sheet.label(panel, f"{layers}L-{layers}L", "peak learning rate", LOSS)
+        sheet.panels[panel].set_xscale("log")
+    for axes in sheet.panels[len(depths) :]:
+        axes.set_visible(False)
+    _save(sheet, path)
+
+
+def _by_rate(runs: list[RecordedRun]) -> dict[float, list[float]]:
+    """Rate -> finite losses of its seeds, from the lowest rate on; empty where all failed."""
+    found: dict[float, list[float]] = {}
+    for run in sorted(runs, key=rate_of):
+        found.setdefault(rate_of(run), []).extend([outcome(run)] if math.isfinite(outcome(run)) else [])
+    return found
+
+
+def _range(sheet: Sheet, panel: int, x: float, losses, colour: str) -> None:
+    if len(losses) > 1:
+        sheet.panels[panel].vlines(x, min(losses), max(losses), color=colour, linewidth=3, alpha=0.45)
+
+
+def _by_depth(sheet: Sheet, panel: int, depths: list[int]) -> None:
+    """A logarithmic axis with a tick at each depth that there is."""
+    axes = sheet.panels[panel]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(depths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda layers, _: f"{layers:g}"))
+
+
+def _save(sheet: Sheet, path: Path) -> None:
+    if "diverged" in sheet.kinds:
+        sheet.kinds["diverged or stuck"] = sheet.kinds.pop("diverged")
+    sheet.save(path)
