@@ -271,8 +271,10 @@ def _index(rows: list[tuple], results: Path) -> str:
 
 
 def _of_runs(name: str, table: list[list[str]]) -> str:
-    """A table of runs, header first."""
+    """A table of runs, header first; "None." where it has no row."""
     header, *rows = table
+    if not rows:
+        return "None.\n"
     cells = [[Text(text, "" if name in WORDS else "number") for name, text in zip(header, row)] for row in rows]
     return grid_text(Grid(name, "", "", header, cells)) + "\n"
 

@@ -166,7 +166,7 @@ def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
 def rows_of_bleu(runs: list[RecordedRun]) -> list[list[str]]:
     """BLEU of each method's best run, of those that were translated with."""
     columns = {place for (_, place), best in bests(runs).items() if best.bleu is not None}
-    return _table(runs, lambda best: best.said_bleu, columns) if columns else [["no model was translated with"]]
+    return _table(runs, lambda best: best.said_bleu, columns) if columns else [["method"]]
 
 
 def rows_by_rate(runs: list[RecordedRun]) -> list[list[str]]:
@@ -184,7 +184,8 @@ def rows_by_rate(runs: list[RecordedRun]) -> list[list[str]]:
 
 def rows_of_winners(runs: list[RecordedRun]) -> list[list[str]]:
     """At each depth, of CORE: the lowest loss, who ties with it as ranges of seeds overlap, who is behind."""
-    found = bests(run for run in grids(runs) if run.method in CORE)
+    every = bests(run for run in grids(runs) if run.method in CORE)
+    found = {(method, where): best for (method, where), best in every.items() if (method, where.layers) not in SAME}
     rows = [["depth", "lowest", "loss", "a tie by their seeds", "behind by their seeds", "too few seeds to say"]]
     for place in sorted({place for _, place in found}):
         here = {method: best for (method, where), best in found.items() if where == place and best.losses}
