@@ -76,7 +76,7 @@ DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the
 }
 WORDS = {  # heads of columns that hold no numbers
     "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
-    "too few seeds to say", "ours", "the paper's", "verdict", "cell", "what it found", "what",
+    "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
 }  # fmt: skip
 MINIATURES = """# Figures in miniature
 

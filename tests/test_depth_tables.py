@@ -132,13 +132,14 @@ def test_confusion_matrix(runs):
     assert counts["stable"] == {"diverged": 0, "stuck": 2, "no number": 0, "trained": 15}
     assert sum(sum(row.values()) for row in counts.values()) == len(runs)
     assert rows_of_misjudged(runs)[1:] == [
-        ["post_ln-18-lr0.001-seed1", "stable", "stuck at update 250", "-"],
-        ["post_ln-18-lr0.002-seed1", "stable", "stuck at update 250", "-"],
-        ["admin-18-lr0.002-seed1", "at risk", "7.400 bits", "it rises"],
+        ["post_ln-18-lr0.001-seed1", "stable", "stuck at update 250", "none learns", "-"],
+        ["post_ln-18-lr0.002-seed1", "stable", "stuck at update 250", "none learns", "-"],
+        ["admin-18-lr0.002-seed1", "at risk", "7.400 bits", "the best", "it rises"],
     ]
-    assert "warned of 1 of the 3 cells that failed and of 1 of the 16 that trained: right on 16 of 19" in (
-        said_of_verdicts(runs)
+    assert "warned of 1 of the 3 cells that failed and of 1 of the 16 that trained: right on 16 of 19. " in (
+        said := said_of_verdicts(runs)
     )
+    assert "Of the 2 that it missed 0 had a rate below" in said
 
 
 def test_costs_and_what_is_left_out(runs):

@@ -256,26 +256,37 @@ def rows_of_verdicts(runs: list[RecordedRun]) -> list[list[str]]:
 
 def rows_of_misjudged(runs: list[RecordedRun]) -> list[list[str]]:
     """A row a cell whose verdict its training refuted: no warning and no learning, or a warning and a loss."""
-    rows = [["cell", "verdict", "outcome", "what it found"]]
+    rows, found = [["cell", "verdict", "outcome", "its rate", "what it found"]], bests(runs)
     for run in sorted(runs, key=lambda run: (ended(run), run.method, run.layers, rate_of(run), run.name)):
         verdict, way = verdict_of(run), ended(run)
         if verdict in VERDICTS and (verdict == "stable") != (way == "trained"):
             loss = f"{outcome(run):.3f} bits" if way == "trained" else run.parts.get(way, way).split(":")[0]
             findings = "; ".join(map(str, run.parts["check"].get("findings", ()))) or "-"
-            rows.append([run.name, verdict, loss, findings])
+            rows.append([run.name, verdict, loss, _beside(run, found), findings])
     return rows
 
 
+def _beside(run: RecordedRun, found: Bests) -> str:
+    """Its rate, by the best of its method and depth, as "best / 4"."""
+    times = rate_of(run) / found[run.method, place_of(run)].rate
+    if math.isnan(times):
+        return "none learns"
+    return "the best" if times == 1 else f"best x {times:g}" if times > 1 else f"best / {1 / times:g}"
+
+
 def said_of_verdicts(runs: list[RecordedRun]) -> str:
-    """How often `deepnet check` was right, in a sentence."""
-    checked = [run for run in runs if verdict_of(run) in VERDICTS]
+    """How often `deepnet check` was right, in a sentence or two."""
+    checked, found = [run for run in runs if verdict_of(run) in VERDICTS], bests(runs)
     failed = [run for run in checked if ended(run) != "trained"]
     trained = [run for run in checked if ended(run) == "trained"]
-    warned = sum(verdict_of(run) != "stable" for run in failed)
+    missed = [run for run in failed if verdict_of(run) == "stable"]
     alarms = sum(verdict_of(run) != "stable" for run in trained)
+    slow = sum(rate_of(run) < found[run.method, place_of(run)].rate for run in missed)
     return (
-        f"It warned of {warned} of the {len(failed)} cells that failed and of {alarms} of the {len(trained)} that "
-        f"trained: right on {warned + len(trained) - alarms} of {len(checked)}.\n"
+        f"It warned of {len(failed) - len(missed)} of the {len(failed)} cells that failed and of {alarms} of the "
+        f"{len(trained)} that trained: right on {len(checked) - len(missed) - alarms} of {len(checked)}. Of the "
+        f"{len(missed)} that it missed {slow} had a rate below the best of their method and depth: too low to leave "
+        "the frequencies of pieces in time, which no check of stability can tell.\n"
     )
 
 

@@ -33,29 +33,50 @@ def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
         for layers, best in own.items():
             _range(sheet, 0, layers, best.losses, style.colour)
     sheet.label(0, "", DEPTH, LOSS)
-    _by_depth(sheet, 0, depths)
+    depths_axis(sheet, 0, depths)
+    _room(sheet, 1)
     _save(sheet, path)
 
 
 def loss_by_rate(runs: list[RecordedRun], path: Path) -> None:
-    """A panel a depth: learning rate -> loss, mean and range of seeds."""
+    """A panel a depth at which two rates or more were tried: rate -> loss, mean and range of seeds."""
     runs = [run for run in grids(runs) if run.method in CORE]
-    depths = sorted({run.layers for run in runs})
+    tried: dict[int, set[float]] = {}
+    for run in sorted(runs, key=lambda run: run.layers):
+        tried.setdefault(run.layers, set()).add(rate_of(run))
+    depths = [layers for layers, rates in tried.items() if len(rates) > 1] or list(tried)
     columns = min(2, len(depths))
-    sheet = Sheet(columns, math.ceil(len(depths) / columns), "", size=(4.2, 3.0))
+    sheet = Sheet(columns, math.ceil(len(depths) / columns), "", size=(4.2, 2.9) if columns > 1 else (5.2, 3.6))
     for panel, layers in enumerate(depths):
-        here = [run for run in runs if run.layers == layers]
+        sheet.label(panel, f"{layers}L-{layers}L", "peak learning rate", LOSS if panel % columns == 0 else "")
         for method in CORE:
-            style, by_rate = style_of(method), _by_rate([run for run in here if run.method == method])
-            points = {rate: sum(losses) / len(losses) for rate, losses in by_rate.items() if losses}
-            sheet.points(panel, points, [rate for rate, losses in by_rate.items() if not losses], style)
-            for rate, losses in by_rate.items():
+            style, found = style_of(method), _by_rate([r for r in runs if (r.method, r.layers) == (method, layers)])
+            points = {rate: sum(losses) / len(losses) for rate, losses in found.items() if losses}
+            sheet.points(panel, points, [rate for rate, losses in found.items() if not losses], style)
+            for rate, losses in found.items():
                 _range(sheet, panel, rate, losses, style.colour)
-        sheet.label(panel, f"{layers}L-{layers}L", "peak learning rate", LOSS)
-        sheet.panels[panel].set_xscale("log")
-    for axes in sheet.panels[len(depths) :]:
-        axes.set_visible(False)
+        rates_axis(sheet.panels[panel].xaxis, set().union(*tried.values()))
+    _room(sheet, len(depths))
     _save(sheet, path)
+
+
+def rates_axis(axis, rates: set[float]) -> None:
+    """Logarithmic, with a tick at every second of the rates, as "5e-4", and room at both ends."""
+    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
+    ticks = sorted(rates)
+    axis.set_major_locator(FixedLocator(ticks[:: 1 if len(ticks) < 5 else 2]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.2g}"))
+    (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(ticks[0] / 1.4, ticks[-1] * 1.4)
+
+
+def _room(sheet: Sheet, count: int) -> None:
+    """For crosses below the curves of the first panels; the others are hidden."""
+    for axes in sheet.panels[:count]:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - 0.15 * (high - low), high)
+    for axes in sheet.panels[count:]:
+        axes.set_visible(False)
 
 
 def _by_rate(runs: list[RecordedRun]) -> dict[float, list[float]]:
@@ -71,7 +92,7 @@ def _range(sheet: Sheet, panel: int, x: float, losses, colour: str) -> None:
         sheet.panels[panel].vlines(x, min(losses), max(losses), color=colour, linewidth=3, alpha=0.45)
 
 
-def _by_depth(sheet: Sheet, panel: int, depths: list[int]) -> None:
+def depths_axis(sheet: Sheet, panel: int, depths: list[int]) -> None:
     """A logarithmic axis with a tick at each depth that there is."""
     axes = sheet.panels[panel]
     axes.set_xscale("log")

@@ -21,6 +21,7 @@ from ..style import PLAIN, Style
 PAPER = {"linestyle": "--", "markerfacecolor": "none", "linewidth": 1.0, "markersize": 4.5, "alpha": 0.75}
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 DIVERGED = {"linestyle": "none", "marker": "x", "markersize": 7, "markeredgewidth": 1.8}
+SVG = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Verdana"]}
 BELOW = {"bbox_to_anchor": (0.5, -0.15), "ncols": 3, "fontsize": 8, "frameon": False}
 Names = dict[str, Style]  # in the order of the legend
 
@@ -111,7 +112,7 @@ class Sheet:
         self.figure.legend(handles=below, loc="outside lower center", ncols=columns, fontsize=8.5)
         svg = path.suffix == ".svg"
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None} if svg else {"Software": None}
-        with whole(path) as part, rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        with whole(path) as part, rc_context(SVG | {"svg.hashsalt": path.stem}):
             self.figure.savefig(part, format="svg" if svg else "png", dpi=dpi, metadata=metadata)
 
     def _plot(self, panel: int, x, y, style: Style, axes: Axes | None, options: dict) -> None:
