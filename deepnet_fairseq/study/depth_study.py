@@ -150,9 +150,16 @@ class Found:
         return min(finite, key=finite.__getitem__) if finite else None
 
     def neighbours(self, method: str, layers: int) -> list[int]:
-        """Steps that are still to be tried for the best to lie between two; below all, where none has learnt."""
+        """Steps that are still to be tried for the best to lie between two.
+
+        Where none has learnt: those between, then below all.
+        """
         tried, best = self.rates(method, layers), self.best(method, layers)
-        wanted = (best - 1, best + 1) if best is not None else (min(tried) - 1,) if tried else ()
+        wanted: Iterable[int] = ()
+        if best is not None:
+            wanted = best - 1, best + 1
+        elif tried:
+            wanted = sorted(set(range(min(tried), max(tried))) - tried.keys(), reverse=True) or [min(tried) - 1]
         return [step for step in wanted if step not in tried and self.plan.lowest <= step <= self.plan.highest]
 
     def cell(self, stage: Stage, method: str, layers: int, step: int, seed: int = FIRST) -> Cell:
@@ -176,13 +183,13 @@ class Found:
                     yield self.cell(stage, method, layers, step)
 
     def _steps(self, stage: Stage, method: str, layers: int) -> list[int]:
-        """That it begins with; where nothing was learnt at the depth that it goes by, the lowest rate alone."""
+        """That it begins with; where nothing was learnt at the depth that it goes by, the plan's base rate alone."""
         if stage.about is None:
             return list(stage.steps)
         there = stage.about or layers
         best, tried = self.best(method, there), self.rates(method, there)
         if best is None:
-            return [min(tried)] if tried and stage.seeds == (FIRST,) else []
+            return [0] if tried and stage.seeds == (FIRST,) else []
         within = (best + step for step in stage.steps)
         return [step for step in within if self.plan.lowest <= step <= self.plan.highest]
 
