@@ -231,6 +231,36 @@ def verify(args) -> None:
         sys.exit(3)
 
 
+def layers(args) -> None:
+    """what does each layer of a trained model do? Angular distance, loss without it, exchanged, logit lens
+
+    DATA: the binarised data of its run, or others with the same dictionaries. Defined in docs/probes.md. Runs on the
+    CPU.
+    """
+    register()
+    from pathlib import Path
+
+    from ..files import check_file
+    from ..tools.layer_use import layer_use
+
+    for flag, value in (("sentences", args.sentences), ("block", args.block)):
+        if value is not None and value < 1:
+            raise UserError(f"--{flag} {value}: must be at least 1")
+    if args.json:
+        check_file("--json", Path(args.json), (Path(args.checkpoint),))
+
+    def say(words: str) -> None:
+        if sys.stderr.isatty() or words.endswith("\n"):
+            print(words, end="", file=sys.stderr, flush=True)
+
+    found = layer_use(args.checkpoint, args.data, args.subset, args.sentences, args.block, say)
+    say("\r" + " " * 40 + "\r")
+    print(found.text())
+    if args.json:
+        found.write(Path(args.json))
+        print(f"\nwrote {args.json}")
+
+
 def theory(args) -> None:
     """bounds of DeepNet's Theorems 4.2 and 4.3 and the measured update of one SGD step, over depth
 
@@ -300,6 +330,14 @@ def add(command) -> None:
     sub.add_argument("--option", **of_method)
     sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
+
+    sub = command("layer-use", layers)
+    sub.add_argument("checkpoint", metavar="CHECKPOINT")
+    sub.add_argument("data", metavar="DATA", help="folder of binarised data")
+    sub.add_argument("--subset", default="valid", help="default valid")
+    sub.add_argument("--sentences", type=int, metavar="N", help="how many; by default as many as take minutes")
+    sub.add_argument("--block", type=int, default=1, metavar="N", help="angular distance over N layers besides")
+    sub.add_argument("--json", metavar="FILE", help="a record to write, RUNS/layer_use/NAME.run.json for figures")
 
     sub = command("theory", theory)
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
