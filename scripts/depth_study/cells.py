@@ -31,18 +31,23 @@ from deepnet_fairseq.study.runs import RecordedRun, recorded_below
 from deepnet_fairseq.text_table import render
 
 
+def _ended(run: RecordedRun | None) -> list[str]:
+    if run is None:
+        return ["to come", "-"]
+    said = run.parts.get("diverged") or run.parts.get("stuck", "").split(":")[0]
+    return [said or f"{outcome(run):.3f} bits", f"{spent_hours([run]):.2f}"]
+
+
 def listed(plan: Plan, found: Found, runs: list[RecordedRun]) -> str:
     """A line a cell, then the stages to come and the hours."""
     over = {run.name: run for run in runs}
-    rows = [["stage", "cell", "state", "hours predicted", "spent"]]
+    rows = [["stage", "cell", "state", "hours", "predicted"]]
     hours = 0.0
     for cell in found.cells():
-        run, state, spent = over.get(cell.name), "to come", "-"
-        if run:
-            ended = run.parts.get("diverged") or run.parts.get("stuck", "").split(":")[0]
-            state, spent = ended or f"{outcome(run):.3f} bits", f"{spent_hours([run]):.2f}"
+        run = over.pop(cell.name, None)
         hours += 0 if run or math.isnan(plan.hours(cell)) else plan.hours(cell)
-        rows.append([str(cell.stage), cell.name, state, f"{plan.hours(cell):.2f}", spent])
+        rows.append([str(cell.stage), cell.name, *_ended(run), f"{plan.hours(cell):.2f}"])
+    rows += [["-", name, *_ended(run), "-"] for name, run in over.items()]  # neighbours of what was the best
     named = max((cell.stage for cell in found.cells()), default=0)
     lines = [f"stage {s.number}, {s.title}: to be named" for s in plan.stages if s.number > named]
     total = f"{spent_hours(runs):.1f} of {plan.budget:g} core-hours spent, {hours:.1f} predicted for what is named"
