@@ -191,7 +191,17 @@ def check(args) -> None:
     short_training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
     if sys.stderr.isatty():
         print(end="\r" + " " * 40 + "\r", file=sys.stderr)
-    print(json.dumps(as_dict(short_training)) if args.json else text(short_training))
+    said, more = [], {}
+    if args.transfer:
+        from pathlib import Path
+
+        from ..study.transfer_report import quote
+
+        of_model = (short_training.method, short_training.width, max(short_training.layers))
+        said = [quote(Path(args.transfer), *of_model)]
+        more = {"transfer": said[0]}
+    found = as_dict(short_training) | more
+    print(json.dumps(found) if args.json else "\n".join([text(short_training), *said]))
     if judge(short_training).kind == DIVERGING:
         sys.exit(3)
 
@@ -317,11 +327,11 @@ def add(command) -> None:
     sub.add_argument("--names", action="store_true", help="only print their names")
     sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")
 
-    flags = "[--updates N] [--seconds S] [--compress-warmup K] [--json] DATA [flags of fairseq-train]"
-    sub = command("check", check, flags)
+    sub = command("check", check, "[options] DATA [flags of fairseq-train]")
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
+    sub.add_argument("--transfer", metavar="FILE", help="quote the best rate that `deepnet transfer --json` wrote")
     sub.add_argument("--json", action="store_true")
 
     sub = command("verify", verify)

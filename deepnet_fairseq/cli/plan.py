@@ -39,14 +39,23 @@ def plan(args) -> None:
         return
     setting = parse(args.rest)
     speed = _speed(args, setting)
-    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
+    said, more = [], {}
+    if args.transfer:
+        from ..study.transfer_report import quote
+
+        cfg = setting.cfg
+        deepest = max(getattr(cfg, name) for name in setting.layer_fields)
+        said = [quote(Path(args.transfer), cfg.method, getattr(cfg, f"{setting.stacks[0]}_embed_dim"), deepest)]
+        more = {"transfer": said[0]}
+    found = as_dict(setting, speed) | more
+    print(json.dumps(found) if args.json else "\n\n".join([as_text(setting, speed), *said]))
 
 
 def _rows(args) -> None:
     """What the scripts of tables print before they begin."""
     from ..tools.plan import rows
 
-    if args.json or args.check or args.measure or args.rest:
+    if args.json or args.check or args.measure or args.transfer or args.rest:
         raise UserError("--rows: the flags of each training stand in its line; drop them here")
     if args.rows != "-" and not Path(args.rows).is_file():
         raise UserError(f"--rows {args.rows}: no such file")
@@ -80,6 +89,7 @@ def add(command) -> None:
     """Registers `deepnet plan` and its flags; command: as parser() gives it."""
     sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
+    sub.add_argument("--transfer", metavar="FILE", help="quote the best rate that `deepnet transfer --json` wrote")
     rate = sub.add_mutually_exclusive_group()
     rate.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
     rate.add_argument("--measure", action="store_true", help="measure them here, on a 4L-4L model of these widths")

@@ -129,6 +129,20 @@ def read_plan(path: Path) -> Plan:
         raise UserError(f"{path}: is no plan of a depth study ({error}); see scripts/depth_study/plan.toml") from error
 
 
+def neighbours(tried: dict[int, float], lowest: int, highest: int) -> list[int]:
+    """Steps, from lowest to highest, still to be tried for the best to lie between two; tried: step -> loss.
+
+    Where none has learnt: those between, then below all.
+    """
+    best = min(tried, key=tried.__getitem__, default=0)
+    wanted: Iterable[int] = ()
+    if math.isfinite(tried.get(best, math.inf)):
+        wanted = best - 1, best + 1
+    elif tried:
+        wanted = sorted(set(range(min(tried), max(tried))) - tried.keys(), reverse=True) or [min(tried) - 1]
+    return [step for step in wanted if step not in tried and lowest <= step <= highest]
+
+
 class Found:
     """What runs have found: losses[name of the cell], held out, in bits; infinite where a training came to nothing."""
 
@@ -150,17 +164,8 @@ class Found:
         return min(finite, key=finite.__getitem__) if finite else None
 
     def neighbours(self, method: str, layers: int) -> list[int]:
-        """Steps that are still to be tried for the best to lie between two.
-
-        Where none has learnt: those between, then below all.
-        """
-        tried, best = self.rates(method, layers), self.best(method, layers)
-        wanted: Iterable[int] = ()
-        if best is not None:
-            wanted = best - 1, best + 1
-        elif tried:
-            wanted = sorted(set(range(min(tried), max(tried))) - tried.keys(), reverse=True) or [min(tried) - 1]
-        return [step for step in wanted if step not in tried and self.plan.lowest <= step <= self.plan.highest]
+        """Steps that are still to be tried for the best to lie between two."""
+        return neighbours(self.rates(method, layers), self.plan.lowest, self.plan.highest)
 
     def cell(self, stage: Stage, method: str, layers: int, step: int, seed: int = FIRST) -> Cell:
         """Of that stage."""

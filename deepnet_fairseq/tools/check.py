@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
-from fairseq.data import iterators
-from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from ..core import archs
@@ -27,7 +24,7 @@ from ..core.probes.half_precision import LARGEST
 from ..errors import UserError
 from ..plugin import config
 from ..plugin.probe_record import FILE, Values, read_record
-from ..plugin.trainer import build_trainer, parse
+from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..text_table import render
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
@@ -100,7 +97,7 @@ class ShortTraining:
     """What a check saw.
 
     layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
-    gave up, if so; seconds: without set-up.
+    gave up, if so; seconds: without set-up; width: of the first stack.
     """
 
     method: str
@@ -110,6 +107,7 @@ class ShortTraining:
     observed: list[Observed]
     failure: str | None
     seconds: float
+    width: int = 0
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -145,10 +143,10 @@ def train_briefly(
         failure, observed = None, []
         start = time.monotonic()
         try:
-            for samples in itertools.islice(_batches(trainer), ATTEMPTS * updates):
-                if step := _step(trainer, samples):
-                    observed.append(step)
-                    progress(step.update, step.loss)
+            for samples in itertools.islice(batches(trainer), ATTEMPTS * updates):
+                if seen := _step(trainer, samples):
+                    observed.append(seen)
+                    progress(seen.update, seen.loss)
                 if len(observed) == updates or time.monotonic() - start > seconds:
                     break
         except FloatingPointError as error:
@@ -165,20 +163,16 @@ def train_briefly(
         archs.depths(cfg),
         sum(p.numel() for p in trainer.get_model().parameters()),
         max(args.lr),
-        [replace(step, probes=rows.get(step.update, {})) for step in observed],
+        [replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
         failure,
         elapsed,
+        getattr(cfg, f"{archs.STACKS[archs.model_of(cfg)][0]}_embed_dim"),
     )
 
 
 def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
     """The run's args with all probes on and its warm-up compressed; UserError for a run that a check cannot watch."""
-    if args.arch not in archs.PRESETS:
-        known = " and ".join(archs.STACKS)
-        raise UserError(f"--arch {args.arch}: the check is for {known}, whose --method post_ln and pre_ln are the same")
-    for name, default in (("restore_file", "checkpoint_last.pt"), ("finetune_from_model", None)):
-        if getattr(args, name) != default:
-            raise UserError(f"--{name.replace('_', '-')}: the check looks at a training from its first update; drop it")
+    refuse_others(args, "the check")
     args.deepnet_probe, args.probe_interval = "all", 1
     if warmup is not None:
         if not getattr(args, "warmup_updates", 0):
@@ -187,31 +181,10 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
     return args
 
 
-def _batches(trainer: Trainer) -> Iterator[list]:
-    """Batches as the trainer takes them, epoch after epoch."""
-    update_freq = trainer.cfg.optimization.update_freq
-    for epoch in itertools.count(1):
-        iterator = trainer.get_train_iterator(epoch)
-        if epoch == 1:
-            trainer.lr_step_begin_epoch(epoch)
-            trainer.lr_step_update()
-        shuffle = epoch > trainer.cfg.dataset.curriculum
-        frequency = update_freq[min(epoch, len(update_freq)) - 1]
-        trainer.begin_epoch(epoch)
-        yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
-
-
 def _step(trainer: Trainer, samples: list) -> Observed | None:
     """One update, without what the probes will have written; None if it overflowed and only the loss scale changed."""
     update, lr = trainer.get_num_updates(), trainer.get_lr()
-    fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
-    level = fairseq.level
-    fairseq.setLevel(logging.CRITICAL)
-    try:
-        with metrics.aggregate("train_inner"):
-            log = trainer.train_step(samples)
-    finally:
-        fairseq.setLevel(level)
+    log = step(trainer, samples)
     tokens = sum(sample["ntokens"] for sample in samples if sample)
     return None if log is None else Observed(update, lr, float(log["loss"]), tokens, {})
 

@@ -1,0 +1,125 @@
+"""The command that carries a learning rate over depth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import register
+from ..errors import UserError
+from . import numbers
+
+COORDINATES = 10  # updates
+
+
+def transfer(args) -> None:
+    """the best learning rate of a deep model, from short trainings of shallow ones at several rates
+
+    Takes a fairseq-train command: DATA and its flags. Trains it at --depths and at rates around its --lr, says where
+    the best rate lies at each depth and what follows at the command's own; or, with --runs, says it of trainings that
+    are there. What is trained is kept in --out, and not trained again. The exit status is 3 where no rate is
+    recommended. docs/transfer.md
+    """
+    if args.noise <= 0:
+        raise UserError(f"--noise {args.noise:g}: must be more than 0")
+    said = _of_runs(args) if args.runs else _of_command(args)
+    if args.json:
+        from ..files import whole
+
+        with whole(Path(args.json)) as part:
+            part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    advice = [told for one in said["transfers"] for told in one["advice"]]
+    if advice and all("refused" in told for told in advice):
+        sys.exit(3)
+
+
+def _of_runs(args) -> dict:
+    from ..study.runs import recorded_below
+    from ..study.transfer import by_method, trial_of
+    from ..study.transfer_report import analyse, as_dict, held_out, render, text
+
+    if args.rest:
+        raise UserError(f"unknown: {' '.join(args.rest)}; with --runs no command is given")
+    targets = numbers("--target", args.target, "50,100") if args.target else []
+    wanted = args.method.split(",") if args.method else None
+    groups = by_method(trial_of(run) for run in recorded_below(Path(args.runs), over=True))
+    groups = [group for group in groups if wanted is None or group[0].method in wanted]
+    if not groups:
+        raise UserError(f"--runs {args.runs}: holds no finished runs{' of ' + args.method if args.method else ''}")
+    known = [[t for t in group if args.up_to is None or t.layers <= args.up_to] for group in groups]
+    transfers = [analyse(group, args.noise) for group in known if group]
+    print("\n\n".join(text(one, targets) for one in transfers))
+    if args.up_to is not None and targets:
+        print(f"\npredicted from depths to {args.up_to}, beside what was found:\n")
+        print(render(held_out(groups, args.up_to, targets, args.noise)))
+    return as_dict(transfers, targets)
+
+
+def _of_command(args) -> dict:
+    register()
+    from ..study.transfer import analyse
+    from ..study.transfer_report import as_dict, text
+    from ..tools.transfer import PART, coordinates, coordinates_table, proxy, read_command, search, train
+
+    if not args.out:
+        raise UserError("--out: name a folder for the short trainings; what is in it is not trained again")
+    words = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
+    command = read_command([*words, *(["--method", args.method] if args.method else [])])
+    depths = sorted(set(numbers("--depths", args.depths, "6,12,18")))
+    length = int(command.args.max_update)
+    updates = args.updates or max(1, length // PART)
+    if not 1 <= updates <= length:
+        raise UserError(f"--updates {updates}: must be from 1 to --max-update, {length}")
+    if args.factor <= 1:
+        raise UserError(f"--factor {args.factor:g}: must be more than 1")
+    for flag, least in (("steps", 1), ("seeds", 1), ("coordinates", 0)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
+    for depth in depths:
+        proxy(command, depth, command.args.lr[0], 1, updates)
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    more: dict[str, Any] = {}
+    if args.coordinates:
+        more["coordinates"] = {depth: coordinates(command, depth, args.coordinates) for depth in depths}
+        print(coordinates_table(more["coordinates"], args.coordinates), flush=True)
+
+    def run(one):
+        known = train(command, one, folder)
+        print(f"{one.name}: {_ended(known)}", file=sys.stderr, flush=True)
+        return known
+
+    trials = search(command, depths, [-args.steps, 0, args.steps], args.factor, updates, args.seeds, run)
+    found, targets = analyse(trials, args.noise), [command.depth]
+    print("\n" + text(found, targets))
+    return as_dict([found], targets, more)
+
+
+def _ended(run) -> str:
+    from ..study.transfer import loss_of
+
+    return run.parts.get("diverged") or run.parts.get("stuck") or f"{loss_of(run):.3f} bits"
+
+
+def add(command) -> None:
+    """Registers `deepnet transfer` and its flags; command: as parser() gives it."""
+    sub = command(
+        "transfer", transfer, "--out FOLDER [options] DATA [flags of fairseq-train] | --runs FOLDER [options]"
+    )
+    sub.add_argument("--out", metavar="FOLDER", help="a record of each short training")
+    sub.add_argument("--depths", default="6,12,18", help="layers of the short trainings (default 6,12,18)")
+    sub.add_argument("--factor", type=float, default=2.0, help="from a rate to the next (default 2)")
+    sub.add_argument("--steps", type=int, default=2, help="of it from --lr to the first rates below and above, before "
+                     "those beside the best (default 2)")  # fmt: skip
+    sub.add_argument("--updates", type=int, help="of a short training (default a tenth of --max-update)")
+    sub.add_argument("--seeds", type=int, default=1, help="of the best rate and its neighbours (default 1)")
+    sub.add_argument("--coordinates", type=int, default=COORDINATES, metavar="N", help="updates of the coordinate "
+                     f"check, 0 for none (default {COORDINATES})")  # fmt: skip
+    sub.add_argument("--noise", type=float, default=0.02, help="bits that seeds differ by, of one seed (default 0.02)")
+    sub.add_argument("--runs", metavar="FOLDER", help="trainings that are there: folders or records")
+    sub.add_argument("--method", metavar="METHODS", help="with --runs, only these; else fairseq-train's")
+    sub.add_argument("--up-to", type=int, metavar="LAYERS", help="with --runs, go by depths to this one")
+    sub.add_argument("--target", metavar="LAYERS", help="with --runs, depths to recommend a rate for, as 50,100")
+    sub.add_argument("--json", metavar="FILE", help="what was found, for --transfer of `deepnet plan` and `check`")

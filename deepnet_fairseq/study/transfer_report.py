@@ -1,0 +1,147 @@
+"""What `deepnet transfer` found as tables and as JSON, and the line that other commands quote of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import WRONG_VALUES, read_object
+from ..text_table import render
+from .transfer import Law, Noise, Optimum, Transfer, Trial, analyse, loss_lost
+
+FORMAT = "deepnet_fairseq transfer 1"
+MEND = "write it with `deepnet transfer --json FILE`"
+
+
+def text(transfer: Transfer, targets: Iterable[int]) -> str:
+    """Best rates by depth, exponent, does it stay, what is recommended or why nothing is."""
+    noise = transfer.noise
+    source = f"from {noise.freedom} degrees of freedom" if noise.freedom else "stated"
+    rows = [["layers", "rates tried", "trainings", "best rate", "costs no more than seeds differ", "error", "loss"]]
+    for one in transfer.optima:
+        tried = f"{one.lowest:.2g} to {one.highest:.2g}"
+        found = ["-"] * 4
+        if one.placed:
+            found = [f"{one.rate:.2e}", f"{one.low:.1e} to {one.high:.1e}", f"{one.error:.2f}", f"{one.loss:.3f}"]
+        rows.append([str(one.layers), tried, str(one.trainings), *found])
+    lines = [
+        f"{transfer.method}, width {transfer.width}, {transfer.updates} updates; a loss differs by {noise.bits:.3f} "
+        f"bits over seeds ({source})",
+        "",
+        render(rows),
+        *(f"{one.layers} layers: {one.why}" for one in transfer.optima if not one.placed),
+        "",
+    ]
+    if transfer.law:
+        low, high = transfer.law.exponents()
+        lines.append(f"rate ~ depth^{transfer.law.exponent:.2f} ({low:.2f} to {high:.2f})")
+    lines.append(f"does it stay? {transfer.stays}: {transfer.why}")
+    for layers in targets:
+        why = transfer.refusal(layers)
+        if why or transfer.law is None:
+            lines.append(f"at {layers} layers: no recommendation: {why}")
+        else:
+            advice = transfer.law.at(layers)
+            lines.append(f"at {layers} layers: {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e})")
+    return "\n".join(lines)
+
+
+def held_out(groups: Sequence[Sequence[Trial]], up_to: int, targets: Iterable[int], stated: float) -> list[list[str]]:
+    """A header, and a row a method and depth: the rate predicted from depths to `up_to` beside what was found there.
+
+    Twice: by the law, and as if the rate stayed at that of the deepest. lost: bits at the tried rate nearest to the
+    prediction, against the best; "-" where none lies within half an octave.
+    """
+    rows = [["method", "layers", "predicted", "interval", "found", "error", "factor", "lost", "unchanged", "lost"]]
+    targets = list(targets)
+    for group in groups:
+        known = [trial for trial in group if trial.layers <= up_to]
+        whole = analyse(group, stated)
+        if not known:
+            continue
+        part = analyse(known, stated)
+        for layers in targets:
+            there = [trial for trial in group if trial.layers == layers]
+            found = next((one for one in whole.optima if one.layers == layers), None)
+            rows.append([part.method, str(layers), *_predicted(part, layers, found, there)])
+    return rows
+
+
+def _predicted(part: Transfer, layers: int, found: Optimum | None, there: Sequence[Trial]) -> list[str]:
+    why = part.refusal(layers)
+    placed = [one for one in part.optima if one.placed]
+    cells = ["refused", "-"]
+    seen = ["-", "-"] if found is None else ["not placed", "-"] if not found.placed else []
+    seen = seen or [f"{found.rate:.2e}", f"{found.error:.2f}"]
+    factor, lost = "-", "-"
+    if not why and part.law:
+        advice = part.law.at(layers)
+        cells = [f"{advice.rate:.2e}", f"{advice.low:.1e} to {advice.high:.1e}"]
+        factor = f"{found.rate / advice.rate:.2f}" if found and found.placed else "-"
+        lost = _bits(loss_lost(there, advice.rate) if there else None)
+    unchanged = ["-", "-"]
+    if placed:
+        unchanged = [f"{placed[-1].rate:.2e}", _bits(loss_lost(there, placed[-1].rate) if there else None)]
+    return [*cells, *seen, factor, lost, *unchanged]
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def as_dict(transfers: Iterable[Transfer], targets: Iterable[int], more: dict[str, Any] | None = None) -> dict:
+    """For JSON, which quote() reads; more: of the one transfer of a command."""
+    targets, found = list(targets), []
+    for transfer in transfers:
+        said: dict[str, Any] = asdict(transfer) | {"advice": []}
+        said["optima"] = [_finite(vars(one)) for one in transfer.optima]
+        for layers in targets:
+            why = transfer.refusal(layers)
+            told = {"layers": layers, "refused": why} if why or transfer.law is None else vars(transfer.law.at(layers))
+            said["advice"].append(told)
+        found.append(said | (more or {}))
+    return {"format": FORMAT, "transfers": found}
+
+
+def _finite(values: dict) -> dict:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
+
+
+def read_transfers(path: Path) -> list[Transfer]:
+    """Of a file of as_dict; UserError, naming it, for another."""
+    said = read_object(path, MEND)
+    if said.get("format") != FORMAT:
+        raise UserError(f"{path}: is no result of `deepnet transfer`; {MEND}")
+    try:
+        return [_transfer(one) for one in said["transfers"]]
+    except WRONG_VALUES as error:
+        raise UserError(f"{path}: is broken ({error!r}); {MEND}") from error
+
+
+def _transfer(said: dict) -> Transfer:
+    optima = [
+        Optimum(**{key: math.nan if value is None else value for key, value in one.items()}) for one in said["optima"]
+    ]
+    law, noise = said["law"] and Law(**said["law"]), Noise(**said["noise"])
+    own = {key: said[key] for key in ("method", "width", "updates", "stays", "why")}
+    return Transfer(noise=noise, optima=tuple(optima), law=law, **own)
+
+
+def quote(path: Path, method: str, width: int, layers: int) -> str:
+    """One line on the best rate of a model, where it lies within what the file measured; else that it does not."""
+    for transfer in read_transfers(path):
+        depths = [one.layers for one in transfer.optima if one.placed]
+        within = len(depths) > 1 and min(depths) <= layers <= max(depths)
+        if (transfer.method, transfer.width) != (method, width) or not within or transfer.law is None:
+            continue
+        if not transfer.refusal(layers):
+            advice = transfer.law.at(layers)
+            where = f"{', '.join(map(str, depths))} layers of width {width}, {transfer.updates} updates"
+            return f"best learning rate {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e}), measured at {where}"
+    return f"best learning rate: {path} did not measure {method} of width {width} at {layers} layers"
