@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study import depth_tables
+from deepnet_fairseq.study import depth_rates, depth_tables
 from deepnet_fairseq.study.depth_study import read_plan
 from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
@@ -60,6 +60,9 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "depth_study": depth_tables.rows_of_losses,
         "rates": depth_tables.rows_of_rates,
         "bleu": depth_tables.rows_of_bleu,
+        "exponents": depth_rates.rows_of_exponents,
+        "predictions": depth_rates.rows_of_predictions,
+        "lengths": depth_rates.rows_of_lengths,
         "winners": depth_tables.rows_of_winners,
         "agreement": depth_tables.rows_of_agreement,
         "verdicts": depth_tables.rows_of_verdicts,
@@ -72,12 +75,14 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
         "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
+        "best_rate": (depth_study.best_rate, "Best learning rate by depth, with the fitted powers"),
         "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
     },
 }
 WORDS = {  # heads of columns that hold no numbers
     "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
     "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
+    "does it stay?", "why",
 }  # fmt: skip
 MINIATURES = """# Figures in miniature
 
