@@ -19,6 +19,7 @@ from deepnet_fairseq.files import whole
 from deepnet_fairseq.study import depth_rates, depth_tables
 from deepnet_fairseq.study.depth_study import read_plan
 from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
+from deepnet_fairseq.study.figures.layer_use import rows_by_layers
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
 from deepnet_fairseq.study.runs import (
@@ -70,7 +71,11 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "misjudged": depth_tables.rows_of_misjudged,
         "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
         "costs": depth_tables.rows_of_costs,
+        "layer_use": rows_by_layers,
     },
+}
+APART = {  # place on a page -> folder of its runs, which is another, and what stands below
+    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n")
 }
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
@@ -196,10 +201,13 @@ def render(results: Path) -> Iterator[str]:
     yield from _put(results / "README.md", "index", _index(rows, results))
     for name, tables in TABLES_OF_RUNS.items():
         recorded = recorded_below(runs / name, over=True)
-        for place, table in tables.items() if recorded else ():
-            made, said = table(recorded), _trained_with(recorded) if place == name else ""
-            text = made if isinstance(made, str) else _of_runs(place, made)
-            yield from _put(results / f"{name}.md", place, text + said)
+        for place, table in tables.items():
+            folder, more = APART.get(place, (name, ""))
+            found = recorded_below(runs / folder, over=True) if place in APART else recorded
+            if found:
+                made, said = table(found), _trained_with(found) if place == name else ""
+                text = made if isinstance(made, str) else _of_runs(place, made)
+                yield from _put(results / f"{name}.md", place, "\n".join(filter(None, [text + said, more])))
         for place, (draw, title) in DRAWN.get(name, {}).items() if recorded else ():
             path = results / "figures" / f"{place}.svg"
             path.parent.mkdir(exist_ok=True)

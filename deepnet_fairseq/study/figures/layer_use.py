@@ -45,7 +45,11 @@ def layer_use(runs: list[RecordedRun], path: Path) -> str:
             sheet.label(panel, title, "layer l" if row == len(PANELS) - 1 else "", y if panel == panels[0] else "")
         _scale([sheet.panels[panel] for panel in panels], key)
     sheet.save(path)
-    return page("What each layer does", [_rows(found)], (), SOURCE)
+    return page("What each layer does", [rows_by_layers(runs)], (), SOURCE)
+
+
+def _parts(runs: list[RecordedRun]) -> dict[RecordedRun, dict[str, Any]]:
+    return {run: _part(run) for run in runs}
 
 
 def _part(run: RecordedRun) -> dict[str, Any]:
@@ -89,8 +93,9 @@ def _scale(row: list[Axes], key: str) -> None:
         axes.tick_params(labelleft=axes is row[0])
 
 
-def _rows(found: dict[RecordedRun, dict]) -> list[list[str]]:
-    """A header, and a row a run and stack."""
+def rows_by_layers(runs: list[RecordedRun]) -> list[list[str]]:
+    """A header, and a row a run and stack; UserError as for the picture."""
+    found = _parts(runs)
     rows = [["model", "method", "loss", "stack", "used", "half of the cost in", "median cost", "order matters",
              "mean distance", "lens there from"]]  # fmt: skip
     for run, part in sorted(found.items(), key=lambda pair: (pair[0].total_layers, pair[0].method)):
