@@ -157,6 +157,22 @@ def test_nothing_is_left_behind():
     assert torch.equal(measure(model, [given]).stacks["decoder"].swap, first.stacks["decoder"].swap)
 
 
+def test_how_sentences_are_batched_says_nothing():
+    """One at a time, without the padding of the longest: the same costs and angles."""
+    model, given = awake(archs.MODEL_NAME, LAYERS, method="deepnorm"), sample()
+    together, parts = measure(model, [given]), []
+    for row in range(3):
+        read = {key: tokens[row : row + 1] for key, tokens in given["net_input"].items() if tokens is not None}
+        read["src_tokens"] = read["src_tokens"][read["src_tokens"].ne(PAD)].unsqueeze(0)
+        parts.append({"net_input": read | {"src_lengths": None}, "target": given["target"][row : row + 1]})
+    apart = measure(model, parts)
+    assert torch.equal(apart.tokens, together.tokens)
+    for name, stack in together.stacks.items():
+        for runs in ("skip", "swap", "lens"):
+            assert close(getattr(apart.stacks[name], runs), getattr(stack, runs))
+        assert apart.stacks[name].distance() == pytest.approx(stack.distance(), rel=1e-5)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -329,7 +345,8 @@ def test_mistakes(checkpoint, data, tmp_path):
         (path, str(tmp_path / "none")): f"{tmp_path / 'none'}: ",
         (path, str(other)): f"{other}: ",
         (path, bin, "--subset", "dev"): "holds no dev.",
-        (path, bin, "--sentences", "0"): "--sentences 0: must be at least 1",
+        (path, bin, "--sentences", "1"): "--sentences 1: must be at least 2",
+        (path, bin, "--block", "0"): "--block 0: must be at least 1",
         (path, bin, "--block", "3"): "--block 3: the model has 2 layers",
         (path, bin, "--json", str(tmp_path)): f"--json {tmp_path}: is a folder",
         (path, bin, "--json", path): f"--json {path}: is one of the files to read",

@@ -253,9 +253,9 @@ def layers(args) -> None:
     from ..files import check_file
     from ..tools.layer_use import layer_use
 
-    for flag, value in (("sentences", args.sentences), ("block", args.block)):
-        if value is not None and value < 1:
-            raise UserError(f"--{flag} {value}: must be at least 1")
+    for flag, value, least in (("sentences", args.sentences, 2), ("block", args.block, 1)):
+        if value is not None and value < least:
+            raise UserError(f"--{flag} {value}: must be at least {least}")
     if args.json:
         check_file("--json", Path(args.json), (Path(args.checkpoint),))
 

@@ -137,13 +137,13 @@ class Use:
         """How much more than the model's own loss, bits per token, and its standard error; nats (.., S).
 
         Sentences are the units, each paired with itself: the cost is a ratio of sums over them, sum d / sum n, of which
-        the error is that of the mean of d - cost n (Cochran 1977, chapter 6).
+        the error is that of the mean of d - cost n (Cochran 1977, chapter 6). There must be two.
         """
         count = len(self.tokens)
         differences = (nats - self.base) / math.log(2)
         cost = differences.sum(-1) / self.tokens.sum()
         left = differences - cost.unsqueeze(-1) * self.tokens
-        spread = left.square().sum(-1) * count / max(count - 1, 1)
+        spread = left.square().sum(-1) * count / (count - 1)
         return cost.tolist(), (spread.sqrt() / self.tokens.sum()).tolist()
 
 

@@ -27,7 +27,7 @@ from .environment import environment
 
 MAX_TOKENS = 768  # in a batch, padding too: the fewer, the less padding; below, overhead counts
 MOST, FEWEST = 200, 20  # sentences by default
-BUDGET = 2_000_000  # of sentences through a layer, by default: 4 minutes at width 64
+BUDGET = 1_000_000  # of sentences through a layer, by default: minutes at width 64
 LAYERS = ("encoder_layers", "decoder_layers")  # facts of a run
 
 
@@ -49,7 +49,7 @@ class LayerUse:
         found, depth = self.numbers, "-".join(f"{self.facts[key]}L" for key in LAYERS if key in self.facts)
         lines = [
             f"{depth} {self.facts['method']}: {found['loss']:.3f} bits per target token; {found['sentences']:,} "
-            f"sentences of {found['subset']}, {found['tokens']:,} tokens; {found['seconds']:.0f} seconds"
+            f"sentences of {found['subset']}, {found['tokens']:,} tokens; {found['seconds']:.0f} seconds of processor"
         ]
         for name, stack in found["stacks"].items():
             lines += ["", render(_rows(name, stack)), "", *_summary(name, stack)]
@@ -98,7 +98,7 @@ def _summary(name: str, numbers: dict[str, Any]) -> list[str]:
 
 
 def layer_use(
-    checkpoint: str, data: str, subset: str, sentences: int | None = None, block: int = 1, say: Callable = print
+    checkpoint: str, data: str, subset: str, sentences: int | None, block: int, say: Callable[[str], None]
 ) -> LayerUse:
     """Measures the model of a checkpoint on so many sentences of DATA's subset, spread evenly over it.
 
@@ -116,7 +116,7 @@ def layer_use(
     count = sum(len(sample["target"]) for sample in samples)
     as_many = "" if sentences else ", as many as take minutes"
     say(f"{count} sentences of {subset}{as_many}; {passes:,} passes of each batch through a layer\n")
-    done, start = 0, time.monotonic()
+    done, start, processor = 0, time.monotonic(), time.process_time()
 
     def progress(layers: int) -> None:
         nonlocal done
@@ -133,7 +133,7 @@ def layer_use(
         "sentences": count,
         "tokens": int(use.tokens.sum()),
         "loss": use.bits(use.base),
-        "seconds": round(time.monotonic() - start, 1),
+        "seconds": round(time.process_time() - processor, 1),
         "stacks": {name: _numbers(use, stack) for name, stack in use.stacks.items()},
     }
     return LayerUse({"method": str(cfg.model.method)} | depths | {"seed": cfg.common.seed}, numbers)
@@ -174,8 +174,9 @@ def held_out(task: Any, model: Any, data: str, subset: str, sentences: int) -> I
     chosen = np.array(sorted(spread, key=lambda index: (dataset.num_tokens(index), index)))
     longest = utils.resolve_max_positions(task.max_positions(), model.max_positions())
     fitting, _too_long = dataset.filter_indices_by_size(chosen, longest)
-    if not len(fitting):
-        raise UserError(f"--subset {subset}: none of the {len(chosen)} sentences is short enough for the model")
+    if len(fitting) < 2:
+        left = f"{len(fitting)} of the {len(chosen)} sentences are short enough for the model"
+        raise UserError(f"--subset {subset}: {left}; a standard error needs 2, take another subset")
     most = max(MAX_TOKENS, max(dataset.num_tokens(index) for index in fitting))
     for indices in dataset.batch_by_size(np.asarray(fitting), max_tokens=most):
         sample = dataset.collater([dataset[int(index)] for index in indices])
