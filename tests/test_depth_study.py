@@ -146,7 +146,7 @@ def test_what_runs_have_found(tmp_path):
     assert sorted(run.name for run in leaders(runs)) == ["deepnorm-18-lr0.002-seed1", "deepnorm-6-lr0.001-seed1"]
     assert rows_by_rate(runs)[1:] == [
         ["deepnorm", "4.100 (4.000 to 4.200, 2 seeds)", "0.001", "12.2", "4.500", ">= 0.002", "-"],
-        ["post_ln", "-", "-", "-", "stuck", "-", "-"],
+        ["post_ln", "-", "-", "-", "stuck (1 rate)", "-", "-"],
     ]
     assert [outcome(run) for run in runs if run.method == "post_ln"] == [math.inf]
     assert spent_hours(runs) == pytest.approx(3.5)

@@ -100,7 +100,7 @@ def test_losses_rates_bleu(runs):
         ["Pre-LN", "7.100 (7.000 to 7.200, 3 seeds)", "-", "7.200"],
         ["CompleteP", "7.100 (7.000 to 7.200, 3 seeds)", "-", "7.300"],
         ["Admin", "8.200 (8.100 to 8.300, 3 seeds)", "-", "7.400"],
-        ["Post-LN", "-", "-", "stuck"],
+        ["Post-LN", "-", "-", "stuck (2 rates)"],
     ]
     rates = {row[0]: row[1:] for row in rows_of_rates(runs)}
     assert rates["DeepNorm"] == ["0.002", "only 0.002", "only 0.002"] and "Post-LN" not in rates
@@ -181,6 +181,8 @@ def test_exponents_and_predictions(drifting):
     assert float(found["Pre-LN"]["b"]) == pytest.approx(-0.5, abs=0.011)
     assert float(found["Pre-LN"]["50L-50L"]) == pytest.approx(0.002 * math.sqrt(6 / 50), rel=0.01)
     assert float(found["DeepNorm"]["b"]) == 0 and found["DeepNorm"]["18L-18L"] == "0.002"
+    # from 2e-3 at 6 layers to 5e-4 at 50, the step nearest to 6.9e-4
+    assert found["Pre-LN"]["b by the rates tried"] == "-0.65 +- 0.33 (6 to 50)"
     assert found["CompleteP"]["6L-6L"] == "0.002" and found["CompleteP"]["18L-18L"] == "not placed"
     told = {tuple(row[:2]): row[2:] for row in rows_of_predictions(drifting)[1:]}
     assert float(told["Pre-LN", "50"][0]) == pytest.approx(0.002 * math.sqrt(6 / 50), rel=0.02)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .depth_tables import CORE, SAME, grids
+from .depth_tables import CORE, SAME, Best, bests, grids
 from .runs import RecordedRun
 from .style import style_of
 from .transfer import NOISE, Optimum, Transfer, Trial, analyse, by_method, trial_of
@@ -33,7 +34,9 @@ def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:
     """Of each method the best rate at each depth, by a parabola, its exponent, does it stay where it is, and why."""
     found = transfers(runs)
     depths = sorted({one.layers for transfer in found for one in transfer.optima})
-    rows = [["method", *(f"{layers}L-{layers}L" for layers in depths), "b", "95%", "does it stay?", "why"]]
+    named = [f"{layers}L-{layers}L" for layers in depths]
+    rows = [["method", *named, "b", "95%", "b by the rates tried", "does it stay?", "why"]]
+    best = bests(grids(runs))
     for transfer in found:
         optima = {one.layers: one for one in transfer.optima}
         law = ["-", "-"]
@@ -41,8 +44,22 @@ def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:
             low, high = transfer.law.exponents()
             law = [f"{transfer.law.exponent:.2f}", f"{low:.2f} to {high:.2f}"]
         rates = [_placed(optima.get(layers)) for layers in depths]
-        rows.append([style_of(transfer.method).label, *rates, *law, transfer.stays, transfer.why])
+        steps = _by_steps({place.layers: one for (method, place), one in best.items() if method == transfer.method})
+        rows.append([style_of(transfer.method).label, *rates, *law, steps, transfer.stays, transfer.why])
     return rows
+
+
+def _by_steps(best: dict[int, Best]) -> str:
+    """The exponent from the shallowest to the deepest best rate that lies between two that were tried.
+
+    It may lie half a step to either side at both ends, if a step is 2; neighbours that failed bound it as well.
+    """
+    known = sorted((layers, one.rate) for layers, one in best.items() if one.losses and not one.edge)
+    if len(known) < 2:
+        return "-"
+    (shallow, first), (deep, last) = known[0], known[-1]
+    octaves = math.log2(deep / shallow)
+    return f"{math.log2(last / first) / octaves:.2f} +- {1 / octaves:.2f} ({shallow} to {deep})"
 
 
 def _placed(one: Optimum | None) -> str:

@@ -46,7 +46,7 @@ class Best:
 
     losses: held-out, bits a token, of all seeds of the best rate that learnt; empty where no rate did. rate: NaN then.
     failed: how many seeds of that rate came to nothing. edge: "<= ", ">= " where it is the lowest or highest that was
-    tried, "only " where no other was. bleu: of the best run. ended: where nothing learnt, how.
+    tried, "only " where no other was. bleu: of the best run. ended: where nothing learnt, how, at how many rates.
     """
 
     losses: tuple[float, ...] = ()
@@ -116,11 +116,11 @@ def bests(runs: Iterable[RecordedRun]) -> Bests:
 
 
 def _best(runs: list[RecordedRun]) -> Best:
-    first = leaders(run for run in runs if run.seed == FIRST)
+    first, rates = leaders(run for run in runs if run.seed == FIRST), sorted({rate_of(run) for run in runs})
     if not first:
         ways = sorted({ended(run) for run in runs} & {*FAILED})
-        return Best(ended=" or ".join(ways) or "no number")
-    rates, rate = sorted({rate_of(run) for run in runs}), rate_of(first[0])
+        return Best(ended=f"{' or '.join(ways) or 'no number'} ({len(rates)} rate{'s' * (len(rates) > 1)})")
+    rate = rate_of(first[0])
     edge = "only " if len(rates) == 1 else "<= " if rate == rates[0] else ">= " if rate == rates[-1] else ""
     all_losses = [outcome(run) for run in runs if rate_of(run) == rate]
     losses = tuple(loss for loss in all_losses if math.isfinite(loss))

@@ -1,7 +1,7 @@
 """The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
 
 Drawn are CORE, and trainings as long as those of most cells; the others are in the tables. A vertical line is the range
-of seeds, a cross a training that diverged or was stuck.
+of seeds, a cross at the top a training that diverged or was stuck.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
         own = {place.layers: best for (name, place), best in found.items() if name == method}
         style = style_of(method)
         points = {layers: best.loss for layers, best in own.items() if best.losses}
-        sheet.points(0, points, [layers for layers, best in own.items() if not best.losses], style)
+        sheet.points(0, points, [layers for layers, best in own.items() if not best.losses], style, top=True)
         for layers, best in own.items():
             _range(sheet, 0, layers, best.losses, style.colour)
     sheet.label(0, "", DEPTH, LOSS)
@@ -55,7 +55,7 @@ def loss_by_rate(runs: list[RecordedRun], path: Path) -> None:
         for method in CORE:
             style, found = style_of(method), _by_rate([r for r in runs if (r.method, r.layers) == (method, layers)])
             points = {rate: sum(losses) / len(losses) for rate, losses in found.items() if losses}
-            sheet.points(panel, points, [rate for rate, losses in found.items() if not losses], style)
+            sheet.points(panel, points, [rate for rate, losses in found.items() if not losses], style, top=True)
             for rate, losses in found.items():
                 _range(sheet, panel, rate, losses, style.colour)
         rates_axis(sheet.panels[panel].xaxis, set().union(*tried.values()))
@@ -105,10 +105,10 @@ def rates_axis(axis, rates: set[float]) -> None:
 
 
 def _room(sheet: Sheet, count: int) -> None:
-    """For crosses below the curves of the first panels; the others are hidden."""
+    """For crosses above the curves of the first panels; the others are hidden."""
     for axes in sheet.panels[:count]:
         low, high = axes.get_ylim()
-        axes.set_ylim(low - 0.15 * (high - low), high)
+        axes.set_ylim(low, high + 0.3 * (high - low))
     for axes in sheet.panels[count:]:
         axes.set_visible(False)
 

@@ -56,18 +56,21 @@ class Sheet:
         self._plot(panel, x, y, style, axes, PAPER | options)
         self.kinds[f"paper ({self.paper_setting})"] = PAPER | {"marker": "o"}
 
-    def points(self, panel: int, points: dict, failed: Iterable[float], style: Style, **options) -> None:
-        """Measured x -> y, if there is any, and a cross for each x that failed."""
+    def points(self, panel: int, points: dict, failed: Iterable[float], style: Style, top=False, **options) -> None:
+        """Measured x -> y, if there is any, and a cross for each x that failed; top: as for diverged."""
         if points:
             self.curve(panel, list(points), list(points.values()), style, **options)
         for x in sorted(failed):
-            self.diverged(panel, x, style)
+            self.diverged(panel, x, style, top)
 
-    def diverged(self, panel: int, x: float, style: Style) -> None:
-        """A cross at the panel's bottom, above those that are there already."""
+    def diverged(self, panel: int, x: float, style: Style, top: bool = False) -> None:
+        """A cross at the panel's bottom, above those that are there already, or at its top, below them."""
         axes = self.panels[panel]
         rank = self.failed[axes, x] = self.failed.get((axes, x), -1) + 1
-        axes.plot([x], [0.03 + 0.05 * rank], color=style.colour, transform=axes.get_xaxis_transform(), **DIVERGED)
+        height = 0.03 + 0.05 * rank
+        axes.plot(
+            [x], [1 - height if top else height], color=style.colour, transform=axes.get_xaxis_transform(), **DIVERGED
+        )
         self.names[axes][style.label] = style
         self.solid.add(style.label)
         self.kinds["diverged"] = DIVERGED
