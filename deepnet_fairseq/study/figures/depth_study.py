@@ -49,7 +49,8 @@ def loss_by_rate(runs: list[RecordedRun], path: Path) -> None:
         tried.setdefault(run.layers, set()).add(rate_of(run))
     depths = [layers for layers, rates in tried.items() if len(rates) > 1] or list(tried)
     columns = min(2, len(depths))
-    sheet = Sheet(columns, math.ceil(len(depths) / columns), "", size=(4.2, 2.9) if columns > 1 else (5.2, 3.6))
+    rows = math.ceil(len(depths) / columns)
+    sheet = Sheet(columns, rows, "", size=(4.2, 2.9 if rows > 1 else 3.6) if columns > 1 else (5.2, 3.6))
     for panel, layers in enumerate(depths):
         sheet.label(panel, f"{layers}L-{layers}L", "peak learning rate", LOSS if panel % columns == 0 else "")
         for method in CORE:
