@@ -24,7 +24,7 @@ SEEDS = 3  # of each of two methods, that the one may be called better
 SAME = {("complete_p", 6): "pre_ln"}  # at its base depth a method is another, and is trained once
 FAILED = ("diverged", "stuck", "no number")
 VERDICTS = ("diverging", "at risk", "stable")  # of `deepnet check`; the first two are warnings
-GUESS, WORSE = 1, 100.0  # of cells to come: the step that is taken for the best, and a loss above any found
+WORSE = 100.0  # of cells to come: a loss above any found
 NEAREST = {6: 10, 18: 20}  # our depth -> that of the paper's Figure 6 which has no such one
 
 
@@ -320,7 +320,7 @@ def _named(plan: Plan, method: str, runs: list[RecordedRun]) -> list[Cell]:
     found = found_by(plan.only([method]), [run for run in runs if run.method == method])
     cells = {cell.name: cell for cell in found.cells()}
     while cell := found.next():
-        found.losses[cell.name] = WORSE + abs(cell.step - GUESS)
+        found.losses[cell.name] = WORSE + len(cells)  # the first of a depth is its best
         cells.setdefault(cell.name, cell)
     return list(cells.values())
 
