@@ -83,7 +83,7 @@ def _rows(name: str, numbers: dict[str, Any]) -> list[list[str]]:
 
 
 def _cell(values: list[float], index: int) -> str:
-    return f"{values[index]:.4f}" if 0 <= index < len(values) else ""
+    return f"{round(values[index], 4) + 0.0:.4f}" if 0 <= index < len(values) else ""  # + 0.0: no -0.0000
 
 
 def _summary(name: str, numbers: dict[str, Any]) -> list[str]:
@@ -91,7 +91,7 @@ def _summary(name: str, numbers: dict[str, Any]) -> list[str]:
     return [
         f"{name}: {sum(numbers['used'])} of {layers} layers are used: skipping one costs more than {ERRORS} paired "
         "standard errors",
-        f"half of what skipping costs lies in {numbers['half']} layers; exchanging two neighbours costs in "
+        f"half of what skipping costs lies in {numbers['half']} of {layers} layers; exchanging two neighbours costs in "
         f"{sum(numbers['ordered'])} of {layers - 1} places",
         f"the lens stays within {NEAR:.0%} of the final loss from layer {numbers['arrival']} on",
     ]

@@ -20,8 +20,8 @@ PANELS = {  # key of the record's lists -> y axis
     "distance": "angular distance of what\nlayer l reads and gives",
     "lens": "loss read off behind layer l\n(bits per token)",
 }
-BITS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500)  # that the last has a line at
-SMALLEST = 0.01  # bits; the first panel is linear below, so that a cost may be negative
+BITS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 50, 100, 200, 500)  # that the last has a line at
+SMALLEST = 0.001  # bits; the first panel is linear below, so that a cost may be negative
 POINTS = 20  # that have a mark where it says nothing
 MEND = "record it with `deepnet layer-use --json`"
 SOURCE = "deepnet layer-use; the words are defined in docs/probes.md"
