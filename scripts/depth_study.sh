@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The depth study, docs/depth_study.md: methods from 6L-6L to 100L-100L on a text, each at learning rates a factor of 2
-# apart, one training after the other on one core: 40 to 80 hours. Killed at any moment, it goes on when started again.
+# apart, one training after the other on one core: 13 hours. Killed at any moment, it goes on when started again.
 #
 #   scripts/depth_study.sh DATA [flags of fairseq-train]       DATA: a folder with train, valid, test in two languages,
 #                                                              as train.de and train.en: tokenised, a sentence a line
 #   --list       the cells that are known by now, what they found, what they took; --render: the table of methods by
 #                depths; both look at OUT alone      --dry-run: the commands of the cell that is next
+#   --layer-use  what each layer does (deepnet layer-use, 50 sentences) in the best models of OUT: records in OUT/layer_use
 #   OUT=DIR      default depth_study; the file OUT/PAUSE holds the work within a second, without it the work goes on;
 #                OUT/records: a record of each cell that is over, as scripts/records.py keeps them
 #   METHODS="A B"  these alone: machines share a study, each its methods; their records go into one folder
@@ -18,7 +19,7 @@ source scripts/lib/common.sh
 looking="" text="" words=()
 for word in "$@"; do
     case "$word" in
-        --list | --render) looking="${word#--}" ;;
+        --list | --render | --layer-use) looking="${word#--}" ;;
         -*) words+=("$word") ;;
         *) if [ -z "$text" ] && [ "${#words[@]}" -eq 0 ]; then text="$word"; else words+=("$word"); fi ;;
     esac
@@ -88,7 +89,19 @@ cell() {  # cell NAME METHOD LAYERS SEED RATE UPDATES FLAGS...: trains it, trans
     python scripts/records.py keep "$runs" "$out/records" >"$out/records.log"
 }
 
-if [ -n "$looking" ]; then
+layer_use() {  # of the best of each method and depth
+    local name
+    mkdir -p "$out/layer_use"
+    for name in $(cells kept); do
+        [ ! -f "$out/layer_use/$name.run.json" ] || continue
+        deepnet layer-use "$runs/$name/checkpoint_last.pt" "$out/data" --sentences 50 --json "$out/layer_use/$name.run.json"
+    done
+}
+
+if [ "$looking" = layer-use ]; then
+    layer_use
+    exit
+elif [ -n "$looking" ]; then
     cells "$looking"
     exit
 fi

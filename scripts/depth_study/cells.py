@@ -1,9 +1,10 @@
-"""The cells of scripts/depth_study.sh, by its plan and its runs: cells.py next|list|render|leads|prune PLAN RUNS.
+"""The cells of scripts/depth_study.sh, by its plan and its runs: cells.py next|list|render|leads|kept|prune PLAN RUNS.
 
 next     the cell to train now, as NAME METHOD LAYERS SEED RATE UPDATES FLAGS...; nothing at the end, or of the budget
 list     all that can be named now, and the stages that wait for them
 render   the table, methods by depths
 leads    the names of the best run of each method, depth and number of updates that is long enough to translate with
+kept     the names of all whose weights stay
 prune    removes the weights of all other runs that are over
 RUNS: the folder of the runs, or of their records. --without NAMES: cells to pass over. METHODS="A B": these alone.
 """
@@ -57,7 +58,7 @@ def listed(plan: Plan, found: Found, runs: list[RecordedRun]) -> str:
 def main() -> None:
     """Parses, does, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("next", "list", "render", "leads", "prune"))
+    parser.add_argument("what", choices=("next", "list", "render", "leads", "kept", "prune"))
     parser.add_argument("plan", type=Path)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--without", nargs="*", default=())
@@ -79,6 +80,8 @@ def main() -> None:
         print(render(rows_by_rate(runs)) if runs else "no cell is over")
     elif args.what == "leads":
         print("\n".join(run.name for run in leaders(runs) if run.facts["updates"] >= plan.translated))
+    elif args.what == "kept":
+        print("\n".join(run.name for run in leaders(runs)))
     else:
         kept = {run.name for run in leaders(runs)}
         for run in runs:
