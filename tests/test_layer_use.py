@@ -354,10 +354,14 @@ def test_mistakes(checkpoint, data, tmp_path):
             (other / file.name).write_bytes(file.read_bytes())
     for dictionary in other.glob("dict.*.txt"):
         dictionary.write_text(dictionary.read_text() + "more 1\n")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "dict.qaa.txt").write_text("")
     refused = {
-        (str(tmp_path / "none.pt"), bin): "none.pt",
+        (str(tmp_path / "none.pt"), bin): "none.pt: no such file",
         (str(tmp_path / "no.pt"), bin): "no.pt: truncated, damaged or not a checkpoint",
-        (path, str(tmp_path / "none")): f"{tmp_path / 'none'}: ",
+        (path, str(tmp_path / "none")): f"{tmp_path / 'none'}: holds no dict.LANG.txt",
+        (path, str(alone)): f"{alone}: Could not infer language pair",
         (path, str(other)): f"{other}: ",
         (path, bin, "--subset", "dev"): "holds no dev.",
         (path, bin, "--sentences", "1"): "--sentences 1: must be at least 2",

@@ -22,6 +22,7 @@ from ..core.layer_use import ERRORS, NEAR, StackUse, Use, arrival, half, measure
 from ..errors import UserError
 from ..files import whole
 from ..plugin.building import from_checkpoint
+from ..plugin.datasets import check_folder
 from ..text_table import render
 from .environment import environment
 
@@ -106,6 +107,8 @@ def layer_use(
     measured, and how far it is. UserError, naming file or flag, for a checkpoint that is none or of other data, for a
     subset that is not there, and for a task that predicts no words.
     """
+    if not Path(checkpoint).exists():
+        raise UserError(f"{checkpoint}: no such file; give a checkpoint of fairseq-train")
     model, cfg = from_checkpoint(checkpoint)
     depths = {f"{name}_layers": len(stack.layers) for name, stack in model.stacks().items()}
     if block > min(depths.values()):
@@ -143,10 +146,14 @@ def _task(model: Any, cfg: Any, checkpoint: str, data: str) -> Any:
     """The run's task on the folder `data`; UserError if those are not the model's."""
     section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
+    check_folder(section["_name"], data)
     try:
         task = tasks.setup_task(settings)
-    except (FileNotFoundError, AssertionError, UserError) as error:
-        raise UserError(f"{data}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # fairseq's word for a folder without pairs of files is a bare one
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{data}: {said}; give the binarised data of its own run") from error
     first = next(iter(model.stacks().values()))
     projection: nn.Linear = model.vocabulary_projection()
     for dictionary, rows in (
