@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from .. import register
 from ..errors import UserError
@@ -54,37 +53,38 @@ def _of_runs(args) -> dict:
     if args.up_to is not None and targets:
         print(f"\npredicted from depths to {args.up_to}, beside what was found:\n")
         print(render(held_out(groups, args.up_to, targets, args.noise)))
-    return as_dict(transfers, targets)
+    return as_dict(transfers, targets, {})
 
 
 def _of_command(args) -> dict:
     register()
     from ..study.transfer import analyse
     from ..study.transfer_report import as_dict, text
-    from ..tools.transfer import PART, coordinates, coordinates_table, proxy, read_command, search, train
+    from ..tools.transfer import PART, coordinates, coordinates_table, read_command, search, train
 
-    if not args.out:
-        raise UserError("--out: name a folder for the short trainings; what is in it is not trained again")
     words = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
     command = read_command([*words, *(["--method", args.method] if args.method else [])])
     depths = sorted(set(numbers("--depths", args.depths, "6,12,18")))
     length = int(command.args.max_update)
-    updates = args.updates or max(1, length // PART)
-    if not 1 <= updates <= length:
-        raise UserError(f"--updates {updates}: must be from 1 to --max-update, {length}")
-    if args.factor <= 1:
-        raise UserError(f"--factor {args.factor:g}: must be more than 1")
+    updates = max(1, length // PART) if args.updates is None else args.updates
     for flag, least in (("steps", 1), ("seeds", 1), ("coordinates", 0)):
         if getattr(args, flag) < least:
             raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
+    if not 0 <= updates <= length:
+        raise UserError(f"--updates {updates}: must be from 0 to --max-update, {length}")
+    if args.factor <= 1:
+        raise UserError(f"--factor {args.factor:g}: must be more than 1")
+    if updates and not args.out:
+        raise UserError("--out: name a folder for the short trainings; what is in it is not trained again")
     for depth in depths:
-        proxy(command, depth, command.args.lr[0], 1, updates)
+        command.at(depth)
+    moved = {depth: coordinates(command, depth, args.coordinates) for depth in depths if args.coordinates}
+    if moved:
+        print(coordinates_table(moved, args.coordinates) + "\n", flush=True)
+    if not updates:
+        return as_dict([], [], moved)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    more: dict[str, Any] = {}
-    if args.coordinates:
-        more["coordinates"] = {depth: coordinates(command, depth, args.coordinates) for depth in depths}
-        print(coordinates_table(more["coordinates"], args.coordinates), flush=True)
 
     def run(one):
         known = train(command, one, folder)
@@ -93,8 +93,8 @@ def _of_command(args) -> dict:
 
     trials = search(command, depths, [-args.steps, 0, args.steps], args.factor, updates, args.seeds, run)
     found, targets = analyse(trials, args.noise), [command.depth]
-    print("\n" + text(found, targets))
-    return as_dict([found], targets, more)
+    print(text(found, targets))
+    return as_dict([found], targets, moved)
 
 
 def _ended(run) -> str:
@@ -113,7 +113,11 @@ def add(command) -> None:
     sub.add_argument("--factor", type=float, default=2.0, help="from a rate to the next (default 2)")
     sub.add_argument("--steps", type=int, default=2, help="of it from --lr to the first rates below and above, before "
                      "those beside the best (default 2)")  # fmt: skip
-    sub.add_argument("--updates", type=int, help="of a short training (default a tenth of --max-update)")
+    sub.add_argument(
+        "--updates",
+        type=int,
+        help="of a short training (default a tenth of --max-update), 0 for the coordinate check alone",
+    )
     sub.add_argument("--seeds", type=int, default=1, help="of the best rate and its neighbours (default 1)")
     sub.add_argument("--coordinates", type=int, default=COORDINATES, metavar="N", help="updates of the coordinate "
                      f"check, 0 for none (default {COORDINATES})")  # fmt: skip

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 from scipy import stats
@@ -60,6 +61,7 @@ class Optimum:
 
     rate: NaN where it is not placed, and why says so. error: its standard error, octaves. low, high: rates that cost
     no more than the noise of the loss, by the parabola, and not beyond the neighbours of the best. loss: at rate.
+    note: what is to be said of one that is placed.
     """
 
     layers: int
@@ -72,6 +74,7 @@ class Optimum:
     high: float = math.nan
     loss: float = math.nan
     why: str = ""
+    note: str = ""
 
     @property
     def placed(self) -> bool:
@@ -235,42 +238,62 @@ def best_of(found: dict[float, dict[int, float]]) -> float | None:
 def optimum(trials: Sequence[Trial], noise: Noise) -> Optimum:
     """Of the trials of one depth: the vertex of the parabola through the best rate and its neighbours.
 
-    The loss of each is the mean over the seeds that all three have. Its error is that of three losses with the noise,
-    to first order.
+    The loss of each is the mean over the seeds that all three have. The error is that of three losses with the noise,
+    to first order, and how far a cubic through one rate more has its lowest point from there. Beside a rate that came
+    to nothing there is no parabola: the optimum is anywhere between the neighbours.
     """
     found = grid(trials)
-    rates = sorted(_compared(found)[1])
+    losses = _compared(found)[1]
+    rates = sorted(losses)
     base = Optimum(trials[0].layers, rates[0], rates[-1], len(trials))
     best = best_of(found)
     if best is None:
-        return _unplaced(base, f"nothing was learnt at {len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g}")
+        return replace(base, why=f"nothing was learnt at {_range(rates)}")
     place = rates.index(best)
     if place in (0, len(rates) - 1):
         edge = "lowest" if place == 0 else "highest"
-        return _unplaced(base, f"the best rate is at an edge, {best:.3g} the {edge} that was tried")
+        return replace(base, why=f"the best rate is at an edge, {best:.3g} the {edge} that was tried")
     three = rates[place - 1 : place + 2]
     shared = set.intersection(*(set(found[rate]) for rate in three))
-    losses = np.array([np.mean([found[rate][seed] for seed in shared]) for rate in three])
-    for rate, loss in zip(three, losses, strict=True):
-        if not math.isfinite(loss):
-            return _unplaced(base, f"{rate:.3g}, beside the best rate {best:.3g}, diverged or was stuck")
-    x = np.log2(three)
-    solve = np.linalg.inv(np.vander(x - x[1], 3))  # of losses: a, b, c of a x^2 + b x + c
-    a, b, c = solve @ losses
-    vertex = -b / (2 * a) if a > 0 else math.inf
-    if not x[0] <= x[1] + vertex <= x[2]:
-        return _unplaced(base, f"over {len(shared)} seeds, {best:.3g} is no better than its neighbours")
+    means = [fmean(found[rate][seed] for seed in shared) for rate in three]
+    left, right = (math.log2(rate / best) for rate in (three[0], three[2]))
+    nothing = [f"{rate:.3g}" for rate, loss in zip(three, means, strict=True) if not math.isfinite(loss)]
+    if nothing:
+        note = f"known by its neighbours alone, of which {' and '.join(nothing)} came to nothing"
+        rate, error = best * 2 ** ((left + right) / 2), (right - left) / math.sqrt(12)  # equally likely in between
+        return replace(base, rate=rate, error=error, low=best, high=best, loss=losses[best], note=note)
+    solve = np.linalg.inv(np.vander([left, 0, right], 3))  # of losses: a, b, c of a x^2 + b x + c
+    a, b, c = solve @ np.array(means)
+    vertex = float(-b / (2 * a)) if a > 0 else math.inf
+    if not left <= vertex <= right:
+        return replace(base, why=f"over {len(shared)} seeds, {best:.3g} is no better than its neighbours")
     slope = -solve[1] / (2 * a) + b * solve[0] / (2 * a**2)  # of the vertex, by the losses
     error = noise.bits / math.sqrt(len(shared)) * float(np.linalg.norm(slope))
+    error = math.hypot(error, _bent(losses, rates, place))
     half = math.sqrt(noise.bits / a)
-    low, high = max(vertex - half, x[0] - x[1]), min(vertex + half, x[2] - x[1])
-    at = [float(best * 2**octaves) for octaves in (vertex, low, high)]
-    return Optimum(base.layers, base.lowest, base.highest, base.trainings, at[0], error, at[1], at[2],
-                   float(c - b**2 / (4 * a)))  # fmt: skip
+    at = [best * 2 ** float(octaves) for octaves in (vertex, max(vertex - half, left), min(vertex + half, right))]
+    rate, low, high = at
+    return replace(base, rate=rate, error=error, low=low, high=high, loss=float(c - b**2 / (4 * a)))
 
 
-def _unplaced(base: Optimum, why: str) -> Optimum:
-    return Optimum(base.layers, base.lowest, base.highest, base.trainings, why=why)
+def _range(rates: Sequence[float]) -> str:
+    return f"{rates[0]:.3g} alone" if len(rates) == 1 else f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g}"
+
+
+def _bent(losses: dict[float, float], rates: Sequence[float], place: int) -> float:
+    """Octaves from the parabola's lowest point to that of a cubic through one rate more, the most; 0 without one."""
+    x = np.log2(rates) - math.log2(rates[place])
+    y = np.array([losses[rate] for rate in rates])
+    inside = np.linspace(x[place - 1], x[place + 1], 401)
+
+    def lowest(first: int, last: int) -> float:
+        curve = np.polyfit(x[first:last], y[first:last], last - first - 1)
+        return float(inside[np.argmin(np.polyval(curve, inside))])
+
+    three = (place - 1, place + 2)
+    four = [(first, last) for first, last in ((three[0] - 1, three[1]), (three[0], three[1] + 1))
+            if first >= 0 and last <= len(rates) and np.isfinite(y[first:last]).all()]  # fmt: skip
+    return max((abs(lowest(*window) - lowest(*three)) for window in four), default=0.0)
 
 
 def fit(optima: Iterable[Optimum], noise: Noise) -> Law | None:
@@ -301,6 +324,12 @@ def stays(optima: Sequence[Optimum], trials: Sequence[Trial]) -> tuple[str, str]
     for one in optima:
         if not one.placed:
             return OPEN, f"{one.layers} layers: {one.why}"
+    notes = [f"{one.layers} layers: {one.note}" for one in optima if one.note]
+    answer, why = _stays(optima, trials)
+    return answer, "; ".join([why, *notes])
+
+
+def _stays(optima: Sequence[Optimum], trials: Sequence[Trial]) -> tuple[str, str]:
     moves = [math.log2(one.rate / optima[0].rate) for one in optima]
     way, largest = moves[-1], max(map(abs, moves))
     moved = f"moves by a factor of {2**largest:.2g} at most"

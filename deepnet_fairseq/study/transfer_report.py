@@ -33,7 +33,7 @@ def text(transfer: Transfer, targets: Iterable[int]) -> str:
         f"bits over seeds ({source})",
         "",
         render(rows),
-        *(f"{one.layers} layers: {one.why}" for one in transfer.optima if not one.placed),
+        *(f"{one.layers} layers: {one.why or one.note}" for one in transfer.optima if one.why or one.note),
         "",
     ]
     if transfer.law:
@@ -93,8 +93,8 @@ def _bits(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def as_dict(transfers: Iterable[Transfer], targets: Iterable[int], more: dict[str, Any] | None = None) -> dict:
-    """For JSON, which quote() reads; more: of the one transfer of a command."""
+def as_dict(transfers: Iterable[Transfer], targets: Iterable[int], moved: dict[int, dict[str, float]]) -> dict:
+    """For JSON, which quote() reads. moved: depth -> address -> change of that output, of a coordinate check."""
     targets, found = list(targets), []
     for transfer in transfers:
         said: dict[str, Any] = asdict(transfer) | {"advice": []}
@@ -103,8 +103,8 @@ def as_dict(transfers: Iterable[Transfer], targets: Iterable[int], more: dict[st
             why = transfer.refusal(layers)
             told = {"layers": layers, "refused": why} if why or transfer.law is None else vars(transfer.law.at(layers))
             said["advice"].append(told)
-        found.append(said | (more or {}))
-    return {"format": FORMAT, "transfers": found}
+        found.append(said)
+    return {"format": FORMAT, "transfers": found, "coordinates": {n: _finite(values) for n, values in moved.items()}}
 
 
 def _finite(values: dict) -> dict:
