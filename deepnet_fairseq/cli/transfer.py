@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from .. import register
 from ..errors import UserError
 from . import numbers
 
-COORDINATES = 10  # updates
+COORDINATES = 3  # updates
 
 
 def transfer(args) -> None:
@@ -21,12 +23,14 @@ def transfer(args) -> None:
     are there. What is trained is kept in --out, and not trained again. The exit status is 3 where no rate is
     recommended. docs/transfer.md
     """
-    if args.noise <= 0:
+    from ..files import check_file, whole
+
+    if not 0 < args.noise < math.inf:
         raise UserError(f"--noise {args.noise:g}: must be more than 0")
+    if args.json:
+        check_file("--json", Path(args.json))
     said = _of_runs(args) if args.runs else _of_command(args)
     if args.json:
-        from ..files import whole
-
         with whole(Path(args.json)) as part:
             part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     advice = [told for one in said["transfers"] for told in one["advice"]]
@@ -42,6 +46,8 @@ def _of_runs(args) -> dict:
     if args.rest:
         raise UserError(f"unknown: {' '.join(args.rest)}; with --runs no command is given")
     targets = numbers("--target", args.target, "50,100") if args.target else []
+    if min(targets, default=1) < 1:
+        raise UserError(f"--target {args.target}: a stack needs at least 1 layer")
     wanted = args.method.split(",") if args.method else None
     groups = by_method(trial_of(run) for run in recorded_below(Path(args.runs), over=True))
     groups = [group for group in groups if wanted is None or group[0].method in wanted]
@@ -58,8 +64,11 @@ def _of_runs(args) -> dict:
 
 def _of_command(args) -> dict:
     register()
+    import torch
+
     from ..study.transfer import analyse
     from ..study.transfer_report import as_dict, text
+    from ..tools.environment import environment
     from ..tools.transfer import PART, coordinates, coordinates_table, read_command, search, train
 
     words = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
@@ -72,7 +81,7 @@ def _of_command(args) -> dict:
             raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
     if not 0 <= updates <= length:
         raise UserError(f"--updates {updates}: must be from 0 to --max-update, {length}")
-    if args.factor <= 1:
+    if not 1 < args.factor < math.inf:
         raise UserError(f"--factor {args.factor:g}: must be more than 1")
     if updates and not args.out:
         raise UserError("--out: name a folder for the short trainings; what is in it is not trained again")
@@ -80,11 +89,12 @@ def _of_command(args) -> dict:
         command.at(depth)
     moved = {depth: coordinates(command, depth, args.coordinates) for depth in depths if args.coordinates}
     if moved:
-        print(coordinates_table(moved, args.coordinates) + "\n", flush=True)
+        print(coordinates_table(moved, args.coordinates, command.width) + "\n", flush=True)
+    said: dict = {"command": shlex.join(["fairseq-train", *command.words])}
+    said |= {"environment": environment(0 if command.args.cpu else torch.cuda.device_count())}
     if not updates:
-        return as_dict([], [], moved)
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
+        return as_dict([], [], moved) | said
+    (folder := Path(args.out)).mkdir(parents=True, exist_ok=True)
 
     def run(one):
         known = train(command, one, folder)
@@ -94,7 +104,7 @@ def _of_command(args) -> dict:
     trials = search(command, depths, [-args.steps, 0, args.steps], args.factor, updates, args.seeds, run)
     found, targets = analyse(trials, args.noise), [command.depth]
     print(text(found, targets))
-    return as_dict([found], targets, moved)
+    return as_dict([found], targets, moved) | said
 
 
 def _ended(run) -> str:

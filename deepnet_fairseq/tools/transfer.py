@@ -53,6 +53,7 @@ UPDATES = {  # of a schedule, the flags in updates, which are compressed; its ot
 RATES = ("warmup_init_lr", "end_learning_rate", "min_lr", "stop_min_lr")  # which go with the peak
 PART = 10  # of --max-update is a proxy, by default
 REACH = 4  # steps beyond the grid, at most, that a search for the best goes
+GENTLE = 0.1  # of --lr in the coordinate check: outputs still have much in common with what they were
 LOGGED, VALIDATED = 20, 6  # times in a proxy
 USER_DIR = str(Path(__file__).resolve().parents[1])
 ENDED = re.compile(r"error: (diverged at update \d+|stuck at update \d+[^;]*)")
@@ -266,12 +267,13 @@ def search(
 def coordinates(command: Command, depth: int, updates: int) -> dict[str, float]:
     """How far outputs have moved after some updates, by address: "decoder.6" a layer, "decoder" the stack.
 
-    L2 norm over features of F(x, theta_i) - F(x, theta_0), mean over tokens, on one batch, without dropout. The
-    command's --lr is reached in the last update. NaN where a training broke off.
+    L2 norm over features of F(x, theta_i) - F(x, theta_0), mean over tokens, on one batch, without dropout. GENTLE of
+    the command's --lr is reached in the last update. NaN where a training broke off.
     """
     layers = [word for stack, n in command.at(depth).items() for word in (f"--{stack}-layers", str(n))]
     args = parse([*command.words, *layers, "--no-save"])
     args.deepnet_probe = None  # it would write
+    args.lr = [GENTLE * rate for rate in args.lr]
     if getattr(args, "warmup_updates", 0):
         args.warmup_updates = min(updates, args.warmup_updates)
     trainer = build_trainer(args)
@@ -298,7 +300,7 @@ def growth(found: dict[int, dict[str, float]]) -> dict[str, float]:
     return {stack: float(np.polyfit(x, y, 1)[0]) if np.isfinite(y).all() else math.nan for stack, y in changes.items()}
 
 
-def coordinates_table(found: dict[int, dict[str, float]], updates: int) -> str:
+def coordinates_table(found: dict[int, dict[str, float]], updates: int, width: int) -> str:
     """Rows of first, middle and last layers and of the stacks' outputs, columns of depths, and growth() of outputs."""
     grown = growth(found)
     rows = [["output of", *(f"{depth} layers" for depth in found), "as depth^"]]
@@ -308,4 +310,6 @@ def coordinates_table(found: dict[int, dict[str, float]], updates: int) -> str:
             chosen = {depth: names[round(part * (len(names) - 1))] for depth, names in own.items()}
             rows.append([f"{stack}, {name}", *(f"{found[depth][a]:.3f}" for depth, a in chosen.items()), ""])
         rows.append([stack, *(f"{values[stack]:.3f}" for values in found.values()), f"{exponent:.2f}"])
-    return f"change of outputs in {updates} updates, ||F(x, theta_i) - F(x, theta_0)||:\n\n{render(rows)}"
+    title = f"change of outputs in {updates} updates up to {GENTLE:g} of --lr, ||F(x, theta_i) - F(x, theta_0)||"
+    title += f":\n\n{render(rows)}\n\n"
+    return title + f"behind a LayerNorm outputs that have nothing in common are {math.sqrt(2 * width):.1f} apart"
