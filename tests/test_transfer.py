@@ -154,6 +154,8 @@ def test_runs_that_are_there(tmp_path, capsys):
     row = next(line.split() for line in said.splitlines() if line.startswith("deepnorm  ") and "50" in line.split())
     best = 2 ** (-8.6 - 0.2 * math.log2(50 / 6))
     assert float(row[2]) == pytest.approx(best, rel=0.01) and float(row[6]) == pytest.approx(best, rel=0.01)
+    assert float(row[9]) == float(row[11]) == 0  # nothing is lost, unchanged from 18 layers neither
+    assert float(row[10]) == pytest.approx(2 ** (-8.6 - 0.2 * math.log2(18 / 6)), rel=0.01)
     line = quote(out, "deepnorm", 64, 10)
     assert "measured at 6, 18 layers of width 64, 500 updates" in line
     assert float(line.split()[3]) == pytest.approx(2 ** (-8.6 - 0.2 * math.log2(10 / 6)), rel=0.01)

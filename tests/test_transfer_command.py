@@ -200,22 +200,16 @@ def test_outputs_of_layers_end_in_those_of_stacks():
 
 
 def test_coordinates(data, tmp_path, capsys):
-    """Nothing moves without an update; at one rate Post-LN's output moves more with more layers, and all moves."""
-    command = transfer.read_command(words(data, "--method", "post_ln"))
-    found = {depth: transfer.coordinates(command, depth, 2) for depth in (1, 4)}
-    assert all(value > 0 for values in found.values() for value in values.values())
-    assert found[4]["decoder"] > found[1]["decoder"]
-    command = [
-        "transfer",
-        "--depths",
-        "1,4",
-        "--coordinates",
-        "2",
-        "--updates",
-        "0",
-        *words(data, "--method", "post_ln"),
-    ]
-    main([*command, "--json", str(tmp_path / "found.json")])  # trains no further
+    """At one rate outputs of Pre-LN move more with more layers; CompleteP's, which is made for that, do not."""
+    grown = {}
+    for method in ("pre_ln", "complete_p"):
+        flags = ("--method", method, "--complete-p-base-depth", "1") if method == "complete_p" else ("--method", method)
+        command = transfer.read_command(words(data, *flags))
+        found = {depth: transfer.coordinates(command, depth, 2) for depth in (1, 4)}
+        grown[method] = transfer.growth(found)["decoder"]
+    assert abs(grown["complete_p"]) < 0.25 < grown["pre_ln"], grown
+    out = ("--updates", "0", "--json", str(tmp_path / "found.json"))  # trains no further
+    main(["transfer", "--depths", "1,4", "--coordinates", "2", *out, *words(data, *flags)])
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if row.startswith("decoder")] == [
         f"decoder{n}" for n in (", first layer", ", middle", ", last", "")

@@ -152,7 +152,8 @@ class Transfer:
         if not lowest <= advice.rate <= highest:
             return f"the best rate drifts to {advice.rate:.3g}, beyond those tried, {lowest:.3g} to {highest:.3g}"
         if math.log2(advice.high / advice.rate) > VAGUE:
-            return f"the best rate could lie anywhere from {advice.low:.1e} to {advice.high:.1e}: train more seeds"
+            known = f"the best rate could lie anywhere from {advice.low:.1e} to {advice.high:.1e}"
+            return f"{known}: train rates closer together, or more seeds"
         return ""
 
     def advice(self, layers: int) -> Advice:
@@ -361,10 +362,11 @@ def _seeds_range(found: dict[float, dict[int, float]]) -> float:
 
 
 def _cost(found: dict[float, dict[int, float]], rate: float | None) -> float | None:
-    """Bits lost at a tried rate against the best, of one seed; None where it was not tried."""
+    """Bits lost at a tried rate against the best, of one seed; None where it was not tried, or nothing was learnt."""
     losses = _compared(found)[1]
     near = [known for known in losses if rate and abs(math.log2(known / rate)) < 0.01]
-    return losses[near[0]] - min(losses.values()) if near else None
+    best = min(losses.values())
+    return losses[near[0]] - best if near and math.isfinite(best) else None
 
 
 def loss_lost(trials: Sequence[Trial], rate: float) -> float | None:

@@ -54,7 +54,7 @@ def held_out(groups: Sequence[Sequence[Trial]], up_to: int, targets: Iterable[in
     """A header, and a row a method and depth: the rate predicted from depths to `up_to` beside what was found there.
 
     Twice: by the law, and as if the rate stayed at that of the deepest. lost: bits at the tried rate nearest to the
-    prediction, against the best; "-" where none lies within half an octave.
+    prediction, against the best, "all" if that came to nothing; "-" where none lies within half an octave.
     """
     rows = [["method", "layers", "predicted", "interval", "found", "error", "factor", "lost", "unchanged", "lost"]]
     targets = list(targets)
@@ -90,7 +90,7 @@ def _predicted(part: Transfer, layers: int, found: Optimum | None, there: Sequen
 
 
 def _bits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}" if math.isfinite(value) else "all"
 
 
 def as_dict(transfers: Iterable[Transfer], targets: Iterable[int], moved: dict[int, dict[str, float]]) -> dict:
