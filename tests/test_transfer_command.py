@@ -229,7 +229,12 @@ def test_end_to_end(data, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(transfer, "launch", launch)
     command = words(data, "--encoder-layers", "4", "--decoder-layers", "4", "--stop-stuck", "1000000")
-    main(["transfer", "--depths", "1,2", "--updates", "30", "--out", str(tmp_path / "out"), *command, "--lr", "3e-2"])
+    out = ("--out", str(tmp_path / "out"), "--json", str(tmp_path / "found.json"))
+    main(["transfer", "--depths", "1,2", "--updates", "30", *out, *command, "--lr", "3e-2"])
     said = capsys.readouterr().out
     main(["transfer", "--runs", str(tmp_path / "out"), "--target", "4"])
     assert capsys.readouterr().out.strip() in said and "as depth^" in said
+    for layers, told in (("2", "measured at 1, 2 layers of width 16, 30 updates"), ("4", "did not measure deepnorm")):
+        depth = ("--encoder-layers", layers, "--decoder-layers", layers)
+        main(["check", "--updates", "10", "--transfer", str(tmp_path / "found.json"), *words(data, *depth)])
+        assert told in capsys.readouterr().out.splitlines()[-1]
