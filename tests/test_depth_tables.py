@@ -60,7 +60,8 @@ def test_ties_and_drawn_orders_are_scipys():
     assert told.kendall_p == pytest.approx(tau.pvalue, abs=0.02)
 
 
-CHECKS = {"check": {"verdict": "stable", "findings": []}, "warned": {"verdict": "at risk", "findings": ["it rises"]}}
+RISES = {"kind": "at risk", "update": 40, "evidence": "it rises"}
+CHECKS = {"check": {"verdict": "stable", "findings": []}, "warned": {"verdict": "at risk", "findings": [RISES]}}
 
 
 @pytest.fixture(scope="module")

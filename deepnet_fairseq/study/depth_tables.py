@@ -261,7 +261,7 @@ def rows_of_misjudged(runs: list[RecordedRun]) -> list[list[str]]:
         verdict, way = verdict_of(run), ended(run)
         if verdict in VERDICTS and (verdict == "stable") != (way == "trained"):
             loss = f"{outcome(run):.3f} bits" if way == "trained" else run.parts.get(way, way).split(":")[0]
-            findings = "; ".join(map(str, run.parts["check"].get("findings", ()))) or "-"
+            findings = "; ".join(finding["evidence"] for finding in run.parts["check"]["findings"]) or "-"
             rows.append([run.name, verdict, loss, _beside(run, found), findings])
     return rows
 
