@@ -83,6 +83,8 @@ def test_a_best_rate_lies_between_two_and_the_budget_is_kept():
     assert [(cell.layers, cell.step) for cell in cells[:5]] == [(6, 1)] * 5
     seeds = {(cell.method, cell.layers, cell.step, cell.seed) for cell in cells if cell.seed > 1}
     assert ("keel", 18, 5, 2) in seeds and ("keel", 18, 5, 3) in seeds
+    halves = {cell.name for cell in cells if cell.step % 1}
+    assert len(halves) == 12 and "keel-18-lr0.0226274-seed1" in halves  # half a step below 3.2e-2
 
 
 def test_where_nothing_is_learnt_rates_between_and_below_are_tried_and_the_base_goes_on():

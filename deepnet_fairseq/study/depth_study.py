@@ -32,7 +32,7 @@ class Cell:
     stage: int
     method: str
     layers: int
-    step: int
+    step: float
     rate: float
     seed: int
     updates: int
@@ -64,7 +64,7 @@ class Stage:
     title: str
     methods: tuple[str, ...]
     layers: tuple[int, ...]
-    steps: tuple[int, ...] = ()
+    steps: tuple[float, ...] = ()
     about: int | None = None
     refine: bool = False
     seeds: tuple[int, ...] = (FIRST,)
@@ -167,7 +167,7 @@ class Found:
         """Steps that are still to be tried for the best to lie between two."""
         return neighbours(self.rates(method, layers), self.plan.lowest, self.plan.highest)
 
-    def cell(self, stage: Stage, method: str, layers: int, step: int, seed: int = FIRST) -> Cell:
+    def cell(self, stage: Stage, method: str, layers: int, step: float, seed: int = FIRST) -> Cell:
         """Of that stage."""
         flags = (*METHODS[method].train_flags, *self.plan.flags.get(method, ()), *stage.flags)
         rate, grid = self.plan.base * 2**step, stage.updates == self.plan.updates
@@ -187,7 +187,7 @@ class Found:
                 for step in self.neighbours(method, layers) if begun else ():
                     yield self.cell(stage, method, layers, step)
 
-    def _steps(self, stage: Stage, method: str, layers: int) -> list[int]:
+    def _steps(self, stage: Stage, method: str, layers: int) -> list[float]:
         """That it begins with; where nothing was learnt at the depth that it goes by, the plan's base rate alone."""
         if stage.about is None:
             return list(stage.steps)
