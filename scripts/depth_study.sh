@@ -89,15 +89,18 @@ cell() {  # cell NAME METHOD LAYERS SEED RATE UPDATES FLAGS...: trains it, trans
     python scripts/records.py keep "$runs" "$out/records" >"$out/records.log"
 }
 
-layer_use() {  # of the best of each method and depth
-    local name
+layer_use() {  # of the best of each method and depth that has a grid
+    local name run
     mkdir -p "$out/layer_use"
     for name in $(cells kept); do
         [ ! -f "$out/layer_use/$name.run.json" ] || continue
-        deepnet layer-use "$runs/$name/checkpoint_last.pt" "$out/data" --sentences 50 --json "$out/layer_use/$name.run.json"
+        run="$runs/$name"
+        held layer_use deepnet layer-use "$run/checkpoint_last.pt" "$out/data" --sentences 50 --json "$out/layer_use/$name.run.json"
     done
+    python scripts/records.py keep "$runs" "$out/records"  # with what that took
 }
 
+renice -n 10 -p $$ >/dev/null 2>&1 || true
 if [ "$looking" = layer-use ]; then
     layer_use
     exit
@@ -108,7 +111,6 @@ fi
 [ -n "$text" ] || fail "DATA: name a folder with train, valid and test in two languages"
 text="$(cd "$start" && realpath -m -- "$text")"
 languages "$text"
-renice -n 10 -p $$ >/dev/null 2>&1 || true
 corpus="$(basename "$text")" paper_corpus="$corpus" data="$out/data" task=() directions=() before_training=check
 make_once "$data" deepnet prepare-text "$source" "$target" "$text/"{train,valid,test} "$data" --vocab "${VOCAB:-4000}"
 study_setting

@@ -72,10 +72,12 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
         "costs": depth_tables.rows_of_costs,
         "layer_use": rows_by_layers,
+        "other_text": depth_tables.rows_by_rate,
     },
 }
 APART = {  # place on a page -> folder of its runs, which is another, and what stands below
-    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n")
+    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
+    "other_text": ("other_text", ""),
 }
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
@@ -208,7 +210,10 @@ def render(results: Path) -> Iterator[str]:
                 made, said = table(found), _trained_with(found) if place == name else ""
                 text = made if isinstance(made, str) else _of_runs(place, made)
                 yield from _put(results / f"{name}.md", place, "\n".join(filter(None, [text + said, more])))
-        for place, (draw, title) in DRAWN.get(name, {}).items() if recorded else ():
+        if recorded and name == "depth_study":
+            yield from _put(results.parent / "README.md", name, _of_runs(name, depth_tables.rows_of_summary(recorded)))
+        drawable = any(run.method in depth_tables.CORE for run in recorded)
+        for place, (draw, title) in DRAWN.get(name, {}).items() if drawable else ():
             path = results / "figures" / f"{place}.svg"
             path.parent.mkdir(exist_ok=True)
             draw(recorded, path)

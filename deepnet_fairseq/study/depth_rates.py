@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .depth_tables import CORE, SAME, Best, bests, grids
+from .depth_tables import CORE, SAME, grids
 from .runs import RecordedRun
 from .style import style_of
 from .transfer import NOISE, Optimum, Transfer, Trial, analyse, by_method, trial_of
@@ -35,8 +34,7 @@ def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:
     found = transfers(runs)
     depths = sorted({one.layers for transfer in found for one in transfer.optima})
     named = [f"{layers}L-{layers}L" for layers in depths]
-    rows = [["method", *named, "b", "95%", "b by the rates tried", "does it stay?", "why"]]
-    best = bests(grids(runs))
+    rows = [["method", *named, "b", "95%", "does it stay?", "why"]]
     for transfer in found:
         optima = {one.layers: one for one in transfer.optima}
         law = ["-", "-"]
@@ -44,26 +42,15 @@ def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:
             low, high = transfer.law.exponents()
             law = [f"{transfer.law.exponent:.2f}", f"{low:.2f} to {high:.2f}"]
         rates = [_placed(optima.get(layers)) for layers in depths]
-        steps = _by_steps({place.layers: one for (method, place), one in best.items() if method == transfer.method})
-        rows.append([style_of(transfer.method).label, *rates, *law, steps, transfer.stays, transfer.why])
+        rows.append([style_of(transfer.method).label, *rates, *law, transfer.stays, transfer.why])
     return rows
 
 
-def _by_steps(best: dict[int, Best]) -> str:
-    """The exponent from the shallowest to the deepest best rate that lies between two that were tried.
-
-    It may lie half a step to either side at both ends, if a step is 2; neighbours that failed bound it as well.
-    """
-    known = sorted((layers, one.rate) for layers, one in best.items() if one.losses and not one.edge)
-    if len(known) < 2:
-        return "-"
-    (shallow, first), (deep, last) = known[0], known[-1]
-    octaves = math.log2(deep / shallow)
-    return f"{math.log2(last / first) / octaves:.2f} +- {1 / octaves:.2f} ({shallow} to {deep})"
-
-
 def _placed(one: Optimum | None) -> str:
-    return f"{one.rate:.2g}" if one and one.placed else "not placed" if one else "-"
+    """As "0.0021"; "~0.002" where a rate beside it came to nothing."""
+    if one is None or not one.placed:
+        return "not placed" if one else "-"
+    return f"{'~' if one.note else ''}{one.rate:.2g}"
 
 
 def rows_of_predictions(runs: list[RecordedRun]) -> list[list[str]]:

@@ -100,7 +100,8 @@ def place_of(run: RecordedRun) -> Place:
 def grids(runs: list[RecordedRun]) -> list[RecordedRun]:
     """Those of the number of updates that most have: the lengths of others are no grids of rates."""
     lengths = [run.facts["updates"] for run in runs]
-    return [run for run in runs if run.facts["updates"] == max(lengths, key=lengths.count)]
+    usual = max(lengths, key=lengths.count, default=0)
+    return [run for run in runs if run.facts["updates"] == usual]
 
 
 def bests(runs: Iterable[RecordedRun]) -> Bests:
@@ -156,6 +157,12 @@ def _table(runs: list[RecordedRun], text: Callable[[Best], str], columns: Iterab
 def rows_of_losses(runs: list[RecordedRun]) -> list[list[str]]:
     """Held-out loss at each method's best rate, mean and range over seeds."""
     return _table(runs, lambda best: best.said)
+
+
+def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
+    """For the README: of CORE, mean loss at the best rate, and that rate, by depth."""
+    core = [run for run in grids(runs) if run.method in CORE]
+    return _table(core, lambda best: f"{best.loss:.2f} ({best.edge}{best.rate:.1g})" if best.losses else best.ended)
 
 
 def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
@@ -281,13 +288,17 @@ def said_of_verdicts(runs: list[RecordedRun]) -> str:
     trained = [run for run in checked if ended(run) == "trained"]
     missed = [run for run in failed if verdict_of(run) == "stable"]
     alarms = sum(verdict_of(run) != "stable" for run in trained)
-    slow = sum(rate_of(run) < found[run.method, place_of(run)].rate for run in missed)
-    return (
+    slow = sum(ended(run) == "stuck" and rate_of(run) < found[run.method, place_of(run)].rate for run in missed)
+    said = (
         f"It warned of {len(failed) - len(missed)} of the {len(failed)} cells that failed and of {alarms} of the "
-        f"{len(trained)} that trained: right on {len(checked) - len(missed) - alarms} of {len(checked)}. Of the "
-        f"{len(missed)} that it missed {slow} had a rate below the best of their method and depth: too low to leave "
-        "the frequencies of pieces in time, which no check of stability can tell.\n"
+        f"{len(trained)} that trained: right on {len(checked) - len(missed) - alarms} of {len(checked)}."
     )
+    if slow:
+        said += (
+            f" Of the {len(missed)} that it missed {slow} were stuck at a rate below the best of their method and "
+            "depth: too low to leave the frequencies of pieces in time, which no check of stability can tell."
+        )
+    return f"{said}\n"
 
 
 def rows_of_stages(plan: Plan, runs: list[RecordedRun]) -> list[list[str]]:

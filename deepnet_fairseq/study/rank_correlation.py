@@ -38,7 +38,7 @@ class Agreement:
 
 
 def agreement(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Agreement:
-    """Of the methods that both have; infinities are values like others, NaN is none."""
+    """Of the methods that both have; infinities are values like others."""
     methods = tuple(sorted(ours.keys() & theirs.keys()))
     x, y = (rankdata([of[method] for method in methods]) for of in (ours, theirs))
     if len({*x}) < 2 or len({*y}) < 2:

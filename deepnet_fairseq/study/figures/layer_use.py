@@ -32,7 +32,7 @@ def layer_use(runs: list[RecordedRun], path: Path) -> str:
 
     runs: records of `deepnet layer-use --json`; UserError, naming the record, for another.
     """
-    found = {run: _part(run) for run in sorted(runs, key=lambda run: (run.total_layers, run.method))}
+    found = _parts(runs)
     places = dict.fromkeys((run.depth, stack) for run, part in found.items() for stack in part["stacks"])
     sheet = Sheet(len(places), len(PANELS), "", size=(2.9, 2.3))
     for row, (key, y) in enumerate(PANELS.items()):
@@ -49,7 +49,8 @@ def layer_use(runs: list[RecordedRun], path: Path) -> str:
 
 
 def _parts(runs: list[RecordedRun]) -> dict[RecordedRun, dict[str, Any]]:
-    return {run: _part(run) for run in runs}
+    """By depth, then by method."""
+    return {run: _part(run) for run in sorted(runs, key=lambda run: (run.total_layers, run.method))}
 
 
 def _part(run: RecordedRun) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def rows_by_layers(runs: list[RecordedRun]) -> list[list[str]]:
     found = _parts(runs)
     rows = [["model", "method", "loss", "stack", "used", "half of the cost in", "median cost", "order matters",
              "mean distance", "lens there from"]]  # fmt: skip
-    for run, part in sorted(found.items(), key=lambda pair: (pair[0].total_layers, pair[0].method)):
+    for run, part in found.items():
         for name, stack in part["stacks"].items():
             skip, distance = stack["skip"], stack["distance"]
             rows.append([
