@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import signal
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -16,8 +18,11 @@ from deepnet_fairseq.core.probes.model_update import layer_outputs
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.trainer import parse
 from deepnet_fairseq.study.runs import recorded_below
-from deepnet_fairseq.study.transfer_report import as_dict
-from deepnet_fairseq.tools import transfer
+from deepnet_fairseq.study.transfer import analyse
+from deepnet_fairseq.study.transfer_report import as_dict, read_transfers
+from deepnet_fairseq.study.trials import Trial
+from deepnet_fairseq.tools import check, transfer
+from deepnet_fairseq.tools.plan import measured
 
 from .conftest import TRAIN_FLAGS
 from .support.forked import fork
@@ -85,6 +90,9 @@ def test_what_counts_in_updates_is_shorter_too(data):
     assert "--stop-stuck" not in flags_of(transfer.proxy(plain, 6, 1e-3, 1, 100).flags)  # it goes by validations
     with pytest.raises(UserError, match="--depths 5: 6-3 layers in proportion"):
         command.at(5)
+    early = transfer.read_command(words(data, "--patience", "1", "--stop-time-hours", "0.1"))
+    args = parse([*early.words, *transfer.proxy(early, 6, 1e-3, 1, 100).flags])
+    assert args.patience == -1 and args.stop_time_hours == 0
 
 
 def trained(monkeypatch, best=2e-3, fail=None):
@@ -132,6 +140,38 @@ def test_a_killed_command_goes_on_where_it_was(data, tmp_path, monkeypatch, caps
     )
 
 
+def test_the_coordinate_check_is_kept_too(data, tmp_path, monkeypatch, capsys):
+    """A command that is started again reads it; a broken training of it is one still."""
+    folder, made = tmp_path / "out", []
+
+    def coordinates(command, depth, updates):
+        made.append(depth)
+        assert folder.is_dir()
+        return {"decoder.1": math.nan, "decoder": 0.1 * depth}
+
+    monkeypatch.setattr(transfer, "coordinates", coordinates)
+    command = ["transfer", "--depths", "6,12", "--updates", "0", "--out", str(folder)]
+    main([*command, *words(data)])
+    before = capsys.readouterr().out
+    main([*command, *words(data)])
+    assert made == [6, 12] and capsys.readouterr().out == before and "nan" in before
+    main([*command, "--coordinates", "2", *words(data)])
+    assert made == [6, 12, 6, 12]
+    assert_refused("coordinates3.json: is of another command", *command, *words(data, "--clip-norm", "1"))
+    for broken in ("[]", '{"command": 1'):
+        (folder / "deepnorm-6-coordinates3.json").write_text(broken)
+        assert_refused("coordinates3.json: ", *command, *words(data))
+
+
+def test_one_command_at_a_time(data, tmp_path):
+    """In one folder; it is free again when the first is over."""
+    command = ("transfer", "--depths", "6", "--coordinates", "0", "--out", str(tmp_path / "out"), *words(data))
+    with transfer.held(tmp_path / "out"):
+        assert_refused("another `deepnet transfer` is at work in it", *command)
+    with transfer.held(tmp_path / "out"):
+        assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_training_that_fails_is_no_result(data, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "launch", lambda flags, output: output.write("error: no room\n"))
     command = ["transfer", "--depths", "6", "--coordinates", "0", *words(data)]
@@ -167,7 +207,11 @@ def test_a_signal_ends_the_training_too():
         (("--json", "nowhere/found.json"), "--json nowhere/found.json: there is no folder"),
         (("--noise", "0"), "--noise 0: must be more than 0"),
         (("--arch", "transformer"), "--arch transformer: deepnet transfer is for deepnet_transformer"),
-        (("--runs", "nowhere"), "with --runs no command is given"),
+        (("--runs", "nowhere"), "--out: with --runs nothing is trained; drop it"),
+        (("--up-to", "6"), "--up-to: goes with --runs alone; drop it"),
+        (("--target", "6"), "--target: goes with --runs alone; drop it"),
+        (("--updates", "0", "--seeds", "3"), "--seeds: with --updates 0 nothing is trained; drop it"),
+        (("--updates", "0", "--coordinates", "0"), "--updates 0: leaves the coordinate check alone"),
     ],
 )
 def test_mistakes(data, tmp_path, flags, said):
@@ -176,13 +220,55 @@ def test_mistakes(data, tmp_path, flags, said):
 
 
 def test_mistakes_of_files(data, tmp_path):
+    assert_refused("give a fairseq-train command, DATA and its flags, or --runs", "transfer")
     assert_refused("--out: name a folder", "transfer", *words(data))
+    assert_refused("with --runs no command is given", "transfer", "--runs", "nowhere", *words(data))
+    for flag in ("--depths", "--seeds", "--coordinates"):
+        assert_refused(f"{flag}: with --runs nothing is trained", "transfer", "--runs", "nowhere", flag, "6")
     assert_refused("holds no finished runs", "transfer", "--runs", str(tmp_path))
     assert_refused("--target 0: a stack needs", "transfer", "--runs", str(tmp_path), "--target", "0")
     (tmp_path / "x.json").write_text("{}")
     assert_refused("is no result of `deepnet transfer`", "plan", "--transfer", str(tmp_path / "x.json"))
     (tmp_path / "x.json").write_text(json.dumps(as_dict([], [], {}) | {"transfers": [{}]}))
     assert_refused("x.json: is broken", "plan", "--transfer", str(tmp_path / "x.json"))
+    assert_refused("--check: prints a table; drop --transfer", "plan", "--check", "--transfer", "x.json")
+
+
+WRONG = {  # place in a file of one transfer, and what stands there
+    "a rate": (("optima", 0, "rate"), "fast"),
+    "a depth": (("optima", 0, "layers"), 0),
+    "no depth": (("optima", 0, "layers"), None),
+    "an exponent": (("law", "exponent"), "0.1"),
+    "a law": (("law",), {}),
+    "a length": (("updates",), "500"),
+    "a shape": (("shape",), ["1", 1]),
+    "half a shape": (("shape",), [1]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_with_values_of_another_kind(tmp_path, name):
+    trials = [
+        Trial("deepnorm", 64, 500, n, 1e-3 * 2**k, 1, 5 + 0.1 * (k - 0.2) ** 2) for n in (6, 18) for k in range(-2, 3)
+    ]
+    said, path = as_dict([analyse(trials)], [12], {}), tmp_path / "x.json"
+    path.write_text(json.dumps(said))
+    assert [one.law.exponent for one in read_transfers(path)] == pytest.approx([0], abs=1e-6)
+    *way, last = WRONG[name][0]
+    place = said["transfers"][0]
+    for key in way:
+        place = place[key]
+    place[last] = WRONG[name][1]
+    path.write_text(json.dumps(said))
+    assert_refused("x.json: is broken", "plan", "--transfer", str(path))
+
+
+def test_a_file_is_read_before_any_work(data, monkeypatch):
+    monkeypatch.setattr(check, "train_briefly", lambda *_: pytest.fail("trained"))
+    assert_refused("missing.json: no such file", "check", "--transfer", "missing.json", *words(data))
+    monkeypatch.setattr(measured, "measured_rate", lambda *_: pytest.fail("trained"))
+    arch = ("--arch", "deepnet_transformer_tiny", "--updates", "10")
+    assert_refused("missing.json: no such file", "plan", "--measure", "--transfer", "missing.json", *arch)
 
 
 def test_outputs_of_layers_end_in_those_of_stacks():
@@ -197,6 +283,11 @@ def test_outputs_of_layers_end_in_those_of_stacks():
         assert torch.equal(found["decoder"], found["decoder.3"]) == same
     grown = transfer.growth({n: {"decoder": 0.3 * n**0.5, "decoder.1": 1.0} for n in (6, 12, 18)})
     assert grown == pytest.approx({"decoder": 0.5})
+    for still in ({6: 0.3}, {6: 0.0, 12: 0.3}, {6: 0.3, 12: math.nan}):  # one depth; it did not move; it broke off
+        found = {depth: {"decoder": change, "decoder.1": change} for depth, change in still.items()}
+        with warnings.catch_warnings(action="error"):
+            assert math.isnan(transfer.growth(found)["decoder"])
+            assert transfer.coordinates_table(found, 3, 16).splitlines()[-3].split()[-1] == "-"
 
 
 def test_coordinates(data, tmp_path, capsys):
@@ -220,7 +311,7 @@ def test_coordinates(data, tmp_path, capsys):
 
 @pytest.mark.smoke
 def test_end_to_end(data, tmp_path, monkeypatch, capsys):
-    """Real trainings, two depths: a rate comes out, and records that --runs reads to the same answer."""
+    """Real trainings, two depths: an answer, whatever it is, and records that --runs reads to the same."""
 
     def launch(flags, output):
         done = fork(["-m", "fairseq_cli.train", *flags], tmp_path)
@@ -230,11 +321,23 @@ def test_end_to_end(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(transfer, "launch", launch)
     command = words(data, "--encoder-layers", "4", "--decoder-layers", "4", "--stop-stuck", "1000000")
     out = ("--out", str(tmp_path / "out"), "--json", str(tmp_path / "found.json"))
-    main(["transfer", "--depths", "1,2", "--updates", "30", *out, *command, "--lr", "3e-2"])
+
+    def ended(*flags):
+        try:
+            main(["transfer", *flags])
+        except SystemExit as ended:
+            return ended.code
+        return 0
+
+    status = ended("--depths", "1,2", "--updates", "30", *out, *command, "--lr", "3e-2")
     said = capsys.readouterr().out
-    main(["transfer", "--runs", str(tmp_path / "out"), "--target", "4"])
-    assert capsys.readouterr().out.strip() in said and "as depth^" in said
-    for layers, told in (("2", "measured at 1, 2 layers of width 16, 30 updates"), ("4", "did not measure deepnorm")):
+    assert status == (3 if "no recommendation" in said else 0) and "as depth^" in said
+    assert ended("--runs", str(tmp_path / "out"), "--target", "4") == status
+    assert capsys.readouterr().out.strip() in said
+    for layers, told in (
+        ("2", r"\d.*measured at 1, 2 layers|: no recommendation: "),
+        ("4", ": 4-4 layers of deepnorm, "),
+    ):
         depth = ("--encoder-layers", layers, "--decoder-layers", layers)
         main(["check", "--updates", "10", "--transfer", str(tmp_path / "found.json"), *words(data, *depth)])
-        assert told in capsys.readouterr().out.splitlines()[-1]
+        assert re.search(f"^best learning rate.*({told})", capsys.readouterr().out.splitlines()[-1])

@@ -174,6 +174,9 @@ def check(args) -> None:
     where the verdict is "diverging".
     """
     register()
+    from pathlib import Path
+
+    from ..study.transfer_report import quote, read_transfers
     from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
 
     if args.updates < 2 * LATEST:
@@ -183,6 +186,7 @@ def check(args) -> None:
     if args.seconds <= 0:
         raise UserError(f"--seconds {args.seconds:g}: must be more than 0")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
+    transfers = read_transfers(Path(args.transfer)) if args.transfer else []
 
     def progress(update: int, loss: float) -> None:
         if sys.stderr.isatty():
@@ -193,12 +197,7 @@ def check(args) -> None:
         print(end="\r" + " " * 40 + "\r", file=sys.stderr)
     said, more = [], {}
     if args.transfer:
-        from pathlib import Path
-
-        from ..study.transfer_report import quote
-
-        of_model = (short_training.method, short_training.width, max(short_training.layers))
-        said = [quote(Path(args.transfer), *of_model)]
+        said = [quote(transfers, short_training.method, short_training.width, short_training.layers)]
         more = {"transfer": said[0]}
     found = as_dict(short_training) | more
     print(json.dumps(found) if args.json else "\n".join([text(short_training), *said]))

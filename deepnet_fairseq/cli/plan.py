@@ -26,6 +26,8 @@ def plan(args) -> None:
     How it is computed, and how far it is from what was measured: docs/planning.md.
     """
     register()
+    from ..core import archs
+    from ..study.transfer_report import quote, read_transfers
     from ..tools.plan.measured import cases, check_table
     from ..tools.plan.setting import parse
     from ..tools.plan.summary import as_dict, as_text
@@ -33,19 +35,18 @@ def plan(args) -> None:
     if args.rows:
         return _rows(args)
     if args.check:
-        if args.json:
-            raise UserError("--check: prints a table; drop --json")
+        if args.json or args.transfer:
+            raise UserError(f"--check: prints a table; drop {'--json' if args.json else '--transfer'}")
         print(check_table([args.rest] if args.rest else cases()))
         return
     setting = parse(args.rest)
+    transfers = read_transfers(Path(args.transfer)) if args.transfer else []
     speed = _speed(args, setting)
     said, more = [], {}
     if args.transfer:
-        from ..study.transfer_report import quote
-
         cfg = setting.cfg
-        deepest = max(getattr(cfg, name) for name in setting.layer_fields)
-        said = [quote(Path(args.transfer), cfg.method, getattr(cfg, f"{setting.stacks[0]}_embed_dim"), deepest)]
+        width = getattr(cfg, f"{setting.stacks[0]}_embed_dim")
+        said = [quote(transfers, cfg.method, width, archs.depths(cfg))]
         more = {"transfer": said[0]}
     found = as_dict(setting, speed) | more
     print(json.dumps(found) if args.json else "\n\n".join([as_text(setting, speed), *said]))

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from .depth_tables import CORE, SAME, grids
+from .optimum import NOISE, Optimum
 from .runs import RecordedRun
 from .style import style_of
-from .transfer import NOISE, Optimum, Transfer, Trial, analyse, by_method, trial_of
+from .transfer import Transfer, analyse
 from .transfer_report import held_out
+from .trials import Trial, by_method, trial_of
 
 SHALLOW, DEEP = 18, (50, 100)  # layers: rates are predicted from depths up to the first for the others
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files import WRONG_VALUES, read_object
 from ..text_table import render
-from .transfer import Law, Noise, Optimum, Transfer, Trial, analyse, loss_lost
+from .optimum import Noise, Optimum
+from .transfer import Law, Transfer, analyse
+from .trials import Trial, loss_lost, shape_of
 
 FORMAT = "deepnet_fairseq transfer 1"
 MEND = "write it with `deepnet transfer --json FILE`"
@@ -21,16 +23,17 @@ def text(transfer: Transfer, targets: Iterable[int]) -> str:
     """Best rates by depth, exponent, does it stay, what is recommended or why nothing is."""
     noise = transfer.noise
     source = f"from {noise.freedom} degrees of freedom" if noise.freedom else "stated"
-    rows = [["layers", "rates tried", "trainings", "best rate", "costs no more than seeds differ", "error", "loss"]]
+    costless = "costs no more than seeds differ"
+    rows = [["layers", "rates tried", "trainings", "best rate", costless, "error, octaves", "loss"]]
     for one in transfer.optima:
         tried = f"{one.lowest:.2g} to {one.highest:.2g}"
         found = ["-"] * 4
         if one.placed:
-            found = [f"{one.rate:.2e}", f"{one.low:.1e} to {one.high:.1e}", f"{one.error:.2f}", f"{one.loss:.3f}"]
+            same = "-" if math.isnan(one.low) else f"{one.low:.1e} to {one.high:.1e}"
+            found = [f"{one.rate:.2e}", same, f"{one.error:.2f}", f"{one.loss:.3f}"]
         rows.append([str(one.layers), tried, str(one.trainings), *found])
     lines = [
-        f"{transfer.method}, width {transfer.width}, {transfer.updates} updates; a loss differs by {noise.bits:.3f} "
-        f"bits over seeds ({source})",
+        f"{transfer.method}, {_setting(transfer)}; a loss differs by {noise.bits:.3f} bits over seeds ({source})",
         "",
         render(rows),
         *(f"{one.layers} layers: {one.why or one.note}" for one in transfer.optima if one.why or one.note),
@@ -48,6 +51,13 @@ def text(transfer: Transfer, targets: Iterable[int]) -> str:
             advice = transfer.law.at(layers)
             lines.append(f"at {layers} layers: {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e})")
     return "\n".join(lines)
+
+
+def _setting(transfer: Transfer) -> str:
+    """Width and length; the stacks' layers in proportion where they are not equal."""
+    encoder, decoder = transfer.shape
+    shape = f"layers {encoder}:{decoder}, " if encoder and decoder and encoder != decoder else ""
+    return f"{shape}width {transfer.width}, {transfer.updates} updates"
 
 
 def held_out(groups: Sequence[Sequence[Trial]], up_to: int, targets: Iterable[int], stated: float) -> list[list[str]]:
@@ -128,20 +138,50 @@ def _transfer(said: dict) -> Transfer:
     optima = [
         Optimum(**{key: math.nan if value is None else value for key, value in one.items()}) for one in said["optima"]
     ]
-    law, noise = said["law"] and Law(**said["law"]), Noise(**said["noise"])
+    law = None if said["law"] is None else Law(**said["law"])
     own = {key: said[key] for key in ("method", "width", "updates", "stays", "why")}
-    return Transfer(noise=noise, optima=tuple(optima), law=law, **own)
+    encoder, decoder = said["shape"]
+    found = Transfer(noise=Noise(**said["noise"]), optima=tuple(optima), law=law, shape=(encoder, decoder), **own)
+    for part in (found, found.noise, *found.optima, *([law] if law else [])):
+        _check_types(part)
+    return found
 
 
-def quote(path: Path, method: str, width: int, layers: int) -> str:
-    """One line on the best rate of a model, where it lies within what the file measured; else that it does not."""
-    for transfer in read_transfers(path):
-        depths = [one.layers for one in transfer.optima if one.placed]
-        within = len(depths) > 1 and min(depths) <= layers <= max(depths)
-        if (transfer.method, transfer.width) != (method, width) or not within or transfer.law is None:
-            continue
-        if not transfer.refusal(layers):
-            advice = transfer.law.at(layers)
-            where = f"{', '.join(map(str, depths))} layers of width {width}, {transfer.updates} updates"
-            return f"best learning rate {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e}), measured at {where}"
-    return f"best learning rate: {path} did not measure {method} of width {width} at {layers} layers"
+def _check_types(part: Any) -> None:
+    """TypeError where a number or a text of a dataclass is none, which Python lets pass."""
+    kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if not isinstance(value, kinds.get(str(field.type), object)) or isinstance(value, bool):
+            raise TypeError(f"{field.name} {value!r}")
+    if isinstance(part, Transfer) and not all(type(layers) is int for layers in part.shape):
+        raise TypeError(f"shape {part.shape!r}")
+    if isinstance(part, Optimum) and part.layers < 1:
+        raise ValueError(f"layers {part.layers!r}")
+
+
+def quote(transfers: Iterable[Transfer], method: str, width: int, stacks: tuple[int, int]) -> str:
+    """One line: a model's best rate by the longest trainings, where it lies within what was measured; else why not.
+
+    transfers: of read_transfers; stacks: layers of encoder and decoder, 0 for one that is not there.
+    """
+    layers = max(stacks)
+    said, fitting = "best learning rate", []
+    for one in transfers:
+        depths = [optimum.layers for optimum in one.optima]
+        within = depths and min(depths) <= layers <= max(depths)
+        if within and (one.method, one.width, one.shape) == (method, width, shape_of(*stacks)):
+            fitting.append(one)
+    if not fitting:
+        return f"{said}: {'-'.join(str(n) for n in stacks if n)} layers of {method}, width {width}, were not measured"
+    longest = max(fitting, key=lambda one: one.updates)
+    depths = [optimum.layers for optimum in longest.optima if optimum.placed]
+    why = longest.refusal(layers)
+    if why or longest.law is None:
+        return f"{said}: no recommendation: {why}"
+    if not min(depths) <= layers <= max(depths):
+        return f"{said}: no recommendation: known from {min(depths)} to {max(depths)} layers alone"
+    advice = longest.law.at(layers)
+    where = "at" if layers in depths else "between"
+    where += f" {', '.join(map(str, depths))} layers of {_setting(longest)}"
+    return f"{said} {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e}), measured {where}"

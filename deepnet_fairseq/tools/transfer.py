@@ -7,9 +7,11 @@ And the coordinate check, in this process: how far does each layer's output move
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import math
+import os
 import re
 import resource
 import shlex
@@ -31,7 +33,7 @@ from ..core.methods import get_method
 from ..core.modifiers import MODIFIERS
 from ..core.probes.model_update import layer_outputs
 from ..errors import UserError
-from ..files import whole
+from ..files import WRONG_VALUES, read_object, whole
 from ..plugin import config
 from ..plugin.admin_profile import held_training_batch
 from ..plugin.divergence import stuck
@@ -39,7 +41,7 @@ from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..study.depth_study import neighbours
 from ..study.logs import short
 from ..study.runs import RECORD, RecordedRun
-from ..study.transfer import Trial, trial_of
+from ..study.trials import Trial, trial_of
 from ..text_table import render
 from .check import ATTEMPTS
 from .environment import environment
@@ -125,6 +127,7 @@ def proxy(command: Command, depth: int, rate: float, seed: int, updates: int) ->
     part = updates / args.max_update
     changed: dict[str, Any] = {f"{stack}_layers": number for stack, number in layers.items()}
     changed |= {"lr": f"{rate:.6g}", "seed": seed, "max_update": updates, "max_epoch": 0, "rollbacks": 0}
+    changed |= {"patience": -1, "stop_time_hours": 0}  # which would end it early, as if it were whole
     changed |= {key: _shorter(value, part) for key, value in _given(args, UPDATES[args.lr_scheduler])}
     changed |= {key: f"{value * rate / args.lr[0]:.6g}" for key, value in _given(args, RATES)}
     changed |= {"log_format": "json", "log_interval": max(1, updates // LOGGED)}
@@ -291,13 +294,63 @@ def coordinates(command: Command, depth: int, updates: int) -> dict[str, float]:
     return {address: (after[address] - x).norm(dim=-1).mean().item() for address, x in before.items()}
 
 
+def kept_coordinates(command: Command, depth: int, updates: int, folder: Path | None) -> dict[str, float]:
+    """coordinates(), beside the records if there is a folder for them, and read from there if it has them.
+
+    UserError for those of another command.
+    """
+    if folder is None:
+        return coordinates(command, depth, updates)
+    shape = "-".join(map(str, dict.fromkeys(command.at(depth).values())))
+    path, said = folder / f"{command.args.method}-{shape}-coordinates{updates}.json", shlex.join(command.words)
+    if path.exists():
+        known = read_object(path, "remove it")
+        if known.get("command") != said:
+            raise UserError(f"{path}: is of another command; name a new folder with --out")
+        try:
+            return {address: math.nan if x is None else float(x) for address, x in known["changes"].items()}
+        except WRONG_VALUES as error:
+            raise UserError(f"{path}: is broken ({error!r}); remove it") from error
+    found = coordinates(command, depth, updates)
+    changes = {address: x if math.isfinite(x) else None for address, x in found.items()}
+    with whole(path) as part:
+        part.write_text(json.dumps({"command": said, "changes": changes}, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder, made if it is not there, for one command at a time; UserError if another is at work in it.
+
+    Where the file system knows no locks, whoever starts two commands sees to that.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            way_out = "wait for its end, or name another folder"
+            raise UserError(f"--out {folder}: another `deepnet transfer` is at work in it; {way_out}") from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
 def growth(found: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Stack -> p of a change as depth^p, by the change of the stack's output at each depth; NaN where one broke off."""
+    """Stack -> p of a change as depth^p, by the change of the stack's output at each depth.
+
+    NaN where one broke off or did not move, and from fewer than two depths.
+    """
     depths = list(found)
     stacks = [address for address in found[depths[0]] if "." not in address]
     x = np.log([float(depth) for depth in depths])
-    changes = {stack: np.log([found[depth][stack] for depth in depths]) for stack in stacks}
-    return {stack: float(np.polyfit(x, y, 1)[0]) if np.isfinite(y).all() else math.nan for stack, y in changes.items()}
+    with np.errstate(divide="ignore"):
+        changes = {stack: np.log([found[depth][stack] for depth in depths]) for stack in stacks}
+    known = {stack: len(depths) > 1 and bool(np.isfinite(y).all()) for stack, y in changes.items()}
+    return {stack: float(np.polyfit(x, y, 1)[0]) if known[stack] else math.nan for stack, y in changes.items()}
 
 
 def coordinates_table(found: dict[int, dict[str, float]], updates: int, width: int) -> str:
@@ -309,7 +362,13 @@ def coordinates_table(found: dict[int, dict[str, float]], updates: int, width: i
         for name, part in (("first layer", 0.0), ("middle", 0.5), ("last", 1.0)):
             chosen = {depth: names[round(part * (len(names) - 1))] for depth, names in own.items()}
             rows.append([f"{stack}, {name}", *(f"{found[depth][a]:.3f}" for depth, a in chosen.items()), ""])
-        rows.append([stack, *(f"{values[stack]:.3f}" for values in found.values()), f"{exponent:.2f}"])
+        rows.append(
+            [
+                stack,
+                *(f"{values[stack]:.3f}" for values in found.values()),
+                "-" if math.isnan(exponent) else f"{exponent:.2f}",
+            ]
+        )
     title = f"change of outputs in {updates} updates up to {GENTLE:g} of --lr, ||F(x, theta_i) - F(x, theta_0)||"
     title += f":\n\n{render(rows)}\n\n"
     return title + f"behind a LayerNorm outputs that have nothing in common are {math.sqrt(2 * width):.1f} apart"

@@ -79,10 +79,9 @@ def best_rate(runs: list[RecordedRun], path: Path) -> None:
         depths |= {one.layers for one in transfer.optima}
         rates = [one.rate for one in placed.values()]
         sheet.curve(0, [n * beside for n in placed], rates, style, linestyle="none" if transfer.law else "-")
-        sheet.panels[0].vlines(
-            [n * beside for n in placed], [one.low for one in placed.values()], [one.high for one in placed.values()],
-            color=style.colour, linewidth=3, alpha=0.35,
-        )  # fmt: skip
+        same = [(n * beside, one.low, one.high) for n, one in placed.items() if math.isfinite(one.low)]
+        for n, low, high in same:
+            sheet.panels[0].vlines(n, low, high, color=style.colour, linewidth=3, alpha=0.35)
         hollow = [best[transfer.method, n].rate for n in unplaced]
         sheet.panels[0].plot([n * beside for n in unplaced], hollow, color=style.colour, marker=style.marker, **HOLLOW)
         if transfer.law:
