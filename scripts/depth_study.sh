@@ -60,7 +60,6 @@ lasting() {  # lasting UPDATES RATE: sets schedule: a tenth of warm-up, then str
     local part=$((($1 + 3) / 4)) warmup=$((($1 + 9) / 10))
     schedule=(--lr "$2" --lr-scheduler polynomial_decay --warmup-updates "$warmup" --total-num-update "$1"
         --end-learning-rate 0 --max-update "$1" --save-interval-updates "$part" --validate-interval-updates "$part")
-    stuck_flags=(--stop-stuck "$((($1 + 1) / 2))")
 }
 
 check() {  # check RUN: beforehand, by `deepnet check`, one of each method, depth and rate; run_train calls it
@@ -80,7 +79,7 @@ cell() {  # cell NAME METHOD LAYERS SEED RATE UPDATES FLAGS...: trains it, trans
     seed="$4"
     layers "$2" "$3"
     lasting "$updates" "$5"
-    facts+=", \"lr\": $5, \"updates\": $updates"
+    facts+=", \"lr\": $5, \"updates\": $updates, \"guessing\": $guessing"
     run_train "$1" "$facts" "${layer_flags[@]}" "${setting[@]}" --method "$2" "${@:7}"
     [ -z "$dry_run" ] || return 0
     if grep -qx -- "$1" <<<"$(cells leads)"; then run_score "$1" test; fi
@@ -113,6 +112,10 @@ text="$(cd "$start" && realpath -m -- "$text")"
 languages "$text"
 corpus="$(basename "$text")" paper_corpus="$corpus" data="$out/data" task=() directions=() before_training=check
 make_once "$data" deepnet prepare-text "$source" "$target" "$text/"{train,valid,test} "$data" --vocab "${VOCAB:-4000}"
+guessing=null
+if [ -z "$dry_run" ]; then
+    guessing="$(python scripts/depth_study/guessing.py "$data" "$source" "$target")"
+fi
 study_setting
 while true; do
     named="$(cells next --without "${broken[@]}")"

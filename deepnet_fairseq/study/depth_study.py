@@ -220,9 +220,12 @@ class Found:
 
 
 def outcome(run: RecordedRun) -> float:
-    """Its last held-out loss, bits per token; infinite for one that diverged, was stuck or has no such number."""
+    """Its last held-out loss, bits per token; infinite for one that diverged, was stuck or has no such number.
+
+    Stuck: ended by --stop-stuck, or at the end no better than its fact `guessing`, the loss by frequencies alone.
+    """
     loss = math.inf if run.ended_in_nan or run.stuck else run.validation.final
-    return loss if math.isfinite(loss) else math.inf
+    return loss if loss < float(run.facts.get("guessing", math.inf)) else math.inf
 
 
 def found_by(plan: Plan, runs: Iterable[RecordedRun]) -> Found:

@@ -30,9 +30,11 @@ NEAREST = {6: 10, 18: 20}  # our depth -> that of the paper's Figure 6 which has
 
 def ended(run: RecordedRun) -> str:
     """One of FAILED, or "trained"."""
-    if run.ended_in_nan or run.stuck:
-        return "diverged" if run.ended_in_nan else "stuck"
-    return "trained" if math.isfinite(outcome(run)) else "no number"
+    if run.ended_in_nan:
+        return "diverged"
+    if math.isfinite(outcome(run)):
+        return "trained"
+    return "stuck" if run.stuck or math.isfinite(run.validation.final) else "no number"
 
 
 def rate_of(run: RecordedRun) -> float:

@@ -27,7 +27,7 @@ from deepnet_fairseq.study.depth_study import (
     read_plan,
     spent_hours,
 )
-from deepnet_fairseq.study.depth_tables import rows_by_rate
+from deepnet_fairseq.study.depth_tables import ended, rows_by_rate
 from deepnet_fairseq.study.runs import RecordedRun, recorded_below
 from deepnet_fairseq.text_table import render
 
@@ -35,8 +35,8 @@ from deepnet_fairseq.text_table import render
 def _ended(run: RecordedRun | None) -> list[str]:
     if run is None:
         return ["to come", "-"]
-    said = run.parts.get("diverged") or run.parts.get("stuck", "").split(":")[0]
-    return [said or f"{outcome(run):.3f} bits", f"{spent_hours([run]):.2f}"]
+    said = ended(run)
+    return [f"{outcome(run):.3f} bits" if said == "trained" else said, f"{spent_hours([run]):.2f}"]
 
 
 def listed(plan: Plan, found: Found, runs: list[RecordedRun]) -> str:
