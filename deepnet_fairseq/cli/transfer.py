@@ -64,7 +64,7 @@ def _of_runs(args) -> dict:
     from ..study.runs import recorded_below
     from ..study.transfer import analyse
     from ..study.transfer_report import as_dict, held_out, text
-    from ..study.trials import by_method, trial_of
+    from ..study.trials import by_method, counted, trial_of
     from ..text_table import render
 
     if args.rest:
@@ -80,7 +80,7 @@ def _of_runs(args) -> dict:
     known = [[t for t in group if args.up_to is None or t.layers <= args.up_to] for group in groups]
     if not any(known):
         shallowest = min(trial.layers for group in groups for trial in group)
-        raise UserError(f"--up-to {args.up_to}: no run is that shallow; the shallowest has {_layers(shallowest)}")
+        raise UserError(f"--up-to {args.up_to}: no run is that shallow; the shallowest has {counted(shallowest)}")
     transfers = [analyse(group, args.noise) for group in known if group]
     print("\n\n".join(text(one, targets) for one in transfers))
     if args.up_to is not None and targets:
@@ -144,10 +144,6 @@ def _ended(run) -> str:
     from ..study.trials import loss_of
 
     return run.parts.get("diverged") or run.parts.get("stuck") or f"{loss_of(run):.3f} bits"
-
-
-def _layers(number: int) -> str:
-    return f"{number} layer{'' if number == 1 else 's'}"
 
 
 def add(command) -> None:

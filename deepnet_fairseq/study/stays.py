@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from .optimum import Optimum
-from .trials import Trial, best_of, cost, grid
+from .trials import Trial, best_of, cost, counted, grid
 
 STEP, STEPS = 1.0, 2.0  # octaves: a best rate that moved by one step at most stays, by two or more it does not
 SEEDS = 3  # of a best rate, over which losses have a range
@@ -20,8 +20,8 @@ def stays(optima: Sequence[Optimum], trials: Sequence[Trial], exponents: tuple[f
         return OPEN, "one depth"
     for one in optima:
         if not one.placed:
-            return OPEN, f"{one.layers} layers: {one.why}"
-    notes = [f"{one.layers} layers: {one.note}" for one in optima if one.note]
+            return OPEN, f"{counted(one.layers)}: {one.why}"
+    notes = [f"{counted(one.layers)}: {one.note}" for one in optima if one.note]
     answer, why = _by_moves(optima, exponents) or _by_cost(optima, trials)
     return answer, "; ".join([why, *notes])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .optimum import NOISE, Noise, Optimum, bend, measured_noise, optimum, quantile
 from .stays import stays
-from .trials import Trial
+from .trials import Trial, counted
 
 FAR = 6.0  # times the deepest, or the shallowest: the depth study is to hold 18 to 100 layers against trainings
 VAGUE = 2.0  # octaves, at most, from a recommendation to the ends of its interval
@@ -78,16 +78,16 @@ class Transfer:
     def refusal(self, layers: int) -> str:
         """Why no rate is recommended for that depth; "" where one is."""
         placed = [one.layers for one in self.optima if one.placed]
-        unplaced = [f"{one.layers} layers: {one.why}" for one in self.optima if not one.placed]
+        unplaced = [f"{counted(one.layers)}: {one.why}" for one in self.optima if not one.placed]
         if self.law is None:
             return "; ".join(["the best rate is known at fewer than two depths", *unplaced])
         nearest = min(self.optima, key=lambda one: abs(math.log2(one.layers / layers)))
         if not nearest.placed:
-            return f"of the nearest depth no best rate is known; {nearest.layers} layers: {nearest.why}"
+            return f"of the nearest depth no best rate is known; {counted(nearest.layers)}: {nearest.why}"
         if not min(placed) / FAR <= layers <= max(placed) * FAR:
             known = f"known from {min(placed)} to {max(placed)} layers"
             away = f"more than {FAR:g} times away from what is measured ({known})"
-            return f"{layers} layers are {away}" if layers > 1 else f"1 layer is {away}"
+            return f"{counted(layers)} {'is' if layers == 1 else 'are'} {away}"
         advice = self.law.at(layers)
         lowest, highest = min(one.lowest for one in self.optima), max(one.highest for one in self.optima)
         if not lowest <= advice.rate <= highest:

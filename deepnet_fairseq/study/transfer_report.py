@@ -13,7 +13,7 @@ from ..files import WRONG_VALUES, read_object
 from ..text_table import render
 from .optimum import Noise, Optimum
 from .transfer import Law, Transfer, analyse
-from .trials import Trial, loss_lost, shape_of
+from .trials import Trial, counted, loss_lost, shape_of
 
 FORMAT = "deepnet_fairseq transfer 1"
 MEND = "write it with `deepnet transfer --json FILE`"
@@ -36,7 +36,7 @@ def text(transfer: Transfer, targets: Iterable[int]) -> str:
         f"{transfer.method}, {_setting(transfer)}; a loss differs by {noise.bits:.3f} bits over seeds ({source})",
         "",
         render(rows),
-        *(f"{one.layers} layers: {one.why or one.note}" for one in transfer.optima if one.why or one.note),
+        *(f"{counted(one.layers)}: {one.why or one.note}" for one in transfer.optima if one.why or one.note),
         "",
     ]
     if transfer.law:
@@ -46,10 +46,10 @@ def text(transfer: Transfer, targets: Iterable[int]) -> str:
     for layers in targets:
         why = transfer.refusal(layers)
         if why or transfer.law is None:
-            lines.append(f"at {layers} layers: no recommendation: {why}")
+            lines.append(f"at {counted(layers)}: no recommendation: {why}")
         else:
             advice = transfer.law.at(layers)
-            lines.append(f"at {layers} layers: {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e})")
+            lines.append(f"at {counted(layers)}: {advice.rate:.2e} ({advice.low:.1e} to {advice.high:.1e})")
     return "\n".join(lines)
 
 

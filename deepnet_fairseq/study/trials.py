@@ -99,6 +99,11 @@ def by_method(trials: Iterable[Trial]) -> list[list[Trial]]:
     return [list(groups[key].values()) for key in sorted(groups)]
 
 
+def counted(layers: int) -> str:
+    """As "6 layers", "1 layer"."""
+    return f"{layers} layer{'' if layers == 1 else 's'}"
+
+
 def grid(trials: Iterable[Trial]) -> dict[float, dict[int, float]]:
     """Rate -> seed -> loss, rates rising, of the trials of one depth."""
     found: dict[float, dict[int, float]] = {}
