@@ -127,6 +127,18 @@ def test_agreement_with_the_paper(runs):
     assert rows["6L-6L", "Table 1, 6L-6L"][:2] == ["3", "0"]
 
 
+def test_a_further_rate_of_one_seed_is_no_best(tmp_path):
+    """Lowest by chance, it is not compared beside three seeds; while there are no others, it is."""
+    cell_run(tmp_path, "keel", 6, 0.004, 7.5)
+    cell_run(tmp_path, "keel", 6, 0.0028, 7.4)
+    (row,) = rows_of_losses(recorded_below(tmp_path / "depth_study", over=True))[1:]
+    assert row == ["Keel", "7.400"]
+    for seed, loss in ((2, 7.7), (3, 7.6)):
+        cell_run(tmp_path, "keel", 6, 0.004, loss, seed=seed)
+    (row,) = rows_of_losses(recorded_below(tmp_path / "depth_study", over=True))[1:]
+    assert row == ["Keel", "7.600 (7.500 to 7.700, 3 seeds)"]
+
+
 def test_slow_cells_are_told_apart(tmp_path):
     """One stuck below the best rate is slow; one stuck above, or diverged below, is not."""
     check = {"verdict": "stable", "findings": []}

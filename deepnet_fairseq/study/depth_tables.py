@@ -1,12 +1,13 @@
 """What the depth study's runs have found, as tables of texts, header first, for its page and for the terminal.
 
 A run is of a cell (depth_study.py); a method's best at a depth is the rate of the lowest held-out loss of the first
-seed, the loss the mean over all seeds of that rate. What a training came to nothing by is `ended`.
+seed, among the rates with most seeds, the loss the mean over them. What a training came to nothing by is `ended`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -119,7 +120,10 @@ def bests(runs: Iterable[RecordedRun]) -> Bests:
 
 
 def _best(runs: list[RecordedRun]) -> Best:
-    first, rates = leaders(run for run in runs if run.seed == FIRST), sorted({rate_of(run) for run in runs})
+    seeds = Counter(map(rate_of, runs))
+    rates, most = sorted(seeds), max(seeds.values())  # one seed of a further rate, as of half a step, only places it
+    firsts = [run for run in runs if run.seed == FIRST]
+    first = leaders(run for run in firsts if seeds[rate_of(run)] == most) or leaders(firsts)
     if not first:
         ways = sorted({ended(run) for run in runs} & {*FAILED})
         return Best(ended=f"{' or '.join(ways) or 'no number'} ({len(rates)} rate{'s' * (len(rates) > 1)})")
