@@ -11,11 +11,24 @@ from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.decoding import ROOM
 from deepnet_fairseq.core.methods import METHODS
 
-from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, small
+from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, run_cold, small
 from .support.single_stacks import awake
 from .support.single_stacks import batch as text
 
 FP32 = TOLERANCE[torch.float32]
+FREED = """import resource, torch
+from types import SimpleNamespace
+from deepnet_fairseq import register
+register()
+from deepnet_fairseq.plugin.building import build
+model = build("deepnet_transformer_tiny_6_6", vocab=30)
+def touch_block():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(2**26, dtype=torch.uint8).numpy()[::4096] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+before = [touch_block() for _ in range(8)]
+model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
+print(*before, *[touch_block() for _ in range(8)])"""
 SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
 SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (1, 5)]
 
@@ -99,6 +112,50 @@ def test_sentences_that_end_early_leave_the_batch():
     assert [len(tokens) for tokens, _ in found[::5]] == [3, 9, 6, 4, 8, 7]
 
 
+ORDERS = {  # sentence after sentence, rows of two beams
+    "ends": [[0, 0, 4, 5, 7, 6, 8, 9], [1, 0, 2, 3, 7, 6], [3, 2, 4, 5], [2, 2]],
+    "the last ends": [[0, 1, 2, 2, 4, 5, 6, 7], [0, 1, 3, 2]],
+    "change places": [[8, 9, 1, 0, 2, 3, 6, 7, 5, 4], [2, 3, 0, 1, 8, 8]],
+    "goes on twice": [[0, 1, 8, 9, 5, 4, 6, 7], [7, 6, 1, 1, 0, 0], [4, 4, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
+def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
+    """Scores and alignments, with room made on the way."""
+    model, beams = small(2), 2
+    model.decoder.make_generation_fast_(need_attn=True)
+    src, generator = sources(5, 9, 3, 6, 4), torch.Generator().manual_seed(5)
+    prev, state = torch.full((len(src) * beams, 1), EOS), {}
+    rows = torch.arange(len(src)).repeat_interleave(beams)
+    with torch.no_grad():
+        memory = model.encoder.reorder_encoder_out(model.encoder(src), rows)
+        for step in range(ROOM + 4):
+            found, extra = model.decoder(prev, memory, incremental_state=state)
+            plain, expected = model.decoder(prev, memory)
+            assert torch.allclose(found, plain[:, -1:], atol=FP32)
+            assert torch.allclose(extra["attn"][0], expected["attn"][0][:, -1:], atol=FP32)
+            order = torch.tensor(orders[step]) if step < len(orders) else torch.arange(len(prev))
+            memory = model.encoder.reorder_encoder_out(memory, order)
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            prev = torch.cat([prev[order], torch.randint(FIRST, VOCAB, (len(order), 1), generator=generator)], 1)
+
+
+def test_where_a_sentence_ends_the_last_one_moves_and_no_other():
+    model, beams = small(2), 2
+    with torch.no_grad():
+        memory = model.encoder.reorder_encoder_out(
+            model.encoder(sources(5, 4, 6, 3)), torch.arange(4).repeat_interleave(beams)
+        )
+        model.decoder(torch.full((4 * beams, 1), EOS), memory, incremental_state=(state := {}))
+    cache, _steps = state[model.decoder.CACHE]
+    held = [(tensor.data_ptr(), tensor.clone()) for tensor in (cache.prefix[:, :, :, : cache.used], cache.memory)]
+    model.decoder.reorder_incremental_state_scripting(state, torch.tensor([0, 1, 4, 5, 6, 7]))
+    for tensor, (place, before) in zip((cache.prefix[:, :, :, : cache.used], cache.memory), held, strict=True):
+        assert tensor.data_ptr() == place
+        assert torch.equal(tensor, before[:, :, [0, 3, 2]])
+
+
 def test_what_no_beam_looks_back_at_is_dropped():
     """Where all beams descend from one, the cache keeps a prefix once, not once a beam."""
     model, beams = small(1), 4
@@ -144,3 +201,9 @@ def test_no_attention_weights_where_there_is_no_source():
         with torch.no_grad():
             assert model(text())[1]["attn"] == [None]
             assert model(text(), incremental_state={})[1]["attn"] == [None]
+
+
+def test_what_a_step_frees_serves_the_next():
+    """The kernel is asked for few of a block's 16,384 pages again, once fairseq-generate has its model."""
+    faults = [int(word) for word in run_cold("python", "-c", FREED).stdout.splitlines()[-1].split()]
+    assert min(faults[:8]) > 16_000 and min(faults[8:]) < 1000, faults

@@ -1,7 +1,8 @@
-"""`deepnet bench`: speed and memory, ours beside stock fairseq and torchscale."""
+"""`deepnet bench`, ours beside stock fairseq and torchscale; `deepnet deployed`, a checkpoint where it is used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,7 +21,9 @@ def bench(args) -> None:
     whole after each depth and width; a table goes to the standard output.
     """
     if args.render:
-        print(rendered(args.render))
+        from ..tools.bench.results import render
+
+        print(rendered([args.render], "bench", lambda records: render(records[0])))
         return
     import torch
 
@@ -49,21 +52,49 @@ def bench(args) -> None:
         raise UserError(f"failed: {'; '.join(failed)}")
 
 
-def rendered(path: str) -> str:
-    """The tables of a recorded benchmark in Markdown; UserError, naming the file, if it is none."""
+def rendered(paths: list[str], command: str, render: Callable[[list[dict]], str]) -> str:
+    """Tables in Markdown of what `command` recorded; UserError, naming the files, if they are nothing of it."""
     from ..files import WRONG_VALUES, read_object
-    from ..tools.bench.results import render
 
-    mend = "is not what `deepnet bench --out` writes"
-    measurements = read_object(Path(path), mend)
+    mend = f"is not what `deepnet {command} --out` writes"
+    records = [read_object(Path(path), mend) for path in paths]
     try:
-        return render(measurements)
+        return render(records)
     except WRONG_VALUES as error:
-        raise UserError(f"--render {path}: {mend}") from error
+        raise UserError(f"--render {' '.join(paths)}: {mend}") from error
+
+
+def deployed(args) -> None:
+    """one checkpoint translated by fairseq-generate (stock, ours), CTranslate2 and transformers: speed, BLEU, size
+
+    Each run is a process of its own, in rounds. --out is written after each round; a second call makes those that it
+    lacks. What cannot run here, as a library that is missing, says so in the table.
+    """
+    if args.render:
+        from ..tools.bench.deployed import render
+
+        print(rendered(args.render, "deployed", render))
+        return
+    if not (args.checkpoint and args.data and args.out):
+        raise UserError("deployed: give CHECKPOINT, DATA and --out FILE, or --render FILE")
+    register()
+    from ..files import check_file
+    from ..tools.bench.deployed import Settings, render, run
+    from ..tools.bench.results import failures
+
+    check_file("--out", Path(args.out), (Path(args.checkpoint),))
+    for name in ("batches", "candidates"):
+        setattr(args, name, tuple(getattr(args, name).split(",")))
+    args.versions = tuple(args.version)
+    record = run(Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)}), Path(args.out))
+    print(render([record]))
+    if failed := failures(record):
+        raise UserError(f"failed: {'; '.join(failed)}")
 
 
 def add(command) -> None:
-    """Registers `deepnet bench` and its flags; command: as parser() gives it."""
+    """Registers `deepnet bench`, `deployed` and their flags; command: as parser() gives it."""
+    add_deployed(command("deployed", deployed))
     sub = command("bench", bench)
     add_what(sub)
     sub.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -82,6 +113,27 @@ def add(command) -> None:
     sub.add_argument("--seed", type=int, default=1)
     sub.add_argument("--out", metavar="FILE", help="JSON to write")
     sub.add_argument("--render", metavar="FILE", help="only print the table of this JSON")
+
+
+def add_deployed(sub) -> None:
+    """Flags of `deepnet deployed`."""
+    sub.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help="of a translation model that folds")
+    sub.add_argument("data", nargs="?", metavar="DATA", help="its binarised data")
+    sub.add_argument("--out", metavar="FILE", help="the record, JSON, to write or to go on with")
+    sub.add_argument("--subset", default="test", help="default %(default)s")
+    sub.add_argument("--sentences", type=int, default=1000, help="the first so many (default %(default)s)")
+    sub.add_argument("--alone", type=int, default=100, help="and so many one at a time (default %(default)s)")
+    kinds = "default (fairseq's, of 12,000 tokens), 32 and 1 (sentences); default: all"
+    sub.add_argument("--batches", default="default,32,1", help=f"some of {kinds}")
+    programs = "stock,ours,ctranslate2,ctranslate2-int8,transformers"
+    sub.add_argument("--candidates", default=programs, help="default %(default)s")
+    other = "also ours in another version, by its folder deepnet_fairseq"
+    sub.add_argument("--version", action="append", default=[], metavar="NAME=FOLDER", help=other)
+    sub.add_argument("--beam", type=int, default=5, help="default %(default)s")
+    sub.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    sub.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    sub.add_argument("--seconds", type=float, default=3600, help="limit for a run (default %(default)g)")
+    sub.add_argument("--render", nargs="+", metavar="FILE", help="only print the table of these records")
 
 
 def add_what(sub) -> None:

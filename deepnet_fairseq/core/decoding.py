@@ -3,7 +3,9 @@
 The hypotheses of a sentence stand side by side where training has positions: L layers, B sentences, k beams, so that
 queries are (B, h, k, d). A sentence's keys and values are held once for all its beams, and a beam that goes on from
 another's prefix copies nothing: a mask, which all layers share, says whose past is whose. Most beams die young, so what
-no beam looks back at any more is dropped when room runs out.
+no beam looks back at any more is dropped when room runs out. Where a sentence ends, the last one of the batch
+takes its place: keys and values of the others, large beside what a step computes, stay where they are, and the step's
+rows are put in their order.
 
 In a step a layer's Python would cost as much as its arithmetic. It is the same equation as layer.py's, with everything
 resolved that stays the same from step to step: weights that share an input are packed, modules that nobody watches are
@@ -68,7 +70,9 @@ class DecoderCache:
 
     memory (L, 2, B, S, h, d) of the source, made once, None in a language model; prefix (L, 2, B, capacity, h, d) of
     the target, of which the first `used` are filled, k a step; past (B, k, capacity), where there are several beams: 0
-    where one looks back at its own prefix, -inf elsewhere.
+    where one looks back at its own prefix, -inf elsewhere. The sentences of memory and prefix have an order of their
+    own as soon as one has ended: sentence i of the batch, and of `past`, lies at places[i], (B,) on the host; None as
+    long as they lie in the batch's order.
     """
 
     def __init__(self, layers: Sequence[nn.Module], source: EncoderOutput | None, first: Tensor):
@@ -81,6 +85,10 @@ class DecoderCache:
         sentences = first.size(0) // self.beams
         self.prefix = kept.new_empty(len(layers), 2, sentences, 0, heads, first.size(-1) // heads)
         self.past = kept.new_zeros(sentences, self.beams, 0)
+        self.places: Tensor | None = None
+        self._sentences: Tensor | None = None  # of the batch, in the cache's order, (B,)
+        self._order: Tensor | None = None  # the same of rows, (B k,); and the way back
+        self._back: Tensor | None = None
         self._memory: Sequence[tuple[Tensor, Tensor]] = ()  # views of each layer's part
         self._prefix: Sequence[tuple[Tensor, Tensor]] = ()
         self._newest: Sequence[Tensor] = ()
@@ -99,7 +107,15 @@ class DecoderCache:
             return None
         newest = self.past[..., self.used - self.beams : self.used]
         newest.fill_(float("-inf")).diagonal(dim1=1, dim2=2).zero_()  # a beam looks at itself
-        return self.past[:, None, :, : self.used]
+        return self._by_place(self.past)[:, None, :, : self.used]
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """Rows of the batch, x (B k, ..), in the order in which the cache holds their sentences."""
+        return x if self._order is None else x.index_select(0, self._order)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """The way back, to the batch's order."""
+        return x if self._back is None else x.index_select(0, self._back)
 
     def append(self, layer: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Packed queries, keys and values of this step (rows, 3 C), of which it keeps keys and values.
@@ -128,31 +144,70 @@ class DecoderCache:
             self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
         sentences = order[:: self.beams] // self.beams
         if not torch.equal(sentences, torch.arange(self.prefix.size(2))):
-            self._select(sentences.to(new_order.device))
+            places = sentences if self.places is None else self.places[sentences]
+            if len(places.unique()) == len(places):
+                self._close_ranks(places)
+            else:  # some go on twice
+                self._select(places.to(new_order.device))
+                self._put_at(torch.arange(len(places)), new_order.device)
+            self._memory = ()
 
-    def _select(self, sentences: Tensor) -> None:
-        self.prefix = self.prefix.index_select(2, sentences)
+    def _select(self, places: Tensor) -> None:
+        self.prefix = self.prefix.index_select(2, places)
         if self.memory is not None:
-            self.memory = self.memory.index_select(2, sentences)
+            self.memory = self.memory.index_select(2, places)
         if self.memory_mask is not None:
-            self.memory_mask = to_add(self.memory_mask.index_select(0, sentences) == 0, self.memory_mask.dtype)
-        self._memory = ()
+            self.memory_mask = to_add(self.memory_mask.index_select(0, places) == 0, self.memory_mask.dtype)
+
+    def _close_ranks(self, places: Tensor) -> None:
+        """The sentences at `places` stay, and those of them that lie behind the first B move into the gaps there."""
+        places, count = places.clone(), len(places)
+        held = [self.prefix[:, :, :, : self.used].movedim(2, 0)]  # sentences in front
+        if self.memory is not None:
+            held.append(self.memory.movedim(2, 0))
+        if self.memory_mask is not None:
+            held.append(self.memory_mask)
+        gaps = sorted(set(range(count)) - set(places.tolist()))
+        for gap, sentence in zip(gaps, (places >= count).nonzero().flatten().tolist(), strict=True):
+            for each in held:
+                each[gap].copy_(each[int(places[sentence])])
+            places[sentence] = gap
+        self.prefix = self.prefix[:, :, :count]
+        self.memory = None if self.memory is None else self.memory[:, :, :count]
+        self.memory_mask = None if self.memory_mask is None else self.memory_mask[:count]
+        self._put_at(places, self.prefix.device)
+
+    def _put_at(self, places: Tensor, device: torch.device) -> None:
+        """Notes where the sentences lie now."""
+        if torch.equal(places, torch.arange(len(places))):
+            self.places = self._sentences = self._order = self._back = None
+            return
+        self.places, beams = places, torch.arange(self.beams, device=device)
+        self._sentences = places.argsort().to(device)
+        self._order, self._back = (
+            (sentences[:, None] * self.beams + beams).flatten() for sentences in (self._sentences, places.to(device))
+        )
+
+    def _by_place(self, x: Tensor) -> Tensor:
+        """x (B, ..) of the batch's sentences in the cache's order."""
+        return x if self._sentences is None else x.index_select(0, self._sentences)
 
     def _make_room(self) -> None:
         """Drops what no beam looks back at; as much room again as the rest takes."""
         needed = (self.past[..., : self.used] == 0).any(1)  # (B, used)
         kept = int(needed.sum(1).max()) if self.beams > 1 and self.used else self.used
-        if kept == self.used:
-            prefix, past = self.prefix[:, :, :, :kept], self.past[..., :kept]
-        else:
-            slots = torch.argsort(needed.to(torch.uint8), dim=1, descending=True, stable=True)[:, :kept]
-            prefix, past = self._take(slots), self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         capacity = -(-(kept + max(kept, ROOM * self.beams)) // 8) * 8  # as attention.to_add's rows
-        self.prefix = prefix.new_empty(*prefix.shape[:3], capacity, *prefix.shape[4:])
-        self.prefix[:, :, :, :kept] = prefix
-        if self.beams > 1:
-            self.past = past.new_empty(*past.shape[:2], capacity)
-            self.past[..., :kept] = past
+        if kept == self.used:
+            prefix = self.prefix.new_empty(*self.prefix.shape[:3], capacity, *self.prefix.shape[4:])
+            prefix[:, :, :, :kept] = self.prefix[:, :, :, :kept]
+            past = self.past.new_empty(*self.past.shape[:2], capacity)
+            past[..., :kept] = self.past[..., :kept]
+            self.prefix, self.past = prefix, past
+        else:  # one copy: what stands in the new room is of no account
+            slots = torch.argsort(needed.to(torch.uint8), dim=1, descending=True, stable=True)[:, :kept]
+            slots = F.pad(slots, (0, capacity - kept))
+            self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+            self.prefix = self._take(self._by_place(slots))
         self.used = kept
 
     def _take(self, slots: Tensor) -> Tensor:
@@ -186,14 +241,16 @@ class LayerStep:
         self.cross = _Branch(layer, "encoder_attn") if "encoder_attn" in layer.sites else None
 
     def __call__(self, x: Tensor, mask: Tensor | None, alignment: list | None = None) -> Tensor:
-        """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (B, k, S), if asked."""
+        """mask (B, 1, k, prefix) as the cache gives it; alignment takes the cross-attention (rows, 1, S), if
+        asked, its rows in the batch's order."""
         cache, entry = self.cache, x
         q, keys, values = cache.append(self.index, self.own.enter(x))
         x = self.own.leave(x, self.own.attend(q, keys, values, mask))
         if self.cross is not None:
             q, keys, values = cache.source(self.index, self.cross.enter(x))
             if alignment is not None:
-                alignment.append(attention_weights(q, keys, cache.memory_mask))
+                weights = attention_weights(q, keys, cache.memory_mask)
+                alignment.append(cache.restored(weights.flatten(0, 1)).unsqueeze(1))
             x = self.cross.leave(x, self.cross.attend(q, keys, values, cache.memory_mask))
         inside = self.ffn.enter(x)
         return self.ffn.leave(x if self.ffn.bypass is None else self.ffn.bypass(x, entry), inside)

@@ -272,8 +272,7 @@ class Decoder(Stack):
         positions = self.positions(prev_output_tokens, last=incremental_state is not None)
         if incremental_state is not None:
             x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
-            states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more)
-            alignment = [weights.flatten(0, 1).unsqueeze(1) for weights in alignment]  # (B, k, S) -> (rows, 1, S)
+            states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more, return_all_hiddens)
         else:
             x, _embedding = self.embed(prev_output_tokens, positions)
             mask = self._left_padding_mask(prev_output_tokens, padding or UNKNOWN)
@@ -289,9 +288,9 @@ class Decoder(Stack):
 
     @torch.no_grad()
     def step(
-        self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple]
+        self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple], every: bool
     ) -> list[Tensor]:
-        """What `states` gives, of the newest token of every hypothesis alone, x (rows, 1, C).
+        """What `states` gives, or the last of it unless `every`, of each hypothesis's newest token, x (rows, 1, C).
 
         Without gradients, for the cache is written in place.
         """
@@ -303,12 +302,12 @@ class Decoder(Stack):
         cache, steps = incremental_state[self.CACHE]
         mask = cache.advance()
         history: list[Tensor] = []
-        x = self.begin(x.squeeze(1), history)
-        states = [x.unsqueeze(1)]
+        x = self.begin(cache.arranged(x.squeeze(1)), history)
+        states = [x]
         for index, step in enumerate(steps):
             x = self.mix(step(x, mask, *more.get(index, ())), history)
-            states.append(x.unsqueeze(1))
-        return states
+            states.append(x)
+        return [cache.restored(state).unsqueeze(1) for state in (states if every else states[-1:])]
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) -> scores over the vocabulary (B, T, V)."""

@@ -28,14 +28,15 @@ from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
 from fairseq.tasks import FairseqTask, translation
 from fairseq.trainer import Trainer
+from hydra._internal.config_repository import ConfigRepository
 from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, waits, yaml_config
+from . import calm_root_logger, command_line, datasets, waits, yaml_config, yaml_file
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
-from .divergence import stuck, watched_trainer
+from .divergence import late, stuck, watched_trainer
 from .optimisers import deepnet_adam, half_precision, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
@@ -52,6 +53,7 @@ def import_user_module(original, *args, **kwargs) -> None:
 PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its handlers
     # the command line and YAML: a mistake in one line, before anything is made
     (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
+    (ConfigRepository, "load_config"): {yaml_file.check_before_loading: "`deepnet train`: a YAML that cannot be read"},
     (dataclass_utils, "merge_with_parent"): {yaml_config.name_setting: "an unknown key, a value of the wrong type"},
     (models, "build_model"): {yaml_config.refuse_unknown_arch: "the nearest architecture in place of an assertion"},
     (tasks, "setup_task"): {
@@ -83,6 +85,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (Trainer, "__init__"): {
         watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks",
         stuck.begin: "and since when it has learnt nothing",
+        late.begin_watch: "and whether it begins to grow",
     },
     (Trainer, "_build_optimizer"): {
         sharded_trainer.build_optimizer: "--zero-sharding os without fairscale",
@@ -99,6 +102,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
         waits.note_step: "what an update's batches log",
         watched_trainer.watch_step: "a loss that is not finite",
+        late.watch_growth: "a loss or a gradient that begins to grow",
     },
     (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
     (FairseqTask, "train_step"): {
@@ -113,6 +117,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
         papers.clip_apart: "gradients that a method limits apart",
         watched_trainer.watch_norm: "an overflow",
+        late.look_at_gradients: "of each layer, now and then",
     },
     (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
     (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},

@@ -248,7 +248,7 @@ class Translator(Contender):
         self.task = self.trainer.task
         self.task.load_dataset("train")
         self.model.eval()
-        self.model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
+        self.model.make_generation_fast_(need_attn=False)  # without ours' memory, for other models will train here
 
     def sorted_batches(self, sentences: int) -> list[dict]:
         """One for each repeat, of so many sentences as fairseq-generate sorts them, from short to long."""

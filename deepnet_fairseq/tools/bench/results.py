@@ -159,12 +159,13 @@ def _table(measure: str, measurements: dict) -> str:
         said = [{"True": "on", "False": "off"}.get(str(value), str(value)) for value in cell["condition"].values()]
         values = [f"{cell['state']}: {cell['reason']}", *[""] * (len(columns) - 1)]
         if cell["state"] == MEASURED:
-            values = [_value(cell, column, measurements) for column in columns]
+            values = [value(cell, column, measurements) for column in columns]
         rows.append([cell["depth"], cell["width"], *said, cell["candidate"], *values])
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _value(cell: dict, column: Column, measurements: dict) -> str:
+def value(cell: dict, column: Column, measurements: dict) -> str:
+    """A quantity's median, and its range and ratio to stock where the column compares."""
     numbers = cell["summary"].get(column.quantity)
     if numbers is None:
         return ""

@@ -1,0 +1,90 @@
+"""A test set translated once by one program: started as a script of its own, `python -P translator.py JOB.json`.
+
+It imports nothing of this package and of others what its program needs, for its memory is measured. The job says
+`program`, a key of PROGRAMS; the model; batches, a file; beam, threads; flags of fairseq-generate. Printed is what
+fairseq-generate prints: T-, D- and the line with the speed, which is that of the search, from tokens to tokens. The
+peak of resident memory goes to the file `peak`, in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LONGEST = 200  # tokens of a translation, as fairseq-generate has it
+PIECES = Callable[[list[dict]], list[list[str]]]  # a batch -> the tokens of its translations
+
+
+def fairseq_generate(job: dict) -> None:
+    """The program itself, with the job's flags."""
+    from fairseq_cli.generate import cli_main
+
+    sys.argv = ["fairseq-generate", *job["flags"]]
+    cli_main()
+
+
+def ctranslate2(job: dict) -> None:
+    """A folder of its own; sentences are lists of tokens, "source"."""
+    import ctranslate2
+
+    translator = ctranslate2.Translator(job["model"], compute_type=job["type"], intra_threads=job["threads"])
+
+    def translate(batch: list[dict]) -> list[list[str]]:
+        found = translator.translate_batch(
+            [sentence["source"] for sentence in batch], beam_size=job["beam"], max_decoding_length=LONGEST
+        )
+        return [result.hypotheses[0] for result in found]
+
+    translate_all(job, translate)
+
+
+def transformers(job: dict) -> None:
+    """A folder of Hugging Face's; sentences are numbers of tokens with the end of sentence, "numbers"."""
+    modules: dict[str, Any] = sys.modules
+    modules["torchaudio"] = None  # one that was built for another torch would be imported, and fail
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    model = AutoModelForSeq2SeqLM.from_pretrained(job["model"], local_files_only=True).eval()
+    config, symbols = model.generation_config, job["symbols"]
+    marks = {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
+
+    def translate(batch: list[dict]) -> list[list[str]]:
+        rows = [torch.tensor(sentence["numbers"]) for sentence in batch]
+        inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
+        mask = inputs.ne(config.pad_token_id).long()
+        found = model.generate(input_ids=inputs, attention_mask=mask, num_beams=job["beam"], length_penalty=1.0)
+        return [[symbols[token] for token in row if token not in marks] for row in found.tolist()]
+
+    translate_all(job, translate)
+
+
+def translate_all(job: dict, translate: PIECES) -> None:
+    """Batch after batch, timed, then printed; a token more a sentence is counted, its end, as fairseq does."""
+    batches = json.loads(Path(job["batches"]).read_text(encoding="utf-8"))
+    start = time.perf_counter()
+    found = [translate(batch) for batch in batches]
+    seconds = time.perf_counter() - start
+    lines, tokens = 0, 0
+    for sentence, pieces in ((s, p) for pair in zip(batches, found, strict=True) for s, p in zip(*pair, strict=True)):
+        print(f"T-{sentence['id']}\t{sentence['reference']}")
+        print(f"D-{sentence['id']}\t0\t{' '.join(pieces)}")
+        lines, tokens = lines + 1, tokens + len(pieces) + 1
+    speed = f"{lines / seconds:.2f} sentences/s, {tokens / seconds:.2f} tokens/s"
+    print(f"Translated {lines:,} sentences ({tokens:,} tokens) in {seconds:.1f}s ({speed})")
+
+
+PROGRAMS = {function.__name__: function for function in (fairseq_generate, ctranslate2, transformers)}
+
+if __name__ == "__main__":
+    work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    PROGRAMS[work["program"]](work)
+    status = Path("/proc/self/status").read_text(encoding="utf-8").split("\n")
+    peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    Path(work["peak"]).write_text(str(peak), encoding="utf-8")
