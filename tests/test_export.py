@@ -1,20 +1,25 @@
-"""`deepnet export` of translation models: stock fairseq without our package, CTranslate2, refusals."""
+"""`deepnet export` of translation models: stock fairseq without our package, CTranslate2, transformers, refusals."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
 
 import ctranslate2
 import pytest
+import sentencepiece
 import torch
 from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.tools.export.hub_checks import Search, compare_translations
+from deepnet_fairseq.tools.export.hub_models import port
+from deepnet_fairseq.tools.export.transformer import fold_checkpoint, task_on
 
 from .conftest import TRAIN_FLAGS, make_data
 from .support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
@@ -22,7 +27,7 @@ from .support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")
 ARCH += ("--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32")
 SEARCH = ("--beam", "5", "--max-len-a", "1", "--max-len-b", "5", "--cpu", "--max-tokens", "2000")
-SENTENCES = 104
+SENTENCES, LANGS = 104, ("qaa", "qab")
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +131,121 @@ def test_int8(checkpoint, capsys):
     assert (out / "model.bin").exists()
 
 
+@pytest.fixture(scope="module", name="hub")
+def a_hub(data, checkpoint):
+    """A folder for transformers; how many sentences of plain text the export found to be translated alike."""
+    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+    out, said, text = checkpoint.with_name("hub"), StringIO(), data.parent / "text"
+    checkpoint.with_name("score.json").write_text(json.dumps({"bleu": 41.5, "signature": "nrefs:1|tok:13a"}))
+    with redirect_stdout(said):
+        texts = (text / "test.qaa", text / "test.qab")
+        export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6", "--check", *texts)
+    assert "its tokenizer is a MarianTokenizer, and no fast one: spm.model has " in said.getvalue()
+    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said.getvalue()).group(1)) < 1e-4
+    return out, int(re.search(rf"(\d+) of {SENTENCES} translations", said.getvalue()).group(1))
+
+
+@pytest.mark.peers
+def test_transformers_translates_alike(checkpoint, hub):
+    """generate() by itself, beam 5: our search's translations of the model as trained."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    folder, alike = hub
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    source = sentences(20, len(task.source_dictionary))
+    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
+    search = SequenceGenerator(models, task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=200, len_penalty=0.6)
+    ours = [found[0]["tokens"].tolist() for found in search.generate(models, sample)]
+    found = model.generate(input_ids=source, attention_mask=source.ne(PAD).long())
+    theirs = [[i for i in row.tolist()[1:] if i != PAD] for row in found]  # behind the eos they begin with
+    equal = sum(one == two for one, two in zip(ours, theirs, strict=True))
+    assert equal >= 19 and alike >= 0.95 * SENTENCES and len({tuple(row) for row in ours}) > 15
+
+
+@pytest.mark.peers
+def test_translations_that_differ_are_named(data, checkpoint, hub):
+    """generate() told to stop after three tokens: other translations, in float64 too, and fewer than are asked for."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    kinds = (AutoModelForSeq2SeqLM, AutoTokenizer)
+    model, tokenizer = (kind.from_pretrained(hub[0], local_files_only=True) for kind in kinds)
+    model.eval().generation_config.max_length = 5
+    folded = fold_checkpoint(str(checkpoint))
+    source, target = ((data.parent / "text" / f"test.{side}").read_text().split("\n")[:5] for side in LANGS)
+    task, search = task_on(folded, str(data)), Search(5, 0.6)
+    found = compare_translations(folded, model, port(folded), tokenizer, task, search, source, target)
+    assert (found.equal, found.rounded, found.apart) == (0, 0, (1, 2, 3, 4, 5)) and model.dtype == torch.float32
+    assert re.search(
+        "^0 of 5 .*not those of lines 1, 2, 3, 4, 5; BLEU .*; fewer than 95% are alike, or BLEU", str(found)
+    )
+
+
+@pytest.mark.peers
+def test_a_tokenizer_with_the_dictionarys_numbers(data, checkpoint, hub):
+    """Pieces that the dictionary lacks, and letters that the SentencePiece model lacks, are <unk> as in fairseq."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(hub[0], local_files_only=True)
+    dictionary = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])[2].source_dictionary
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
+    lines = [
+        line for side in ("qaa", "qab") for line in (data.parent / "text" / f"test.{side}").read_text().split("\n")
+    ]
+    lines += ["☃ ☃☃ " + lines[0], *processor.decode([[i] for i in range(3, len(processor))])]
+    cut = [" ".join(processor.encode(line, out_type=str)) for line in lines]
+    ours = [dictionary.encode_line(line, add_if_not_exist=False).tolist() for line in cut]
+    assert tokenizer(lines)["input_ids"] == ours and len(lines) > 300
+    assert tokenizer.batch_decode(ours[:100], skip_special_tokens=True) == lines[:100]
+
+
+@pytest.mark.peers
+def test_the_folder_says_what_it_is(checkpoint, hub):
+    card, search = (hub[0] / "README.md").read_text(), json.loads((hub[0] / "generation_config.json").read_text())
+    assert "`deepnorm`" in card and "2-2 encoder-decoder layers" in card and "BLEU 41.5 (`nrefs:1|tok:13a`)" in card
+    assert re.search(
+        rf"At the export: 1?\d\d of {SENTENCES} translations are those .*; BLEU (\S+) for its \1 \(nrefs", card
+    )
+    assert "# qaa to qab" in card and json.loads((hub[0] / "config.json").read_text())["langs"] == list(LANGS)
+    assert {"num_beams": 5, "length_penalty": 0.6, "early_stopping": True}.items() <= search.items()
+    assert (hub[0] / "model.safetensors").exists() and not list(hub[0].glob("*.bin"))
+    for path in hub[0].glob("*.json"):  # nothing of where it was made
+        assert str(checkpoint.parent) not in path.read_text()
+
+
+HUB_REFUSED = {
+    "no data": (("--data", "{text}.missing"), "--data"),
+    "no beam": (("--beam", "0"), "--beam 0: must be at least 1"),
+    "no such text": (("--check", "no/such.txt"), "--check no/such.txt: no such file"),
+    "a long text": (("--check", "{long}"), "--check: line 2 has [0-9]+ tokens of 1024; leave it out"),
+    "an empty text": (("--check", "{empty}"), "is empty; give a sentence a line"),
+    "too few references": (("--check", "{text}", "{long}"), "--check: 104 lines and 2 references; give as many"),
+    "too many texts": (("--check", "{text}", "{text}", "{text}"), "--check: 3 files, .* at most 2; leave the rest out"),
+    "no scores": (("--scores", "{text}"), "is no JSON"),
+}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("case", HUB_REFUSED)
+def test_refusals_of_the_hub(case, data, checkpoint, tmp_path):
+    """In one line; no folder is left."""
+    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+    (words, message), text, long = HUB_REFUSED[case], data.parent / "text" / "test.qaa", data.parent / "long.txt"
+    long.write_text("a\n" + "a " * 1200 + "\n")
+    (data.parent / "empty.txt").touch()
+    words = [word.format(text=text, long=long, empty=data.parent / "empty.txt") for word in words]
+    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
+        export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", *words)
+    assert not list(tmp_path.iterdir())
+
+
 REFUSED = {
     "quantized transformer": (("{checkpoint}", "--to", "transformer", "--quantization", "int8"), "--quantization"),
     "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), "--quantization float16"),
     "no folder": (("{checkpoint}", "--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
     "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
     "not empty": (("{checkpoint}", "--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
+    "beams of fairseq": (("{checkpoint}", "--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
     "stock model": (("{exported}", "--to", "transformer"), "holds a transformer"),
 }
 

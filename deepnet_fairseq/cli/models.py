@@ -26,33 +26,74 @@ def profile(args) -> None:
     print(f"train with the same flags and --method admin --admin-profile {args.out}")
 
 
+ONLY = {  # flags of `deepnet export` and where they mean something
+    "fp16": ("transformer",),
+    "quantization": ("ctranslate2",),
+    "data": ("ctranslate2", "huggingface"),
+    **dict.fromkeys(("subwords", "beam", "lenpen", "scores", "check"), ("huggingface",)),
+}
+
+
 def export(args) -> None:
-    """a trained model as a plain Transformer, for stock fairseq or CTranslate2"""
+    """a trained model as a plain Transformer, for stock fairseq, CTranslate2 or Hugging Face's transformers"""
     register()
     from ..files import check_file, check_folder
-    from ..tools.export.ctranslate2 import write_ctranslate2
-    from ..tools.export.transformer import fold_checkpoint, write_transformer
+    from ..tools.export.transformer import fold_checkpoint
 
     if args.to == "ctranslate2" and args.fp16:
         raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
-    if args.to == "transformer" and (args.quantization or args.data):
-        raise UserError("--quantization and --data: only with --to ctranslate2")
+    for flag, places in ONLY.items():
+        if args.to not in places and getattr(args, flag) not in (None, False):
+            raise UserError(f"--{flag}: only with --to {' or '.join(places)}; leave it out")
     if args.to == "transformer":
         check_file("--out", Path(args.out), (Path(args.checkpoint),))
     else:
         check_folder("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint, args.fold)
     print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
-    if args.to == "transformer":
-        write_transformer(folded, Path(args.out), args.fp16)
-        print(f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir")
-        return
+    WRITERS[args.to](args, folded)
+
+
+def _to_transformer(args, folded) -> None:
+    from ..tools.export.transformer import write_transformer
+
+    write_transformer(folded, Path(args.out), args.fp16)
+    print(f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir")
+
+
+def _to_ctranslate2(args, folded) -> None:
+    from ..tools.export.ctranslate2 import write_ctranslate2
+
     data = args.data or folded.sections["task"]["data"]
     check = write_ctranslate2(folded, Path(args.out), data, args.quantization)
     print(
         f"wrote {args.out}; on {check.sentences} sentences its log-probability of a token differs by at most "
         f"{check.largest:.1e}, {check.mean:.1e} on average"
     )
+
+
+def _to_huggingface(args, folded) -> None:
+    from ..files import read_object
+    from ..tools.export.huggingface import Search, write_huggingface
+
+    asked = {name: getattr(args, name) for name in ("beam", "lenpen") if getattr(args, name) is not None}
+    search = Search(**asked) if asked else None
+    if search is not None and search.beam < 1:
+        raise UserError(f"--beam {search.beam}: must be at least 1")
+    beside = Path(args.checkpoint).with_name("score.json")
+    scores = Path(args.scores) if args.scores else beside if beside.is_file() else None
+    scored = {} if scores is None else read_object(scores, "give what deepnet score wrote as --scores")
+    data = args.data or folded.sections["task"]["data"]
+    texts = [Path(text) for text in args.check or ()]
+    done = write_huggingface(folded, Path(args.out), data, args.subwords, search, scored, texts)
+    print(f"wrote {args.out}, a {done.name}; its logits differ by at most {done.difference:.1e}")
+    if done.slow:
+        print(f"its tokenizer is a {done.tokenizer}, and no fast one: {done.slow}")
+    if done.trial is not None:
+        print(done.trial)
+
+
+WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
 
 
 def average(args) -> None:
@@ -102,15 +143,26 @@ def add(command) -> None:
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT")
-    sub.add_argument("--to", required=True, choices=("transformer", "ctranslate2"))
-    sub.add_argument("--out", required=True, help="file (transformer) or folder (ctranslate2) to write")
+    sub.add_argument("--to", required=True, choices=tuple(WRITERS))
+    sub.add_argument("--out", required=True, help="file (transformer) or folder (the others) to write")
     sub.add_argument(
         "--fold", choices=("upstream", "downstream"), default="upstream",
         help="where factors of shortcuts go: LayerNorm before and its readers (exact), or the branch's output",
     )  # fmt: skip
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
-    sub.add_argument("--data", help="ctranslate2: binarised data of the run, by default where it was trained from")
+    sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")
+    found = "spm.model or codes beside the data"
+    sub.add_argument("--subwords", metavar="FILE", help=f"huggingface: what cut the text, by default {found}")
+    sub.add_argument("--beam", type=int, metavar="N", help="huggingface: beams of generate(), by default 5")
+    sub.add_argument("--lenpen", type=float, metavar="X", help="huggingface: its length penalty, by default 1")
+    found = "score.json beside the checkpoint"
+    sub.add_argument("--scores", metavar="FILE", help=f"huggingface: for the model card, by default {found}")
+    sub.add_argument(
+        "--check", nargs="+", metavar="FILE",
+        help="huggingface: sentences that both models translate, and perhaps their references; or text of which both "
+             "find the perplexity",
+    )  # fmt: skip
 
     sub = command("average", average)
     sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import tasks
 from torch import Tensor
 
 from ...errors import UserError
 from ...files import whole
-from .transformer import Folded, stock_model
+from .transformer import Folded, stock_model, task_on
 
 LONGEST = 1024  # CTranslate2 cuts what it reads there
 SENTENCES = 50  # scored at most
@@ -46,7 +45,7 @@ def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | 
         import ctranslate2
     except ImportError as error:
         raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
-    task = _task(folded, data)
+    task = task_on(folded, data)
     with whole(out) as part:
         _convert(ctranslate2, folded, task, part, quantization)
         check = _compare(folded, SCORERS[folded.stock.name](ctranslate2, part, task), task)
@@ -67,22 +66,6 @@ def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | N
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
             raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
-
-
-def _task(folded: Folded, data: str):
-    """The run's task on the data in `data`; UserError if they are not the model's."""
-    section = folded.sections["task"]
-    settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
-    try:
-        task = tasks.setup_task(settings)
-    except (FileNotFoundError, AssertionError, UserError) as error:
-        raise UserError(f"--data {data}: {error}") from error
-    for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
-        stack, rows = weight.split(".")[0], folded.state[weight].size(0)
-        if rows != len(dictionary):
-            symbols = f"{len(dictionary)} symbols, the {stack} has {rows}"
-            raise UserError(f"--data {data}: {symbols}; give the run's own data")
-    return task
 
 
 Scorer = Callable[[dict], Tensor]  # sample of fairseq, one sentence -> log-probabilities of its targets (T,), nats

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import models
+from fairseq import models, tasks
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -100,13 +100,15 @@ def stock_model(fields: dict, state: dict[str, Tensor]) -> models.BaseFairseqMod
 class Folded:
     """A trained model of ours as one of fairseq's.
 
-    model: config fields of fairseq's model; state: its parameters; sections: the run's other config, plain data;
-    difference: largest difference of log-probabilities, in nats, from the original on a made-up batch.
+    model: config fields of fairseq's model; state: its parameters; difference: largest difference of log-probabilities,
+    in nats, from the original on a made-up batch; method: what it was trained with; sections: the run's other config,
+    plain data.
     """
 
     model: dict
     state: dict[str, Tensor]
     difference: float
+    method: str = ""
     sections: dict = field(default_factory=dict)
 
     @property
@@ -154,7 +156,7 @@ def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
     difference = (before - _scores(stock_model(fields, state), net_input)).abs().max().item()
     if not difference <= TOLERANCE:
         raise UserError(f"the folded model's scores differ by {difference:.1e}; nothing was written")
-    return Folded(fields, state, difference)
+    return Folded(fields, state, difference, cfg.method)
 
 
 def write_transformer(folded: Folded, out: Path, half: bool) -> None:
@@ -162,6 +164,22 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}
     save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, out)
+
+
+def task_on(folded: Folded, data: str):
+    """The run's task on the data in `data`; UserError if they are not the model's."""
+    section = folded.sections["task"]
+    settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
+    try:
+        task = tasks.setup_task(settings)
+    except (FileNotFoundError, AssertionError, UserError) as error:
+        raise UserError(f"--data {data}: {error}") from error
+    for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
+        stack, rows = weight.split(".")[0], folded.state[weight].size(0)
+        if rows != len(dictionary):
+            symbols = f"{len(dictionary)} symbols, the {stack} has {rows}"
+            raise UserError(f"--data {data}: {symbols}; give the run's own data")
+    return task
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:

@@ -1,0 +1,292 @@
+"""fairseq's plain Transformers as those of the transformers library.
+
+| fairseq's | Post-LN | Pre-LN |
+|---|---|---|
+| transformer | FSMT | M2M100 |
+| transformer_lm | OPT | OPT |
+| roberta | Roberta | RobertaPreLayerNorm |
+
+What differs there, read in transformers 5.23: positions are a table in FSMT, with rows counted as in fairseq, which
+gives way to sinusoids where a text is longer, sinusoidal without a choice in M2M100, a table without a way on in the
+others; FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT and RoBERTa do not scale the
+embedding; RoBERTa has a LayerNorm on embeddings, and the others none; its head's activation is GELU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.models import BOS, EOS, PAD
+from ...core.modules import SinusoidalPositions
+from ...errors import UserError
+from .transformer import Folded
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "tanh": "tanh",
+    "linear": "linear",
+    "relu_squared": "relu2",
+}
+STOCK_ALONE = "give --to transformer"
+ELSEWHERE = f"{STOCK_ALONE} or ctranslate2"
+LIMITS = {  # fairseq's model -> its stacks -> field that says how many tokens have a position
+    "transformer": {"encoder": "max_source_positions", "decoder": "max_target_positions"},
+    "transformer_lm": {"decoder": "max_target_positions"},
+    "roberta": {"encoder": "max_positions"},
+}
+HEADS = {"transformer": "ForConditionalGeneration", "transformer_lm": "ForCausalLM", "roberta": "ForMaskedLM"}
+AUTO = {  # the class that loads a model with such a head
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+}
+OF_ROBERTA = {  # parts of names in fairseq -> there
+    "layers.": "encoder.layer.",
+    "self_attn.out_proj": "attention.output.dense",
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+    "embed_tokens": "embeddings.word_embeddings",
+    "layernorm_embedding": "embeddings.LayerNorm",
+}
+NORMS_OF_ROBERTA = {  # is it a Pre-LN -> the same for the LayerNorms of its layers
+    False: {"self_attn_layer_norm": "attention.output.LayerNorm", "final_layer_norm": "output.LayerNorm"},
+    True: {"self_attn_layer_norm": "attention.LayerNorm", "final_layer_norm": "intermediate.LayerNorm"},
+}
+EPSILON = 1e-5  # of fairseq's LayerNorms
+MARKS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
+
+
+@dataclass(frozen=True)
+class Port:
+    """What a model of transformers is made from.
+
+    name: what its classes begin with; head: what the class of the whole model ends with; config: of its config class;
+    state: all its parameters; longest: tokens that have a position; bounded: must no text be longer, for positions are
+    a table of numbers that no formula goes on with?
+    """
+
+    name: str
+    head: str
+    config: dict
+    state: dict[str, Tensor]
+    longest: int
+    bounded: bool
+
+
+def port(folded: Folded) -> Port:
+    """A folded model for transformers; UserError, with the way out, for what no model there has a place for."""
+    kind, fields = folded.stock.name, folded.model
+    if fields["layernorm_embedding"] != (kind == "roberta"):
+        if kind == "roberta":
+            raise misfit("RoBERTa has a LayerNorm on embeddings, and this model was trained without one", STOCK_ALONE)
+        raise misfit("no model there has a LayerNorm on embeddings (--layernorm-embedding)")
+    return PORTS[kind](folded)
+
+
+def misfit(reason: str, way_out: str = ELSEWHERE) -> UserError:
+    """What does not fit, in one line."""
+    return UserError(f"--to huggingface: {reason}; {way_out}")
+
+
+def _of_translation(folded: Folded) -> Port:
+    norms_first = {folded.model[f"{stack}_normalize_before"] for stack in LIMITS["transformer"]}
+    if len(norms_first) > 1:
+        raise misfit("no model there places the LayerNorms of its encoder and of its decoder differently")
+    widths = [folded.model[f"{stack}_embed_dim"] for stack in LIMITS["transformer"]]
+    if len(set(widths)) > 1:
+        raise misfit("encoder and decoder have one width there, and this model's have {} and {}".format(*widths))
+    return _m2m100(folded) if norms_first.pop() else _fsmt(folded)
+
+
+def _fsmt(folded: Folded) -> Port:
+    """FSMT, Facebook's models of WMT19: Post-LN, two vocabularies, positions in a table."""
+    fields, tables = folded.model, {stack: _positions(folded, stack) for stack in LIMITS["transformer"]}
+    bounded = not all(_are_sinusoidal(folded, stack) for stack in tables)
+    longest = (min if bounded else max)(len(table) - PAD - 1 for table in tables.values())
+    if not bounded:
+        tables = {stack: _sinusoids(longest, table.size(1)) for stack, table in tables.items()}
+    state = {f"model.{name}": value for name, value in _named(folded)}
+    for stack, table in tables.items():
+        state[f"model.{stack}.embed_positions.weight"] = table[: longest + PAD + 1]
+    source, target = (state[f"model.{stack}.embed_tokens.weight"].size(0) for stack in tables)
+    config = _translation_config(fields) | {
+        "langs": languages(folded),
+        "src_vocab_size": source,
+        "tgt_vocab_size": target,
+        "max_position_embeddings": longest,
+        "tie_word_embeddings": fields["share_all_embeddings"],
+        "forced_eos_token_id": EOS,
+    }
+    return Port("FSMT", HEADS["transformer"], config, state, longest, bounded)
+
+
+def _m2m100(folded: Folded) -> Port:
+    """M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions."""
+    fields, limits = folded.model, LIMITS["transformer"]
+    if not all(_are_sinusoidal(folded, stack) for stack in limits):
+        raise misfit("a Pre-LN becomes an M2M100, whose positions are sinusoidal, and this model's are not")
+    source, target = (folded.state[weight].size(0) for weight in folded.stock.symbols)
+    if source != target:
+        sizes = f"this model reads {source:,} symbols and writes {target:,}"
+        way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or " + ELSEWHERE
+        raise misfit(f"a Pre-LN becomes an M2M100, which has one vocabulary, and {sizes}", way_out)
+    state = {f"model.{name}": value for name, value in _named(folded)}
+    state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
+    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
+    longest = max(fields[limit] for limit in limits.values())
+    config = _translation_config(fields) | {
+        "vocab_size": target,
+        "max_position_embeddings": longest,
+        "tie_word_embeddings": fields["share_all_embeddings"],
+    }
+    return Port("M2M100", HEADS["transformer"], config, state, longest, bounded=False)
+
+
+def _opt(folded: Folded) -> Port:
+    """OPT, a causal model of either shape: one vocabulary, positions in a table, an embedding that is not scaled."""
+    fields, positions = folded.model, _positions(folded, "decoder")
+    read, predicted = (folded.state[weight].size(0) for weight in folded.stock.symbols)
+    if read != predicted:
+        raise misfit(f"an OPT has one vocabulary, and this model reads {read:,} symbols and predicts {predicted:,}")
+    renamed = {"decoder.layer_norm.": "decoder.final_layer_norm."}
+    state = {f"model.{_replaced(name, renamed)}": value for name, value in _named(folded)}
+    state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
+    state["model.decoder.embed_tokens.weight"] = _scaled_embedding(folded)
+    state["model.decoder.embed_positions.weight"] = positions
+    longest = len(positions) - PAD - 1
+    config = {
+        "vocab_size": read,
+        "hidden_size": fields["decoder_embed_dim"],
+        "num_hidden_layers": fields["decoder_layers"],
+        "ffn_dim": fields["decoder_ffn_embed_dim"],
+        "num_attention_heads": fields["decoder_attention_heads"],
+        "activation_function": ACTIVATIONS[fields["activation_fn"]],
+        "do_layer_norm_before": fields["decoder_normalize_before"],
+        "dropout": fields["dropout"],
+        "attention_dropout": fields["attention_dropout"],
+        "max_position_embeddings": longest,
+        "tie_word_embeddings": fields["share_decoder_input_output_embed"] and fields["no_scale_embedding"],
+        **MARKS,
+        "bos_token_id": BOS if folded.sections.get("task", {}).get("add_bos_token") else EOS,  # of fairseq's blocks
+    }
+    return Port("OPT", HEADS["transformer_lm"], config, state, longest, bounded=True)
+
+
+def _roberta(folded: Folded) -> Port:
+    """RoBERTa, Post-LN, or its namesake that is a Pre-LN; heads for classes stay behind."""
+    fields, positions = folded.model, _positions(folded, "encoder")
+    norms_first, shell = fields["encoder_normalize_before"], folded.stock.symbols[0].removesuffix("embed_tokens.weight")
+    if fields["activation_fn"] != "gelu":
+        said = f"the activation of RoBERTa's head is gelu, and this model's is {fields['activation_fn']}"
+        raise misfit(f"{said} (--activation-fn)", STOCK_ALONE)
+    base = "roberta_prelayernorm" if norms_first else "roberta"
+    renamed, state = OF_ROBERTA | NORMS_OF_ROBERTA[norms_first], {}
+    for name, value in _named(folded):
+        if name.startswith(shell):
+            within = name.removeprefix(shell)
+            closing = within.startswith("layer_norm.")
+            within = within.replace("layer_norm", "LayerNorm") if closing else _replaced(within, renamed)
+            state[f"{base}.{within}"] = value
+        elif name.startswith("encoder.lm_head."):
+            state[name.removeprefix("encoder.")] = value
+    state["lm_head.decoder.weight"] = state.pop("lm_head.weight")
+    state["lm_head.decoder.bias"] = state["lm_head.bias"]
+    state[f"{base}.embeddings.word_embeddings.weight"] = _scaled_embedding(folded)
+    state[f"{base}.embeddings.position_embeddings.weight"] = positions
+    state[f"{base}.embeddings.token_type_embeddings.weight"] = torch.zeros(1, positions.size(1))
+    config = {
+        "vocab_size": state["lm_head.bias"].size(0),
+        "hidden_size": fields["encoder_embed_dim"],
+        "num_hidden_layers": fields["encoder_layers"],
+        "intermediate_size": fields["encoder_ffn_embed_dim"],
+        "num_attention_heads": fields["encoder_attention_heads"],
+        "hidden_act": ACTIVATIONS[fields["activation_fn"]],
+        "hidden_dropout_prob": fields["dropout"],
+        "attention_probs_dropout_prob": fields["attention_dropout"],
+        "layer_norm_eps": EPSILON,
+        "max_position_embeddings": len(positions),
+        "type_vocab_size": 1,
+        "tie_word_embeddings": not fields["untie_weights_roberta"] and fields["no_scale_embedding"],
+        **MARKS,
+    }
+    name = "RobertaPreLayerNorm" if norms_first else "Roberta"
+    return Port(name, HEADS["roberta"], config, state, len(positions) - PAD - 1, bounded=True)
+
+
+PORTS = {"transformer": _of_translation, "transformer_lm": _opt, "roberta": _roberta}
+
+
+def _translation_config(fields: dict) -> dict:
+    stacks: dict = {}
+    for stack in LIMITS["transformer"]:
+        stacks |= {
+            f"{stack}_layers": fields[f"{stack}_layers"],
+            f"{stack}_ffn_dim": fields[f"{stack}_ffn_embed_dim"],
+            f"{stack}_attention_heads": fields[f"{stack}_attention_heads"],
+            f"{stack}_layerdrop": 0.0,
+        }
+    return stacks | {
+        "d_model": fields["encoder_embed_dim"],
+        "activation_function": ACTIVATIONS[fields["activation_fn"]],
+        "dropout": fields["dropout"],
+        "attention_dropout": fields["attention_dropout"],
+        "activation_dropout": fields["activation_dropout"],
+        "scale_embedding": not fields["no_scale_embedding"],
+        "decoder_start_token_id": EOS,
+        **MARKS,
+    }  # fmt: skip
+
+
+def languages(folded: Folded) -> list[str]:
+    """Source and target, as the run's task calls them."""
+    task = folded.sections.get("task", {})
+    return [task.get("source_lang") or "source", task.get("target_lang") or "target"]
+
+
+def _named(folded: Folded) -> Iterator[tuple[str, Tensor]]:
+    """Parameters but for positions and fairseq's marks of versions."""
+    left_out = (".version", ".embed_positions.weight")
+    return ((name, value) for name, value in folded.state.items() if not name.endswith(left_out))
+
+
+def _replaced(name: str, parts: dict[str, str]) -> str:
+    for old, new in parts.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _are_sinusoidal(folded: Folded, stack: str) -> bool:
+    return not folded.model[f"{stack}_learned_pos"] and not folded.model["no_token_positional_embeddings"]
+
+
+def _positions(folded: Folded, stack: str) -> Tensor:
+    """(PAD + 1 + longest, C), row PAD + 1 the first token's; zeros for a model without them."""
+    fields = folded.model
+    longest, width = fields[LIMITS[folded.stock.name][stack]], fields[f"{stack}_embed_dim"]
+    if fields["no_token_positional_embeddings"]:
+        return torch.zeros(longest + PAD + 1, width)
+    if not fields[f"{stack}_learned_pos"]:
+        return _sinusoids(longest, width)
+    tables = (name for name in folded.state if name.endswith(".embed_positions.weight"))
+    return folded.state[next(name for name in tables if name.startswith(f"{stack}."))]
+
+
+def _sinusoids(longest: int, width: int) -> Tensor:
+    return SinusoidalPositions(longest, width, PAD).weights
+
+
+def _scaled_embedding(folded: Folded) -> Tensor:
+    """(V, C), times the factor that fairseq multiplies it by."""
+    weight = folded.state[folded.stock.symbols[0]]
+    return weight if folded.model["no_scale_embedding"] else weight * math.sqrt(weight.size(1))

@@ -1,0 +1,108 @@
+"""Zero-shot accuracy of causal checkpoints by lm-evaluation-harness: python -m scripts.zero_shot CHECKPOINT ... > TABLE
+
+The tasks of NormFormer's Table 2 (Shleifer et al. 2021), for models of any method: NormFormer's own have no plain
+Transformer that `deepnet export` could write, so the harness asks fairseq's model and cuts text by the tokenizer of an
+export. StoryCloze is left out: its authors give its text by hand. Needs the extra `huggingface` and lm_eval[hf]; the
+tasks' data come from the Hub. Not run here: no model of that size was trained.
+"""
+
+import argparse
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+from fairseq import tasks
+from torch import nn
+
+from deepnet_fairseq import register
+from deepnet_fairseq.core.archs import LM
+from deepnet_fairseq.core.models import BOS, EOS
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.tools.export.hub_models import MARKS, Port
+from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, lines_held, write_tokenizer
+from deepnet_fairseq.tools.export.huggingface import library
+from scripts.hub_exports import markdown
+
+TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
+
+
+class Asked(nn.Module):
+    """A causal model as the harness asks for one: logits of input_ids, a config, a device."""
+
+    def __init__(self, model, config):
+        super().__init__()
+        self.model, self.config = model, config
+
+    @property
+    def device(self):
+        """Where its parameters are."""
+        return next(self.parameters()).device
+
+    def forward(self, input_ids):
+        """(B, T) numbers -> logits (B, T, V)."""
+        return SimpleNamespace(logits=self.model(input_ids)[0])
+
+    def tie_weights(self) -> None:
+        """They are."""
+
+
+def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
+    """A checkpoint for lm_eval's simple_evaluate; its tokenizer is written into `folder`.
+
+    data: folder of the run's data, by default where it was trained from. UserError for another model, or other text.
+    """
+    transformers = library()
+    from lm_eval.models.huggingface import HFLM
+
+    model, cfg = from_checkpoint(path)
+    if model.NAME != LM:
+        raise UserError(f"{path}: is no causal language model")
+    cfg.task.data = data or cfg.task.data
+    task, subwords = tasks.setup_task(cfg.task), find_subwords(None, cfg.task.data)
+    begin = BOS if cfg.task.get("add_bos_token") else EOS
+    marks = MARKS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
+    config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
+    config.save_pretrained(folder)
+    port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
+    dictionaries, held = (task.source_dictionary, task.target_dictionary), lines_held(subwords, task, cfg.task.data)
+    tokenizer, _ = write_tokenizer(transformers, folder, port, subwords, dictionaries, ["", ""], held)
+    return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
+
+
+def rows(args):
+    """The table's, head first."""
+    from lm_eval import simple_evaluate
+
+    yield ["checkpoint", *args.tasks, "average"]
+    for path in args.checkpoints:
+        with tempfile.TemporaryDirectory() as folder:
+            model = asked(path, Path(folder), args.data, args.device, args.batch)
+            found = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
+        scores = [100 * found[task][f"{TASKS[task]},none"] for task in args.tasks]
+        yield [f"`{path}`", *(f"{score:.1f}" for score in (*scores, sum(scores) / len(scores)))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the table, Markdown."""
+    parser = argparse.ArgumentParser(prog="zero_shot", description=__doc__.partition("\n")[0])
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
+    parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--limit", type=int, metavar="N", help="questions of each task, for a trial")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=16, metavar="N")
+    args = parser.parse_args(argv)
+    register()
+    try:
+        with redirect_stdout(sys.stderr):
+            table = markdown(list(rows(args)))
+    except UserError as error:
+        sys.exit(f"zero_shot: error: {error}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

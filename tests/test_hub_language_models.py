@@ -1,0 +1,155 @@
+"""A language model's export, as a user runs it: perplexity by fairseq-eval-lm, by --check, by lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+import torch
+
+from deepnet_fairseq import cli
+from deepnet_fairseq.core import archs
+from scripts.hub_exports import harness, harness_bits
+from scripts.zero_shot import asked
+
+from .support.helpers import EOS, USER_DIR, run
+from .support.plain_text import VOCAB, a_texts, prepare  # noqa: F401
+from .test_lm_export import trained
+
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+pytestmark = pytest.mark.peers
+
+EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "eos", "--user-dir", USER_DIR)
+LONGEST = ("--tokens-per-sample", 160)
+METHODS = {"deepnorm": (), "pre_ln": ("--share-decoder-input-output-embed",)}
+
+
+@pytest.fixture(scope="module", name="prepared")
+def a_prepared(texts, tmp_path_factory):
+    """`deepnet prepare-lm`: 300 lines with SentencePiece, in documents."""
+    return prepare(texts, tmp_path_factory.mktemp("lm") / "bin", "--vocab", VOCAB)
+
+
+@pytest.fixture(scope="module", name="exported", params=METHODS)
+def an_exported(request, prepared, texts, tmp_path_factory):
+    """Checkpoint, folder, what was said: of a model after 20 updates."""
+    folder = tmp_path_factory.mktemp(request.param) / "save"
+    flags = ("--method", request.param, *METHODS[request.param], *LONGEST, "--max-update", 20)
+    path, said = trained(archs.LM, prepared, folder, *flags), StringIO()
+    with redirect_stdout(said):
+        words = ("--to", "huggingface", "--data", prepared, "--out", folder / "hub", "--check", texts[2])
+        cli.main(["export", *map(str, (path, *words))])
+    return path, folder / "hub", said.getvalue()
+
+
+def measured(prepared, path) -> tuple[float, int]:
+    """Bits a token and tokens of the test text, a line at a time, by fairseq-eval-lm."""
+    said = run("fairseq-eval-lm", prepared, *EVAL, "--path", path).stdout
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
+    return float(re.search(r"Loss \(base 2\): (\S+),", said).group(1)), tokens
+
+
+def test_the_export_finds_fairseqs_perplexity(prepared, exported):
+    path, hub, said = exported
+    bits, tokens = measured(prepared, path)
+    assert f"wrote {hub}, a OPT; its logits differ by at most " in said and "no fast one" not in said
+    found = re.search(r"perplexity of (\S+) tokens (\S+), fairseq's (\S+)", said)
+    assert int(found.group(1).replace(",", "")) == tokens and 2 < bits < 8
+    assert all(abs(math.log2(float(number)) - bits) < 2e-4 for number in found.groups()[1:])
+    card = (hub / "README.md").read_text()
+    assert f"At the export: {found.group(0)}." in card and "pipeline_tag: text-generation" in card
+
+
+def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, texts, tmp_path):
+    """Its rolling log-likelihood of the same lines, each ended by </s> as fairseq's are."""
+    pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
+    path, hub, _ = exported
+    bits, tokens = measured(prepared, path)
+    lines = texts[2].read_text(encoding="utf-8").split("\n")[:-1]
+    assert harness_bits(harness(hub), lines, tmp_path) == pytest.approx(bits * tokens, rel=1e-4)
+
+
+def test_a_method_that_does_not_fold_is_asked_as_it_is(prepared, texts, tmp_path):
+    """NormFormer, through scripts/zero_shot.py: fairseq's number again."""
+    pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
+    flags = ("--method", "normformer", *LONGEST, "--max-update", 5)
+    path = trained(archs.LM, prepared, tmp_path / "save", *flags)
+    bits, tokens = measured(prepared, path)
+    lines = texts[2].read_text(encoding="utf-8").split("\n")[:-1]
+    (tmp_path / "hub").mkdir()
+    model = asked(str(path), tmp_path / "hub", str(prepared))
+    model.tokenizer.add_bos_token = model.add_bos_token = False  # rolling windows begin with it by themselves
+    assert harness_bits(model, lines, tmp_path) == pytest.approx(bits * tokens, rel=1e-4)
+
+
+def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
+    """generate() behind prompts of unequal length, with its cache; the tokenizer begins them as fairseq's blocks."""
+    _, hub, _ = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(hub, local_files_only=True).eval()
+    prompts = [line for line in texts[1].read_text(encoding="utf-8").split("\n") if line][:2]
+    prompts[1] = prompts[1].split()[0]
+    found = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), max_new_tokens=3, do_sample=False)
+    for prompt, row in zip(prompts, found, strict=True):
+        alone = tokenizer(prompt)["input_ids"]
+        assert alone[0] == EOS == model.generation_config.bos_token_id
+        for _ in range(3):
+            with torch.no_grad():
+                alone.append(int(model(torch.tensor([alone])).logits[0, -1].argmax()))
+            if alone[-1] == EOS:
+                break
+        assert [int(i) for i in row if i != tokenizer.pad_token_id] == alone
+
+
+def test_a_beginning_of_its_own(prepared, exported, tmp_path):
+    """--add-bos-token: the tokenizer and generate() are told of it."""
+    state = torch.load(exported[0])
+    state["cfg"]["task"] |= {"add_bos_token": True}
+    torch.save(state, tmp_path / "bos.pt")
+    cli.main(
+        [
+            "export",
+            str(tmp_path / "bos.pt"),
+            "--to",
+            "huggingface",
+            "--data",
+            str(prepared),
+            "--out",
+            str(tmp_path / "hub"),
+        ]
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub", local_files_only=True)
+    assert tokenizer("a")["input_ids"][0] == 0 and tokenizer.bos_token == "<s>"
+    assert json.loads((tmp_path / "hub" / "config.json").read_text())["bos_token_id"] == 0
+
+
+REFUSED = {
+    "beams": (("--beam", "4"), "--beam, --lenpen: only for translation models; leave them out"),
+    "two texts": (("--check", "{text}", "{text}"), "--check: 2 files, .* at most 1; leave the rest out"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case, exported, prepared, texts, tmp_path):
+    words, message = REFUSED[case]
+    words = [word.format(text=texts[2]) for word in words]
+    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
+        place = ("--to", "huggingface", "--data", str(prepared), "--out", str(tmp_path / "hub"))
+        cli.main(["export", str(exported[0]), *place, *words])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_masked_model(prepared, tmp_path):
+    """After an update of fairseq-train; its tokenizer knows the mask."""
+    flags = ("--encoder-learned-pos", "--layernorm-embedding", "--no-scale-embedding", "--activation-fn", "gelu")
+    path = trained(archs.MASKED_LM, prepared, tmp_path / "save", *flags, "--method", "deepnorm", "--max-update", 1)
+    cli.main(["export", str(path), "--to", "huggingface", "--data", str(prepared), "--out", str(tmp_path / "hub")])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub", local_files_only=True)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hub", local_files_only=True).eval()
+    found = tokenizer("a <mask> b")["input_ids"]
+    assert found[0] == 0 and found[-1] == EOS and tokenizer.mask_token_id in found
+    assert tokenizer.mask_token_id == len(tokenizer) - 1 == model.config.vocab_size - 1

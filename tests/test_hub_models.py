@@ -1,0 +1,154 @@
+"""A folded model in transformers: the same logits for every method that folds; what has no place there."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+
+from deepnet_fairseq.core.archs import LM, ROBERTA
+from deepnet_fairseq.core.archs import MASKED_LM as MASKED
+from deepnet_fairseq.core.archs import MODEL_NAME as PAIR
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.export.hub_models import AUTO, port
+from deepnet_fairseq.tools.export.huggingface import Search, write_model
+
+from .support import single_stacks
+from .support.helpers import PAD, VOCAB
+from .support.single_stacks import EVERY
+from .test_fold import FOLDABLE, folded, trained
+
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+pytestmark = pytest.mark.peers
+
+ALL_OMEGAS = {"method": "admin", "admin_train": "all"}
+AS_ROBERTA = ROBERTA | {"activation_fn": "gelu"}
+AS_ROBERTA_UNTIED = AS_ROBERTA | {"untie_weights_roberta": True}
+
+
+def assert_same_logits(folder, kind=PAIR, **fields):
+    """Of the model as trained, through fairseq's code and ours, and what transformers loads."""
+    model = trained(kind, 2, **fields)
+    given = single_stacks.inputs(kind)
+    source, target = given[0], given[-1]
+    before = single_stacks.scores(model, *given)
+    search = Search() if kind == PAIR else None
+    ported, _, difference = write_model(folded(model, 2, **fields), folder, search)
+    loaded = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
+    asked = {"input_ids": source, "attention_mask": source.ne(PAD).long()}
+    if kind == PAIR:
+        masks = {"decoder_attention_mask": target.ne(PAD).long(), "use_cache": False}
+        asked |= {"decoder_input_ids": target} | masks
+    with torch.no_grad():
+        theirs = loaded(**asked).logits
+    assert before.std() > 0.1 and difference <= 1e-4
+    assert (before - theirs)[target.ne(PAD)].abs().max() <= 1e-4
+    return ported
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("method", FOLDABLE)
+def test_same_logits(method, kind, tmp_path):
+    fields = {"method": method} | (AS_ROBERTA if kind == MASKED else {})
+    ported = assert_same_logits(tmp_path, kind, **fields)
+    closed = {
+        PAIR: "model.encoder.layer_norm.weight",
+        LM: "model.decoder.final_layer_norm.weight",
+        MASKED: "roberta_prelayernorm.LayerNorm.weight",
+    }
+    names = {PAIR: ("FSMT", "M2M100"), LM: ("OPT", "OPT"), MASKED: ("Roberta", "RobertaPreLayerNorm")}
+    assert ported.name == names[kind][closed[kind] in ported.state]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+CASES = {
+    "one embedding": {"share_all_embeddings": True},
+    "one embedding, Pre-LN": {"share_all_embeddings": True, "method": "pre_ln"},
+    "a shared decoder": {"share_decoder_input_output_embed": True},
+    "a shared decoder, Pre-LN": {"share_decoder_input_output_embed": True, "method": "pre_ln"},
+    "embeddings as they are": {"no_scale_embedding": True, "activation_fn": "gelu"},
+    "learned positions": {"encoder_learned_pos": True, "max_source_positions": 10},
+    "no positions": {"no_token_positional_embeddings": True},
+    "a factor in positions": ALL_OMEGAS | {"share_all_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_logits_with_other_flags(case, tmp_path):
+    fields = {"method": "deepnorm"} | CASES[case]
+    ported = assert_same_logits(tmp_path, **fields)
+    assert ported.bounded == ("positions" in case)
+    assert ported.config["tie_word_embeddings"] == ("one embedding" in case)
+    assert ported.longest == fields.get("max_source_positions", 1024)
+
+
+SINGLE = {
+    "causal, tied, scaled": (LM, {"share_decoder_input_output_embed": True}),
+    "causal, tied, as it is": (LM, {"share_decoder_input_output_embed": True, "no_scale_embedding": True}),
+    "causal, few positions": (LM, {"decoder_learned_pos": True, "max_target_positions": 10}),
+    "causal, no positions": (LM, {"no_token_positional_embeddings": True, "method": "pre_ln"}),
+    "causal, a factor in positions": (LM, ALL_OMEGAS | {"share_decoder_input_output_embed": True}),
+    "masked, scaled, sinusoids": (MASKED, {"layernorm_embedding": True, "activation_fn": "gelu"}),
+    "masked, untied": (MASKED, AS_ROBERTA_UNTIED),
+    "masked, a factor in its LayerNorm": (MASKED, ALL_OMEGAS | AS_ROBERTA),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_same_logits_of_single_stacks(case, tmp_path):
+    kind, fields = SINGLE[case]
+    ported = assert_same_logits(tmp_path, kind, **({"method": "deepnorm"} | fields))
+    assert ported.bounded and ported.longest == fields.get("max_target_positions", ported.longest)
+    tied = ("tied" in case, "as it is" in case) if kind == LM else ("untied" not in case, "scaled" not in case)
+    assert ported.config["tie_word_embeddings"] == all(tied)
+
+
+def test_a_causal_model_goes_on_alike_behind_prompts_of_unequal_length(tmp_path):
+    """Padded on the left, with its cache: the scores of each prompt by itself, through fairseq's code and ours."""
+    model = trained(LM, 2, method="deepnorm")
+    tokens = torch.randint(4, VOCAB, (2, 8), generator=torch.Generator().manual_seed(3))
+    alone = [single_stacks.scores(model, row[None, start:])[0, -1] for start, row in zip((3, 0), tokens, strict=True)]
+    write_model(folded(model, 2, method="deepnorm"), tmp_path, None)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True).eval()
+    tokens[0, :3] = PAD
+    asked = {"attention_mask": tokens.ne(PAD).long(), "max_new_tokens": 1, "do_sample": False, "output_logits": True}
+    found = loaded.generate(input_ids=tokens, return_dict_in_generate=True, **asked).logits[0]
+    assert (found - torch.stack(alone)).abs().max() <= 1e-4
+
+
+REFUSED = {
+    "a causal LayerNorm on embeddings": (
+        LM, {"method": "post_ln", "layernorm_embedding": True}, "--layernorm-embedding.*or ctranslate2",
+    ),
+    "a LayerNorm on embeddings": (PAIR, {"method": "post_ln", "layernorm_embedding": True}, "--layernorm-embedding"),
+    "Pre-LN, learned positions": (PAIR, {"method": "pre_ln", "decoder_learned_pos": True}, "positions are sinusoidal"),
+    "masked, none on embeddings": (MASKED, {"method": "deepnorm"}, "RoBERTa has a LayerNorm on embeddings"),
+    "masked, relu": (MASKED, {"method": "post_ln", **ROBERTA, "activation_fn": "relu"}, "head is gelu.*is relu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_place_is_refused(case):
+    kind, fields, message = REFUSED[case]
+    with pytest.raises(UserError, match=f"^--to huggingface: [^\n]*{message}[^\n]*") as refused:
+        port(folded(trained(kind, 2, **fields), 2, **fields))
+    assert "; give --to transformer" in str(refused.value)
+
+
+def test_two_sizes_of_vocabulary_are_no_m2m100():
+    found = folded(trained(PAIR, 2, method="pre_ln"), 2, method="pre_ln")
+    found.state["encoder.embed_tokens.weight"] = found.state["encoder.embed_tokens.weight"][:40]
+    with pytest.raises(UserError, match="reads 40 symbols and writes 60; train on data of one dictionary"):
+        port(found)
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    found = folded(trained(PAIR, 2, method="deepnorm"), 2, method="deepnorm")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(UserError, match="could not be written .*File too large"):
+            write_model(found, tmp_path, Search())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
