@@ -6,6 +6,7 @@ fine-tuning. Names of the masked model's heads are RoBERTa's.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 from typing import Any
@@ -37,6 +38,7 @@ from .probing import attach_probes
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 # RoBERTa's encoder is a shell around the encoder and the head
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
 OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
@@ -54,6 +56,17 @@ class DecoderShell(Decoder, FairseqIncrementalDecoder):
 
     def __init__(self) -> None:
         FairseqIncrementalDecoder.__init__(self, dictionary=None)
+
+
+def keep_freed_memory() -> None:
+    """From now on glibc gives no block back to the kernel, which would fill its pages with zeros for the next step.
+
+    At fairseq-generate's batches scores and caches are blocks of more than 32 MB, which it maps and unmaps each time.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 class FairseqShell(DeepModel):
@@ -85,6 +98,12 @@ class FairseqShell(DeepModel):
         attach_probes(model, task, cfg)
         compiled_layers.attach(model, task, cfg)
         return model
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """fairseq-generate's call, and -interactive's, before they translate; the process trains no more."""
+        super().prepare_for_inference_(cfg)
+        if next(self.parameters()).is_cpu:
+            keep_freed_memory()
 
     @classmethod
     def fit_to(cls, cfg: Any, task: Any) -> None:

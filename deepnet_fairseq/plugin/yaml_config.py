@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
+import difflib
 import operator
 import sys
+from collections.abc import Iterable
 
 from fairseq import models, tasks
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -33,15 +36,22 @@ LONGEST = 100_000  # entries of a list
 
 
 def name_setting(merge, dc, cfg, *args, **kwargs):
-    """UserError, by name, for a key that a model lacks and a value of the wrong type."""
-    name = NAMES.get(dc) if isinstance(dc, type) else None
+    """UserError, by name, for a key that a model, task, loss and so on lacks and a value of the wrong type."""
     try:
         return merge(dc, cfg, *args, **kwargs)
     except (ConfigKeyError, ValidationError) as error:
-        if name is None:
-            raise
-        unknown = f"{name} has no such setting; drop it" if isinstance(error, ConfigKeyError) else ""
-        raise UserError(f"model.{error.full_key}: {unknown or str(error.msg).splitlines()[0]}") from error
+        section = cfg._key() or "model"
+        name = NAMES.get(dc) if isinstance(dc, type) else None
+        name = name or cfg.get("_name") or section
+        near = did_you_mean(error.key, [field.name for field in dataclasses.fields(dc)], "drop it")
+        unknown = f"{name} has no such setting{near}" if isinstance(error, ConfigKeyError) else ""
+        raise UserError(f"{section}.{error.full_key}: {unknown or str(error.msg).splitlines()[0]}") from error
+
+
+def did_you_mean(word: object, names: Iterable[object], else_say: str = "") -> str:
+    """How a line goes on that ends with what is unknown."""
+    near = difflib.get_close_matches(str(word), map(str, names), n=1)
+    return f"; did you mean {near[0]}?" if near else f"; {else_say}" if else_say else ""
 
 
 def refuse_unknown_arch(build, cfg, task, *args, **kwargs):
