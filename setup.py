@@ -1,12 +1,12 @@
-"""Packaging of deepnet_fairseq; `pip install .[dev]` in an environment that has torch (README, "Install by hand")."""
+"""Packaging of deepnet_fairseq; docs/install.md has how it is installed, and why fairseq is an extra."""
 
 import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# what the corpus recipes need
-DATA = ["requests>=2.31", "urllib3>=2.2", "tqdm>=4.60", "sacremoses>=0.1", "subword-nmt>=0.3.8"]
+FAIRSEQ = ["fairseq-fixed>=0.12.3.1"]  # the module `fairseq` for Python 3.11 and later
+DATA = ["requests>=2.31", "urllib3>=2.2", "subword-nmt>=0.3.8"]  # what the corpus recipes need
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "deepnet_fairseq" / "__init__.py").read_text()).group(1)
 
@@ -17,6 +17,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["deepnet_fairseq", "deepnet_fairseq.*"]),
     package_data={
@@ -30,9 +31,11 @@ setup(
         ]
     },
     install_requires=[
-        "fairseq-fixed>=0.12.3.1",  # the module `fairseq` for Python 3.11 and later
         "torch>=2.6",  # the first whose torch.load refuses code by default
         "sacrebleu>=2.4",
+        "sacremoses>=0.1",
+        "regex",
+        "tqdm>=4.60",
         "sentencepiece>=0.2",
         "numpy>=2",
         "matplotlib>=3.8",
@@ -43,8 +46,10 @@ setup(
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
     extras_require={
+        "fairseq": FAIRSEQ,  # not for core; it compiles on some Pythons, against the torch that is there
         "data": DATA,
         "dev": [
+            *FAIRSEQ,
             *DATA,
             "pytest>=8",
             "tabulate>=0.9",
@@ -57,16 +62,17 @@ setup(
             "ctranslate2>=4",
         ],
         "serve": ["ctranslate2>=4"],
+        "huggingface": ["transformers>=5", "safetensors>=0.5", "sacremoses>=0.1"],  # deepnet export --to huggingface
         # words of Japanese, Korean, Thai and Indic translations, as `deepnet score --paper m2m` counts them
         "m2m": ["sacrebleu[ja,ko]>=2.4", "pythainlp>=5", "indic-nlp-library>=0.92"],
         "bench": ["torchscale==0.3.0"],
     },
     entry_points={"console_scripts": ["deepnet = deepnet_fairseq.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: MIT License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

@@ -1,6 +1,7 @@
 """deepnet_fairseq: very deep Transformers for translation and language models, as a fairseq plug-in (`--user-dir`).
 
-Importing it does nothing, unless fairseq does: then it registers what fairseq-train is to know. From Python:
+Importing it does nothing, unless fairseq does, or has found it imported: then it registers what fairseq-train is to
+know. From Python:
     register                                          for everything below that reads or trains with fairseq
     plugin.building.build, from_checkpoint            a model from flags, or from one of its checkpoints
     core.methods.Method, core.methods.register        a stabilisation method of one's own
@@ -10,7 +11,9 @@ Importing it does nothing, unless fairseq does: then it registers what fairseq-t
 What a user can mend is an errors.UserError, whose text is one line.
 """
 
-from traceback import walk_stack
+import os
+import sys
+from types import FrameType
 
 __version__ = "0.1.0"
 
@@ -18,7 +21,7 @@ __version__ = "0.1.0"
 def register() -> None:
     """fairseq gets what this package changes in it (plugin/patches.py), models, losses, optimisers and schedules.
 
-    `--user-dir` calls it. Whoever imported the package before fairseq could calls it first. Idempotent.
+    `--user-dir` calls it. Whoever uses fairseq from Python without that calls it first. Idempotent.
     """
     from . import plugin
 
@@ -29,7 +32,26 @@ def register() -> None:
     patches.apply()
 
 
-# is it fairseq that imports?
-_callers = (frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "import_user_module")
-if any(frame.f_globals["__name__"] == "fairseq.utils" for frame in _callers):
+def _fairseq_asks() -> bool:
+    """Is it the import of --user-dir that came here?"""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("fairseq.utils", "import_user_module"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Folders(list):
+    """__path__; fairseq looks whether --user-dir is in it before it passes over a package that is imported already."""
+
+    def __contains__(self, folder: object) -> bool:
+        found = isinstance(folder, str) and os.path.realpath(folder) in map(os.path.realpath, self)
+        if found and _fairseq_asks():
+            register()
+        return found
+
+
+__path__ = _Folders(__path__)
+if _fairseq_asks():
     register()

@@ -1,19 +1,36 @@
-"""What is installed: a version, a command by two names, annotations for others, and nothing but the package."""
+"""What is installed: a version, a command by two names, annotations for others, and nothing but the package.
+
+And what the wheel gives in an environment of links to what is installed here: torch alone, or what it asks for.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 
+import packaging.requirements
 import pytest
 
 from deepnet_fairseq import __version__, cli
+from deepnet_fairseq.cli import corpora
 
-from .support.helpers import ROOT, run_cold
+from .support.helpers import ROOT, assert_refused, run_cold
+
+WAY = "pip install 'deepnet_fairseq[fairseq]' brings it"
+ALONE = """import torch
+from deepnet_fairseq.core import EOS, build, beam_search
+model = build("deepnet_transformer_tiny_6_6", vocab=30, method="deepnorm", dropout=0.0, share_all_embeddings=True)
+tokens = torch.randint(4, 30, (2, 6))
+model(tokens, None, tokens)[0].sum().backward()
+print(len(beam_search(model, tokens)))"""
 
 
 def test_version_is_the_packages(capsys):
@@ -34,6 +51,23 @@ def test_commands_import_what_they_use(words):
     assert loaded.isdisjoint({"torch"} if words[0] == "-" else {"fairseq", "hydra", "omegaconf", "torch._dynamo"})
 
 
+def test_a_missing_fairseq_is_named(monkeypatch):
+    """And the way to it; what else is missing is a defect of the installation and says where."""
+
+    def missing(name):
+        def register():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        return register
+
+    monkeypatch.setattr(corpora, "register", missing("fairseq.data"))
+    words = ["prepare-text", "qaa", "qab", "train", "valid", "test", "data"]
+    assert_refused(f"needs fairseq; {WAY}", *words)
+    monkeypatch.setattr(corpora, "register", missing("numpy"))
+    with pytest.raises(ModuleNotFoundError, match="numpy"):
+        cli.main(words)
+
+
 def test_every_tool_of_the_tests_is_pinned():
     """What the extra `dev` installs stands in scripts/constraints.txt."""
     pinned = {
@@ -44,16 +78,117 @@ def test_every_tool_of_the_tests_is_pinned():
     assert {re.match(r"[\w-]+", entry).group() for entry in wanted} <= pinned
 
 
-@pytest.mark.smoke
-def test_wheel_holds_the_package_and_nothing_else(tmp_path):
-    tree = tmp_path / "tree"
+class Installation:
+    """An environment that has a wheel and, by links, distributions of this one with what they require."""
+
+    def __init__(self, folder: Path, wheel: Path, *wanted: str):
+        """wanted: names of distributions, or "" for the wheel's own requirements."""
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.bin, (self.site,) = folder / "bin", folder.glob("lib/python*/site-packages")
+        install = ["--python", self.bin / "python", "install", "--no-deps", "--no-index", wheel]
+        subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
+        (ours,) = metadata.distributions(path=[str(self.site)])
+        needed = [name for entry in wanted for name in ([entry] if entry else required(ours))]
+        for found in closure(needed):
+            self.link(found)
+
+    def link(self, found: metadata.Distribution) -> None:
+        """Its modules, and its programs, if it is fairseq."""
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not name.endswith(".pth") and not (self.site / name).exists():
+                (self.site / name).symlink_to(found.locate_file(name))
+        if "fairseq_cli" in {file.parts[0] for file in found.files or ()}:
+            for entry in found.entry_points.select(group="console_scripts"):
+                text = f"#!{self.bin}/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n"
+                (self.bin / entry.name).write_text(text)
+                (self.bin / entry.name).chmod(0o755)
+
+    def run(self, command: str, folder: Path, check=True) -> subprocess.CompletedProcess:
+        """By bash, with its programs alone."""
+        environment = os.environ | {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=600,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
+
+def required(found: metadata.Distribution) -> list[str]:
+    """Names, without those of its extras."""
+    wanted = [packaging.requirements.Requirement(text) for text in found.requires or ()]
+    return [entry.name for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})]
+
+
+def closure(names: Iterable[str]) -> list[metadata.Distribution]:
+    """Of what is installed here: these and all that they require."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in found:
+            try:
+                found[name] = metadata.distribution(name)
+            except metadata.PackageNotFoundError:  # of a build of torch for another machine
+                continue
+            waiting += required(found[name])
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Made of the sdist, which is made of a copy of the tree."""
+    folder = tmp_path_factory.mktemp("built")
+    tree = folder / "tree"
     shutil.copytree(ROOT / "deepnet_fairseq", tree / "deepnet_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist]
     subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.smoke
+def test_wheel_holds_the_package_and_nothing_else(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     there = (path for path in (ROOT / "deepnet_fairseq").rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert held == {path.relative_to(ROOT).as_posix() for path in there}
     assert "deepnet_fairseq/py.typed" in held
+
+
+@pytest.mark.smoke
+def test_wheel_and_fairseq_train(wheel, tmp_path):
+    """No file of the repository is needed: `deepnet quickstart`, and fairseq-train with `deepnet path`.
+
+    The environment lies in somebody's project, whose commit is none of ours.
+    """
+    commit = "git -c user.name=somebody -c user.email=somebody@example.org commit --quiet --allow-empty -m theirs"
+    subprocess.run(["bash", "-euc", f"git init --quiet; {commit}"], cwd=tmp_path, check=True)
+    installed = Installation(tmp_path / "environment", wheel, "", "fairseq-fixed")
+    assert installed.run("deepnet path", tmp_path).stdout == f"{(installed.site / 'deepnet_fairseq').resolve()}\n"
+    printed = installed.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", tmp_path).stdout
+    assert re.search(r"^deepnorm +25 +\d+\.\d+ +\d+\.\d+ +\d+ s$", printed, re.MULTILINE), printed
+    run = tmp_path / "quickstart/2L-2L-25-updates-seed1/deepnorm"
+    command = "deepnet quickstart --methods deepnorm --depth 2 --updates 25 --seed 1\n"
+    assert (run / "command").read_text() == command
+    assert json.loads((run / "environment.json").read_text())["commit"] is None
+    flags = "--arch deepnet_transformer_tiny_6_6 --optimizer adam --max-tokens 4000 --max-update 1 --no-save --cpu"
+    done = installed.run(f'fairseq-train quickstart/data --user-dir "$(deepnet path)" {flags}', tmp_path)
+    assert "num_updates" in done.stdout + done.stderr
+
+
+@pytest.mark.smoke
+def test_wheel_and_torch_alone(wheel, tmp_path):
+    """The core builds, differentiates and translates; a command that trains names what is missing, in one line."""
+    installed = Installation(tmp_path / "environment", wheel, "torch")
+    assert not (installed.site / "fairseq").exists() and not (installed.site / "numpy").exists()
+    (tmp_path / "alone.py").write_text(ALONE)
+    assert installed.run("python alone.py", tmp_path).stdout == "2\n"
+    assert installed.run("deepnet coefficients 6 6", tmp_path).stdout.startswith("encoder  alpha = ")
+    done = installed.run("deepnet plan --arch deepnet_transformer_6_6 --max-tokens 4096", tmp_path, check=False)
+    said = done.stderr.splitlines()[-1]  # behind torch's own warning that there is no numpy
+    assert (done.returncode, said) == (1, f"deepnet: error: needs fairseq; {WAY}")

@@ -111,7 +111,8 @@ def test_prepare_text(data, tmp_path):
 
 @needs_venv
 @pytest.mark.parametrize(
-    "flags, said", [("--methods deepnorm,deepnrom", "--method deepnrom: unknown"), ("--colour red", "option --colour")]
+    "flags, said",
+    [("--methods deepnorm,deepnrom", "--method deepnrom: unknown"), ("--colour red", "unknown: --colour red")],
 )
 def test_quickstart_refuses_what_is_unknown(flags, said, tmp_path):
     done = bash("scripts/quickstart.sh", *flags.split(), "--out", tmp_path / "out", check=False)

@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import UserError
 
 # in the order in which --help lists their commands
-GROUPS = ("inspection", "transfer", "models", "plan", "corpora", "results", "bench")
+GROUPS = ("start", "inspection", "transfer", "models", "plan", "corpora", "results", "bench")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +58,12 @@ def main(argv: list[str] | None = None) -> None:
         args.run(args)
     except UserError as error:
         sys.exit(f"deepnet: error: {error}")
+    except ModuleNotFoundError as error:
+        if (missing := (error.name or "").split(".")[0]) not in ("fairseq", "fairseq_cli"):
+            raise
+        sys.exit(f"deepnet: error: needs {missing}; pip install 'deepnet_fairseq[fairseq]' brings it")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # deepnet archs | head
         sys.stderr.close()
     except OSError as error:  # a file that is missing, in the way, or not writable: its text names it

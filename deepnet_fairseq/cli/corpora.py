@@ -34,6 +34,8 @@ def prepare_corpus(args) -> None:
     try:
         _prepare_corpus(args)
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fairseq"):  # another extra's: cli.main names it
+            raise
         raise UserError(f"prepare: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
 
 

@@ -46,6 +46,7 @@ def repository() -> tuple[str | None, bool]:
         return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "--", __file__)  # a checkout of ours, not one that holds an installation
         return git("rev-parse", "--short=10", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
         return None, False

@@ -19,7 +19,7 @@ from .forked import fork
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
 USER_DIR = str(ROOT / "deepnet_fairseq")
-PAD, EOS, FIRST, VOCAB = 1, 2, 4, 60
+PAD, EOS, UNK, FIRST, VOCAB = 1, 2, 3, 4, 60
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2, "dropout": 0.0}
 

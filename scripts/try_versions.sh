@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Tries other versions: for each a new environment with that torch, fairseq-fixed and the wheel of the last commit, then
+# `deepnet quickstart` in miniature. A row each of what came out; the environments are removed, their logs stay.
+#
+#   scripts/try_versions.sh PYTHON:TORCH ...      as python3.11:2.6.0 python3.12:2.13.0 python3.13:2.13.0
+#
+# Needs the network, some GB and about five minutes each; TORCH may name a build, as 2.13.0+cpu. Logs: versions/.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/try_versions.sh
+set -euo pipefail
+case "${1:-}" in "" | -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;; esac
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p versions
+unset PYTHONPATH CUDA_HOME  # with CUDA_HOME fairseq's build looks for sources it lacks
+
+attempt() {  # attempt PYTHON TORCH FOLDER: in an empty folder, with its tree of the last commit
+    export PATH="$3/venv/bin:$PATH"
+    echo "== environment" && "$1" -m venv "$3/venv" && cd "$3" || return
+    echo "== torch" && pip install "torch==$2" numpy cython setuptools wheel || return
+    echo "== fairseq" && pip install --no-build-isolation fairseq-fixed || return
+    echo "== wheel" && pip wheel --no-deps --no-build-isolation -w dist ./tree && pip install dist/*.whl || return
+    echo "== quickstart" && deepnet quickstart --methods deepnorm --depth 2 --updates 25
+}
+
+failures=0
+for pair in "$@"; do
+    folder="$(mktemp -d)" log="versions/${pair//[:\/]/-}.log" start=$SECONDS outcome=works
+    mkdir "$folder/tree"
+    git archive HEAD | tar -x -C "$folder/tree"
+    if ! (attempt "${pair%%:*}" "${pair#*:}" "$folder") >"$log" 2>&1; then
+        outcome="fails at: $(sed -n 's/^== //p' "$log" | tail -n 1)" failures=$((failures + 1))
+    fi
+    printf '%-24s %-28s %4d s  %s\n' "$pair" "$outcome" $((SECONDS - start)) "$log"
+    rm -rf "$folder"
+done
+[ "$failures" -eq 0 ]
