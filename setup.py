@@ -55,6 +55,7 @@ setup(
             "tabulate>=0.9",
             "pytest-xdist>=3",
             "pytest-cov>=7",
+            "pytest-timeout>=2.4",
             "hypothesis>=6",
             "ruff>=0.6",
             "mypy>=2",

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 
 class UserError(ValueError):
     """What a user asked for cannot be: str(error) is the line to print. A ValueError for Python callers."""
+
+
+def behind(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, what it was raised from, and so on, each once: where a debugger looks on, omegaconf's go in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def user_error_line(error: BaseException | None) -> str | None:
@@ -16,10 +26,9 @@ def user_error_line(error: BaseException | None) -> str | None:
     the wrapper knows the file, the UserError behind it knows the reason.
     """
     file = ""
-    while error is not None:
-        if isinstance(error, UserError):
-            return f"{file}{error}"
-        if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(error)):
+    for one in behind(error):
+        if isinstance(one, UserError):
+            return f"{file}{one}"
+        if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(one)):
             file = f"{match.group(1)}: "
-        error = error.__cause__ or error.__context__
     return None

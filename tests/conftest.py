@@ -24,8 +24,11 @@ LONGEST = ("test_commands", "test_plan", "test_bench", "test_equal_processes")
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Files of 20 seconds and more begin: none of them is left to one process at the end."""
+    """Files of 20 seconds and more begin: none of them is left to one process at the end; slow tests have all day."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
 
 
 def make_data(folder, test: int):

@@ -74,6 +74,12 @@ def test_a_mistake_is_one_line(old, new, further, said, refused):
     refused(text, f", line {first + further}: {said}")
 
 
+def test_a_mistake_where_a_debugger_looks_on(refused, monkeypatch):
+    """omegaconf's errors stand behind one another in a circle there."""
+    monkeypatch.setenv("OC_CAUSE", "1")  # as omegaconf finds it by sys.gettrace
+    refused(RIGHT.replace("  seed: 1", "  sede: 1"), ", line 12: common.sede: no such setting; did you mean seed?")
+
+
 def test_files_that_are_none(refused, tmp_path):
     for text, said in (
         ("", ": has no sections"),

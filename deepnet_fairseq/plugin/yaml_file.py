@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from ..errors import UserError, user_error_line
+from ..errors import UserError, behind, user_error_line
 from ..files import WRONG_VALUES
 from .yaml_config import did_you_mean
 
@@ -188,8 +188,7 @@ def _in_one_line(file: Path, settings: list[str], others: tuple[type[Exception],
 
 def _of_hydra(error: BaseException) -> str:
     """KEY: WHAT, of the first error that knows its key; else the first line of all that hydra says."""
-    one: BaseException | None = error
-    while one is not None:
+    for one in behind(error):
         if isinstance(one, OmegaConfBaseException) and one.full_key:
             node, said = one.parent_node, str(one.msg).splitlines()[0]
             if not isinstance(one, (ConfigKeyError, ConfigAttributeError)) or not isinstance(node, DictConfig):
@@ -198,7 +197,6 @@ def _of_hydra(error: BaseException) -> str:
                 return f"{one.full_key}: is not in the file; a + in front adds it"
             kind = "setting" if "." in str(one.full_key) else "section"
             return f"{one.full_key}: no such {kind}{did_you_mean(one.key, node)}"
-        one = one.__cause__ or one.__context__
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import UserError
+from ...errors import UserError, behind
 from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
@@ -35,11 +35,8 @@ class SaveError(UserError):
 def reason(error: BaseException | None) -> str:
     """The system's word for it (No space left on device), which torch hides, or the first line of the message."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        error = error.__cause__ or error.__context__
-    return first
+    said = (one.strerror for one in behind(error) if isinstance(one, OSError) and one.strerror)
+    return next(said, first)
 
 
 def save(content, path: str | Path) -> None:
