@@ -32,3 +32,10 @@ def user_error_line(error: BaseException | None) -> str | None:
         if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(one)):
             file = f"{match.group(1)}: "
     return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """On a GPU, or on a CPU in any of the ways that torch says so."""
+    said = str(error).lower()
+    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in said for word in words)

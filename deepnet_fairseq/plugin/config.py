@@ -18,6 +18,7 @@ from ..core.config import check_probability, flag
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
+from . import memory_trial
 from .checkpoints import epoch_weights
 
 
@@ -36,6 +37,9 @@ class TrainingFlags:
     stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
     watch_interval: int = flag(
         100, "updates from one look at the layers to the next, for a warning when a stable run begins to grow; 0: none"
+    )
+    memory_trial: str = flag(
+        "auto", "the corpus's largest batch first: auto is beyond 100 layers in all, on a GPU", memory_trial.WHEN
     )
     epoch_weights: Optional[str] = flag(
         None, "of epochs keep weights alone, weightsN.pt, and no checkpoint_best: last:N or A-B, those to be averaged"

@@ -33,7 +33,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, waits, yaml_config, yaml_file
+from . import calm_root_logger, command_line, datasets, memory_trial, waits, yaml_config, yaml_file
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, sharded_trainer
 from .divergence import late, stuck, watched_trainer
@@ -175,6 +175,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
         epoch_weights.check_whole: "--epoch-weights with --use-sharded-state, before anything is made",
     },
     "train": {
+        memory_trial.try_once: "--memory-trial: out of memory before anything is trained",
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
         watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
         stuck.end_stuck: "--stop-stuck: a line and a status",

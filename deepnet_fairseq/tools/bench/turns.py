@@ -11,9 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-
-from ...errors import UserError
+from ...errors import UserError, out_of_memory
 
 MEASURED = "measured"
 NO_MEMORY = "out of memory"
@@ -116,13 +114,6 @@ def note_ending(cell: Cell, seconds: float) -> Iterator[None]:
         else:
             traceback.print_exc()
             cell.end(FAILED, f"{type(error).__name__}: {first_line(error)}")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """On a GPU, or on a CPU in any of the ways that torch says so."""
-    said = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in said for word in words)
 
 
 def first_line(error: BaseException) -> str:
