@@ -122,7 +122,8 @@ def test_a_branch_adds_its_gradient_to_the_shortcuts(own, relu):
     hook = linears[0].register_forward_hook(lambda _module, _given, y: told.append(y))
     expected, held = torch.cat([linear(x) for linear in linears], -1), torch.ones_like(x)
     y, beside = branch_off(x, *linears, own=False, relu=relu)
-    assert torch.equal(y, expected.relu() if relu else expected) and torch.equal(told[0], told[1])
+    torch.testing.assert_close(y, expected.relu() if relu else expected)  # one product or three: other kernels
+    torch.testing.assert_close(told[0], told[1])
     beside.backward(held, retain_graph=True)
     torch.autograd.backward([y, beside], [torch.ones_like(y), held])
     assert torch.equal(held, torch.ones_like(x))
