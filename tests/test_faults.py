@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from .faults import states
+from .faults.__main__ import KINDS
 from .support.helpers import ROOT
 
 HISTORY = [{"num_updates": 6, "lr_scheduler_state": {"best": None}}]
@@ -64,10 +65,10 @@ def faults(folder, *words, code: str = "") -> subprocess.CompletedProcess:
 @pytest.mark.smoke
 def test_killed_at_random_ends_as_undisturbed(tmp_path):
     """scripts/fault_test.sh in short."""
-    done = faults(tmp_path, "6", "--updates", "18", "--seed", "1")
+    done = faults(tmp_path, "8", "--updates", "12", "--seed", "1")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr
-    rows = re.findall(r"^ *(?:alone|background|pair) +\d+ +(\d+)", done.stdout, re.MULTILINE)
-    assert sum(map(int, rows)) == 6 and "\nno checkpoint lost; " in done.stdout
+    rows = re.findall(rf"^ *(?:{'|'.join(KINDS)}) +\d+ +(\d+)", done.stdout, re.MULTILINE)
+    assert [*map(int, rows)] == [1] * 8 and "\nno checkpoint lost; " in done.stdout
     assert not list(tmp_path.glob("faults*"))
 
 

@@ -176,6 +176,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
     },
     "train": {
         memory_trial.try_once: "--memory-trial: out of memory before anything is trained",
+        train_loop.explain_lost_loader: "a process that loads data was killed",
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
         watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
         stuck.end_stuck: "--stop-stuck: a line and a status",

@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
-KINDS = ("alone", "background", "pair")
+KINDS = ("alone", "background", "pair", "zero", "sharded", "shards", "loaders", "launcher")
 
 
 def arguments() -> argparse.Namespace:
@@ -67,8 +67,8 @@ def run(given: argparse.Namespace, folder: Path) -> str | None:
     try:
         for place, name in enumerate(given.kinds):
             kills = given.kills // len(given.kinds) + (place < given.kills % len(given.kinds))
-            processes, more = campaign.KINDS[name]
-            training = campaign.Training(name, data, processes, given.updates, more)
+            processes, more, killed = campaign.KINDS[name]
+            training = campaign.Training(name, data, processes, given.updates, more, killed)
             one = campaign.Campaign(training, disk, folder / f"logs-{name}", chance)
             tallies[name] = one.run(kills, given.full_disks)
     except campaign.Lost as error:

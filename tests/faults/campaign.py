@@ -13,19 +13,27 @@ from typing import NamedTuple
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
+from deepnet_fairseq.plugin.checkpoints import integrity
 
 from . import states
-from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Life, Log
+from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
 from .states import Lost
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
 BACKGROUND = "--write-checkpoints-asynchronously"
-KINDS = {  # name: processes, flags
-    "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32")),
-    "background": (1, ("--optimizer", "adam", BACKGROUND)),
-    "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", "--heartbeat-timeout", "15")),
+SOON = ("--heartbeat-timeout", "15")
+SHARDED = ("--optimizer", "adam", "--ddp-backend", "fully_sharded", *SOON)
+KINDS = {  # name: processes, flags, whom a kill is for
+    "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
+    "background": (1, ("--optimizer", "adam", BACKGROUND), "ranks"),
+    "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
+    "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
+    "sharded": (2, SHARDED, "ranks"),
+    "shards": (2, (*SHARDED, "--use-sharded-state"), "ranks"),
+    "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
+    "launcher": (2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
 }
 COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # and kills by phase, and trainings
 
@@ -84,6 +92,7 @@ class Training:
     processes: int
     updates: int
     more: tuple[str, ...]
+    killed: str
 
     def flags(self, folder: Path) -> list[str]:
         """What follows `fairseq-train`."""
@@ -165,7 +174,8 @@ class Campaign:
     def _birth(self, folder: Path) -> Life:
         self._lives += 1
         log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
-        return Life(self.training.flags(folder), self.training.processes, log)
+        kind = Launched if self.training.killed == "the launcher" else Life
+        return kind(self.training.flags(folder), self.training.processes, log)
 
     def _live(self, life: Life, share: float | None) -> bool:
         """Lets it live through what befalls it, nothing if `share` is None; was it killed?"""
@@ -194,13 +204,18 @@ class Campaign:
 
     def _kill(self, life: Life, ranks: tuple[int, ...]) -> None:
         """The other ranks end by themselves; with status 0 only if all is saved, as `run` sees."""
-        life.kill(ranks)
+        if self.training.killed == "the launcher":
+            life.kill_launcher()
+        elif self.training.killed == "ranks" or not life.kill_worker(self.chance):
+            life.kill(ranks)
         life.log.read()
         self.tally[life.log.phase()] += 1
         statuses = life.wait(PATIENCE)
         if None in statuses:
             raise Lost(f"{life.log.path}: {PATIENCE} s after the death of another a rank still lives")
         self.tally["survivors ended"] += sum(status > 0 for status in statuses)
+        if "Traceback" in life.log.text:
+            raise Lost(f"{life.log.path}: it took a survivor more than a line to say so")
 
     def _end(self, life: Life, full: bool = False) -> None:
         """Waits for its natural death; full: the disk was, its last save may have failed, and it must tell."""
@@ -224,5 +239,6 @@ class Campaign:
         if apart:
             places = f"{len(apart)} places, {'; '.join(apart[:3])}"
             raise Lost(f"{folder.name}/{LAST} is not the undisturbed training's: {places}")
-        if left := [path.name for path in folder.iterdir() if not path.name.endswith(".pt")]:
+        named = {path.parent for last in folder.glob("*.pt") for path in integrity.shards_of(last)}
+        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt" and path not in named]:
             raise Lost(f"{folder.name}: {', '.join(left)} was left behind")

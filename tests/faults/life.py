@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import random
 import re
+import signal
 import time
 from pathlib import Path
 from statistics import median
+
+from deepnet_fairseq.plugin.distributed import launch
 
 from ..support.helpers import USER_DIR
 from ..support.lives import rows
@@ -17,6 +23,7 @@ UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Sav
 WRITTEN, FAILED = "written in the background", "the training goes on"
 PHASES = ("start", "training", "validation", "saving")
 POLL = 5e-4  # seconds
+RUNS = 999  # in place of a status
 FORK = multiprocessing.get_context("fork")
 FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third update
     "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2",
@@ -90,15 +97,30 @@ class Life:
         """What the ranks print goes to the file of `log`."""
         self.log, self.started = log, time.monotonic()
         port, words = free_port(), ["fairseq-train", *flags]
-        self.members = [
-            FORK.Process(target=be_rank, args=(n, processes, port, words, log.path)) for n in range(processes)
-        ]
+        self.begin([(n, processes, port, words, log.path) for n in range(processes)])
+
+    def begin(self, ranks: list[tuple]) -> None:
+        """ranks: the arguments of each one's be_rank."""
+        self.members = [FORK.Process(target=be_rank, args=rank) for rank in ranks]
         for member in self.members:
             member.start()
 
     def statuses(self) -> list[int | None]:
         """Exit statuses by rank, -9 for one that was killed, None for one that lives."""
         return [member.exitcode for member in self.members]
+
+    def pids(self) -> list[int]:
+        """Of the ranks."""
+        return [member.pid for member in self.members]
+
+    def kill_worker(self, chance: random.Random) -> bool:
+        """SIGKILL to a process that loads data for a rank; False if there is none."""
+        found = [pid for rank in self.pids() for pid in children(rank)]
+        with contextlib.suppress(ProcessLookupError):
+            if found:
+                os.kill(chance.choice(found), signal.SIGKILL)
+                return True
+        return False
 
     @property
     def alive(self) -> bool:
@@ -137,6 +159,61 @@ class Life:
         for member in self.members:
             member.kill()
             member.join()
+
+
+class Launched(Life):
+    """The same under a process that starts the ranks and waits for them, as torchrun does."""
+
+    def begin(self, ranks: list[tuple]) -> None:
+        self.found = FORK.Array("q", [0] * len(ranks) + [RUNS] * len(ranks))  # process ids, statuses
+        self.launcher = FORK.Process(target=_be_launcher, args=(ranks, self.found))
+        self.launcher.start()
+        self.killed = False
+
+    def pids(self) -> list[int]:
+        return [pid for pid in self.found[: len(self.found) // 2] if pid]
+
+    def statuses(self) -> list[int | None]:
+        """Of ranks that nobody waits for any more -9, once they have ended."""
+        known = self.found[len(self.found) // 2 :]
+        if self.launcher.exitcode is not None:
+            pids = [*self.pids(), *known][: len(known)]  # one that was never begun does not live either
+            known = [status if status != RUNS or lives(pid) else -9 for status, pid in zip(known, pids)]
+        return [None if status == RUNS else status for status in known]
+
+    def kill_launcher(self) -> None:
+        self.launcher.kill()
+        self.launcher.join()
+
+    def bury(self) -> None:
+        self.launcher.kill()
+        self.launcher.join()
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _be_launcher(ranks: list[tuple], found) -> None:
+    members = [FORK.Process(target=_be_launched, args=(os.getpid(), *rank)) for rank in ranks]
+    for number, member in enumerate(members):
+        member.start()
+        found[number] = member.pid
+    for number, member in enumerate(members):
+        member.join()
+        found[len(ranks) + number] = member.exitcode
+
+
+def _be_launched(launcher: int, *rank) -> None:
+    launch.end_with(launcher)
+    be_rank(*rank)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that one has started; none if it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def lives(pid: int) -> bool:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from deepnet_fairseq.plugin.distributed import shards
+
 CLOCKS = {"TimeMeter", "StopwatchMeter"}
 HISTORY = "optimizer_history"
 ELSEWHERE = {  # what differs by folder and by clock, and sums over a life that fairseq shows nobody
@@ -20,9 +22,10 @@ class Lost(Exception):
 
 
 def load(path: Path) -> dict:
-    """Lost if it cannot be read."""
+    """The whole of it, where its parts lie in files of the ranks too; Lost if it cannot be read."""
     try:
-        return torch.load(path, map_location="cpu")
+        state = torch.load(path, map_location="cpu")
+        return shards.read(str(path), state) if shards.KEY in state else state
     except Exception as error:
         raise Lost(f"{path.name} cannot be read ({str(error).splitlines()[0][:100]})") from error
 

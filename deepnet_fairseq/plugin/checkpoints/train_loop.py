@@ -18,7 +18,7 @@ from pathlib import Path
 from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
-from ...errors import UserError
+from ...errors import UserError, behind
 from ..distributed import agreement
 from ..divergence import Diverged
 from . import atomic, exact_resume, holding, integrity, saving
@@ -84,6 +84,19 @@ def train_until_over(original, cfg, trainer, task, epoch_itr):
         if ended:
             unwatch()
             holding.release()
+
+
+def explain_lost_loader(original, cfg, *args):
+    """One epoch; UserError where a process that loads data is gone, which torch raises wherever the training is."""
+    try:
+        return original(cfg, *args)
+    except RuntimeError as error:
+        if not any("DataLoader worker (pid" in str(one) for one in behind(error)):
+            raise
+        raise UserError(
+            f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
+            f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"
+        ) from error
 
 
 def save_if_stopped(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):

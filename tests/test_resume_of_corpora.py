@@ -1,0 +1,60 @@
+"""Every kind of corpus and schedule resumed exactly: killed at three random updates, to the bit of one left alone."""
+
+import random
+
+import pytest
+
+from .conftest import TRAIN_FLAGS
+from .support import lm_trainings
+from .support.lives import TINY, assert_ends_as_one_left_alone
+from .support.prepared import lines
+from .test_multilingual import prepared, sharded, text  # noqa: F401  # fixtures
+
+SAVES = ("--save-interval-updates", "3", "--keep-interval-updates", "1", "--max-update", "30")
+PAIRS = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
+LANGUAGE = {  # flags of a language model
+    **{mode: (*lm_trainings.CAUSAL, "--sample-break-mode", mode) for mode in ("none", "complete", "complete_doc")},
+    "eos, half precision": (*lm_trainings.CAUSAL, "--fp16", "--fp16-init-scale", "16"),
+    "masked": lm_trainings.MASKED,
+    "masked, blocks": (*lm_trainings.MASKED, "--sample-break-mode", "complete", "--mask-prob", "0.3"),
+}
+SCHEDULES = {  # flags of a translation's training
+    "update-freq by epoch": ("--update-freq", "1,3,2"),
+    "moving average": ("--update-freq", "2,1", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"),
+    "moving average, half precision": ("--fp16", "--fp16-init-scale", "16", "--store-ema", "--ema-decay", "0.9"),
+    "half precision": ("--fp16", "--fp16-init-scale", str(2**22), "--optimizer", "deepnet_adam"),
+}
+MULTILINGUAL = ("temperature", "concat", "uniform")
+
+
+def three(case: str) -> list[tuple[str, int]]:
+    """Of each life the update at which it ends; the first is over after eight at most, and all three after 24."""
+    chance = random.Random(case)
+    return [("update", chance.randint(2, 9)) for _ in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LANGUAGE)
+def test_language_models(case, tmp_path):
+    data = lm_trainings.make_text(tmp_path / "text")
+    flags = (*lm_trainings.FLAGS, *SAVES, "--dropout", "0.1", *LANGUAGE[case])
+    assert_ends_as_one_left_alone(tmp_path, (data, *flags), three(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_schedules(case, data, tmp_path):
+    flags = (*PAIRS, *TINY, "--dropout", "0.1", "--max-tokens", "3000", *SAVES, *SCHEDULES[case])
+    assert_ends_as_one_left_alone(tmp_path, (data, *flags), three(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", MULTILINGUAL)
+def test_many_pairs_in_epochs_cut_into_folders(method, sharded, tmp_path):  # noqa: F811
+    """Both directions of two pairs; a new folder each epoch."""
+    folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
+    task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folders[0] / "langs.txt", "--encoder-langtok",
+            "tgt", "--lang-pairs", ",".join(lines(folders[0] / "pairs.txt")))  # fmt: skip
+    sampling = ("--sampling-method", method, "--sampling-temperature", "5", "--max-tokens", "1500")
+    flags = (*PAIRS, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
+    assert_ends_as_one_left_alone(tmp_path, (":".join(map(str, folders)), *flags), three(method))
