@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import numpy
 import torch
-from fairseq.tasks import FairseqTask
 
 from ..errors import UserError, out_of_memory
+from .divergence.search import drop_gradients
 
 WHEN = ("auto", "always", "never")
 DEEP = 100  # layers, encoder and decoder together: beyond it "auto" tries on a GPU
@@ -47,10 +47,8 @@ def try_largest(cfg, trainer, task, epoch_itr) -> None:
             sample, _ = trainer._prepare_sample(epoch_itr.collate_fn([epoch_itr.dataset[row] for row in rows]))
             trainer.model.train()
             trainer.criterion.train()
-            trainer.zero_grad()
             batch = (sample, trainer.model, trainer.criterion, trainer.optimizer, trainer.get_num_updates())
-            with torch.autograd.profiler.record_function("memory-trial"):
-                _train_step_of(task)(task, *batch)
+            type(task).train_step(task, *batch)  # probes watch the task itself
             del kept
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
@@ -61,7 +59,7 @@ def try_largest(cfg, trainer, task, epoch_itr) -> None:
             "--checkpoint-activations; `deepnet plan` with these flags and --gpu-memory says what fits"
         ) from error
     finally:
-        trainer.zero_grad()
+        drop_gradients(trainer)
     peak = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most" if trainer.cuda else ""
     logger.info(f"the largest batch, {size}, fits into memory{peak}")
 
@@ -90,11 +88,6 @@ def random_numbers_as_before(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(python)
         numpy.random.set_state(array)
-
-
-def _train_step_of(task):
-    """The task's own, without what watches this training's updates by an attribute: probes see none of it."""
-    return type(task).train_step if isinstance(task, FairseqTask) else lambda task, *batch: task.train_step(*batch)
 
 
 def _optimizer_to_come(cfg, trainer) -> list[torch.Tensor]:

@@ -92,7 +92,7 @@ class Training:
     processes: int
     updates: int
     more: tuple[str, ...]
-    killed: str
+    killed: str = "ranks"
 
     def flags(self, folder: Path) -> list[str]:
         """What follows `fairseq-train`."""
