@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import logging
 import os
@@ -41,6 +42,7 @@ def fork(
         child = os.fork()
         if not child:
             status = 1
+            gc.freeze()  # models and process groups of the tests are not this process's to collect: that crashed
             try:
                 _forget_the_tests(folder, files, environment)
                 signal.alarm(seconds)
