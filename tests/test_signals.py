@@ -11,8 +11,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import integrity, train_loop
 from deepnet_fairseq.plugin.distributed import agreement
 
@@ -154,3 +156,19 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker.terminate()
     worker.join(10)
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), EOFError()])
+def test_a_loader_that_is_killed_is_one_line(error):
+    """Between two batches, and while it hands one over; what a training raises itself is not that."""
+    cfg = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
+
+    def _try_get_data(*_):  # as in torch's DataLoader
+        raise error
+
+    with pytest.raises(UserError, match="--num-workers 2: a process that loads data was killed, .* runs/mine$"):
+        train_loop.explain_lost_loader(_try_get_data, cfg)
+    for other in (RuntimeError("another"), EOFError()):
+        with pytest.raises(type(other)) as raised:
+            train_loop.explain_lost_loader(lambda *_, other=other: (_ for _ in ()).throw(other), cfg)
+        assert raised.value is other

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from pathlib import Path
 
 from fairseq import checkpoint_utils
@@ -87,11 +88,16 @@ def train_until_over(original, cfg, trainer, task, epoch_itr):
 
 
 def explain_lost_loader(original, cfg, *args):
-    """One epoch; UserError where a process that loads data is gone, which torch raises wherever the training is."""
+    """One epoch; UserError where a process that loads data is gone.
+
+    torch raises that wherever the training is; of one that is gone while it hands a batch over, the socket's error.
+    """
     try:
         return original(cfg, *args)
-    except RuntimeError as error:
-        if not any("DataLoader worker (pid" in str(one) for one in behind(error)):
+    except (RuntimeError, OSError, EOFError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
+        if not halfway and not any("DataLoader worker (pid" in str(one) for one in behind(error)):
             raise
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
