@@ -24,7 +24,7 @@ from torch import multiprocessing
 from torch.distributed import distributed_c10d
 
 from ... import register
-from ...errors import UserError, user_error_line
+from ...errors import UserError, behind, user_error_line
 from ..checkpoints import holding
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
@@ -174,11 +174,9 @@ def _said_in_a_line(cfg):
     """Complaints about the network, from the first meeting on."""
     try:
         yield
-    except RuntimeError as error:
-        place = cfg.distributed_training
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        lost = isinstance(error, torch.distributed.DistError) or LOST.search(first)
-        if not lost or place.distributed_world_size == 1 or isinstance(error, UserError):
+    except Exception as error:
+        place, first = cfg.distributed_training, next(filter(None, map(_of_network, behind(error))), "")
+        if not first or place.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(
             f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
@@ -187,6 +185,13 @@ def _said_in_a_line(cfg):
     finally:
         holding.release()
         _leave()
+
+
+def _of_network(error: BaseException) -> str:
+    """What it says of it, in a line; "" if it is about something else. fairseq wraps what it meets while loading."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    lost = isinstance(error, RuntimeError) and (isinstance(error, torch.distributed.DistError) or LOST.search(first))
+    return first if lost else ""
 
 
 def _leave() -> None:
