@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does a training survive? A small one on 1 and on 2 processes, killed (SIGKILL) KILLS times at random moments, a part of
+# Does a training survive? Small ones on 1 and on 2 processes, killed (SIGKILL) KILLS times at random moments, a part of
 # them inside saves, with the disk full in a quarter of its lives, each time started again; beside one that is left alone:
 # equal at the end, bit for bit, and no checkpoint lost. Prints a table; exits with 1 and one line on any difference.
 #

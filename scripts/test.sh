@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs scripts/check.sh and the test suite (about 5 minutes on 2 idle cores); arguments go to pytest:
 #   scripts/test.sh                       the default suite
-#   scripts/test.sh -m smoke              whole paths, from archives to a report, as CI runs them too (15 minutes)
+#   scripts/test.sh -m smoke              whole paths, from archives to a report, as CI runs them too (half an hour)
 #   scripts/test.sh -m slow               training runs of minutes
 #   scripts/test.sh -m gpu                with a CUDA device
 #   scripts/test.sh -m peers              beside torchscale: pip install '.[bench]'
