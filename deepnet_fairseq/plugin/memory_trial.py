@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from ..errors import UserError, out_of_memory
-from .divergence.search import drop_gradients
+from .divergence.search import drop_gradients, local
 
 WHEN = ("auto", "always", "never")
 DEEP = 100  # layers, encoder and decoder together: beyond it "auto" tries on a GPU
@@ -95,7 +95,7 @@ def _optimizer_to_come(cfg, trainer) -> list[torch.Tensor]:
     inner = trainer.optimizer.optimizer
     parts = trainer.data_parallel_world_size if cfg.distributed_training.zero_sharding == "os" else 1
     return [
-        torch.empty(MOMENTS * parameter.numel() // parts, dtype=torch.float32, device=trainer.device)
+        torch.empty(MOMENTS * local(parameter).numel() // parts, dtype=torch.float32, device=trainer.device)
         for group in inner.param_groups
         for parameter in group["params"]
         if "betas" in group and not inner.state
