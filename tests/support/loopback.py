@@ -102,8 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = body[: fault.after]
         try:
             for start in range(0, len(body), fault.piece):
-                self.wfile.write(piece := body[start : start + fault.piece])
-                self.server.sent[self.path] += len(piece)
+                piece = body[start : start + fault.piece]
+                self.server.sent[self.path] += len(piece)  # before: who has the last of it looks here at once
+                self.wfile.write(piece)
                 time.sleep(fault.pause)
         except OSError:  # the other side has had enough
             self.close_connection = True
