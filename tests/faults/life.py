@@ -175,10 +175,10 @@ class Launched(Life):
 
     def statuses(self) -> list[int | None]:
         """Of ranks that nobody waits for any more -9, once they have ended."""
-        known = self.found[len(self.found) // 2 :]
-        if self.launcher.exitcode is not None:
-            pids = [*self.pids(), *known][: len(known)]  # one that was never begun does not live either
-            known = [status if status != RUNS or lives(pid) else -9 for status, pid in zip(known, pids)]
+        number = len(self.found) // 2
+        pids, known = self.found[:number], self.found[number:]
+        if self.launcher.exitcode is not None:  # 0: never begun, which does not live either
+            known = [status if status != RUNS or (pid and lives(pid)) else -9 for pid, status in zip(pids, known)]
         return [None if status == RUNS else status for status in known]
 
     def kill_launcher(self) -> None:
