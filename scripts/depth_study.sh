@@ -88,12 +88,16 @@ cell() {  # cell NAME METHOD LAYERS SEED RATE UPDATES FLAGS...: trains it, trans
     python scripts/records.py keep "$runs" "$out/records" >"$out/records.log"
 }
 
-layer_use() {  # of the best of each method and depth that has a grid
+layer_use() {  # of the best of each method, depth and length whose weights are here
     local name run
     mkdir -p "$out/layer_use"
     for name in $(cells kept); do
         [ ! -f "$out/layer_use/$name.run.json" ] || continue
         run="$runs/$name"
+        if [ ! -f "$run/checkpoint_last.pt" ]; then
+            echo "   $name: no weights here, passed over"
+            continue
+        fi
         held layer_use deepnet layer-use "$run/checkpoint_last.pt" "$out/data" --sentences 50 --json "$out/layer_use/$name.run.json"
     done
     python scripts/records.py keep "$runs" "$out/records"  # with what that took

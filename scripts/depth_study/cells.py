@@ -4,7 +4,7 @@ next     the cell to train now, as NAME METHOD LAYERS SEED RATE UPDATES FLAGS...
 list     all that can be named now, and the stages that wait for them
 render   the table, methods by depths
 leads    the names of the best run of each method, depth and number of updates that is long enough to translate with
-kept     the names of the best run of each method and depth with a grid
+kept     the names of the best run of each method, depth and number of updates, of no less than a cell of a grid
 prune    removes the weights of all other runs that are over
 RUNS: the folder of the runs, or of their records. --without NAMES: cells to pass over. METHODS="A B": these alone.
 """
@@ -81,7 +81,7 @@ def main() -> None:
     elif args.what == "leads":
         print("\n".join(run.name for run in leaders(runs) if run.facts["updates"] >= plan.translated))
     elif args.what == "kept":
-        print("\n".join(run.name for run in leaders(runs) if run.facts["updates"] == plan.updates))
+        print("\n".join(run.name for run in leaders(runs) if run.facts["updates"] >= plan.updates))
     else:
         kept = {run.name for run in leaders(runs)}
         for run in runs:
