@@ -109,7 +109,7 @@ def test_machines_share_a_study_by_methods_and_longer_cells_are_no_cells_of_a_gr
     plan = read_plan(PLAN)
     cells = [simulate(part, lambda cell: 5 + cell.step**2)[1] for part in (plan, plan.only(["keel"]))]
     assert [str(cell) for cell in cells[0] if cell.method == "keel"] == list(map(str, cells[1]))
-    longer = [cell for cell in cells[0] if cell.method == "deepnorm" and cell.updates == 3000]
+    longer = [cell for cell in cells[0] if (cell.method, cell.layers, cell.updates) == ("deepnorm", 6, 3000)]
     assert longer[0].name == "deepnorm-6-lr0.001-seed1-updates3000" and not longer[0].grid
     assert Found(plan, {cell.name: 1.0 for cell in longer}).rates("deepnorm", 6) == {}
     with pytest.raises(UserError, match="METHODS: deepnrom"):
