@@ -14,6 +14,7 @@ from deepnet_fairseq.plugin.divergence import GRADIENTS, STATUS, Stop, diagnosis
 from deepnet_fairseq.plugin.divergence.rollback import Rollbacks, Taken
 
 from .conftest import TRAIN_FLAGS
+from .support import ranks
 from .support.diverging import TINY, WILD, Training, events, train, updates, weights
 from .support.helpers import run
 
@@ -161,11 +162,41 @@ def test_which_checkpoint_is_good(case, tmp_path):
 
 
 @pytest.mark.smoke
-def test_two_processes_with_a_sharded_model_are_set_back_and_end_together(data, tmp_path):
+@pytest.mark.parametrize("files", [(), ("--use-sharded-state",)], ids=["one file", "a file a rank"])
+def test_two_processes_with_a_sharded_model_are_set_back_and_end_together(files, data, tmp_path):
     """One report, one line, status 3."""
-    both = ("--distributed-world-size", "2", "--ddp-backend", "fully_sharded", *SAVED)
+    both = ("--distributed-world-size", "2", "--ddp-backend", "fully_sharded", *SAVED, *files)
     flags = ("--rollbacks", "1", "--rollback-lr-factor", "0.9")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *WILD, *both, *flags, "--save-dir", tmp_path, check=False)
     assert "rollback 1 of 1: back to update 1" in done.stdout
     assert done.returncode == STATUS and "Traceback" not in done.stdout
     assert done.stdout.count("error: diverged at update ") == 1 and len(events(tmp_path)) == 2
+
+
+def full_on_the_second(number, *process):
+    """A rank; the second has no memory left for the search."""
+
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    if number == 1:
+        diagnosis.repeat = full
+    ranks.be_rank(number, *process)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("backend", ["fully_sharded", "pytorch_ddp"])
+def test_a_search_that_one_process_cannot_make_is_waited_for_by_none(backend, data, tmp_path, monkeypatch):
+    """Whole models are searched by each rank alone, so the run is set back; of a sharded one the report stays."""
+    log = tmp_path / "log"
+    monkeypatch.setattr(ranks, "be_rank", full_on_the_second)
+    flags = ("--ddp-backend", backend, *SAVED, "--rollbacks", "1", "--rollback-lr-factor", "0.001")
+    ranks.train(2, log, data, *TRAIN_FLAGS, *WILD, *flags, "--save-dir", tmp_path, check=False, timeout=100)
+    said, (event,) = log.read_text(), events(tmp_path)
+    assert "Traceback" not in said
+    if backend == "pytorch_ddp":
+        assert event["rollback"] and updates(tmp_path) == 4
+        return
+    assert event["search"] == "the search did not end" and event["rollback"] is None and event["update"] == 3
+    assert "where, was not found (OutOfMemoryError: no memory is left); the rest of the report: " in said
+    assert said.count("train: error: diverged at update 3") == 2 and "Connection " in said

@@ -18,6 +18,7 @@ from fairseq.logging import metrics
 
 from ..checkpoints import holding
 from ..distributed import agreement
+from ..distributed.sharded_trainer import sharded
 from . import FLOOR, GRADIENTS, LOSS, STATUS, WEIGHTS, Diverged, Stop, diagnosis
 from .rollback import Rollbacks
 from .search import broken_parameters
@@ -144,9 +145,15 @@ def train_or_set_back(original, cfg, trainer, task, epoch_itr):
 def _set_back(trainer, epoch_itr, stop: Stop) -> bool:
     """Reports, and takes back what can be. On every rank; rank 0 writes."""
     folder, first = Path(trainer.cfg.checkpoint.save_dir), agreement.is_first()
+    before = diagnosis.read(folder) if first else []
+    if sharded(trainer):  # the search is one of all ranks, and ends if one of them cannot go on
+        event = diagnosis.event(trainer, stop, epoch_itr.epoch, search=False)
+        if first:
+            diagnosis.write(folder, [*before, event])
+        agreement.meet()
     event = diagnosis.event(trainer, stop, epoch_itr.epoch)
     if first:
-        events = [*diagnosis.read(folder), event]
+        events = [*before, event]
         diagnosis.write(folder, events)  # before anything else can go wrong
         for line in diagnosis.short(event):
             logger.warning(line)
