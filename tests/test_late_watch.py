@@ -12,8 +12,11 @@ from deepnet_fairseq.plugin import config
 from deepnet_fairseq.plugin.divergence.late import ENOUGH, GROWTH, Growth, of_blocks, of_updates
 from scripts import late_watch
 
-from .support.diverging import TINY, Training
+from .conftest import TRAIN_FLAGS
+from .support import ranks
+from .support.diverging import TINY, Training, weights
 from .support.helpers import ROOT
+from .test_equal_processes import MODES
 
 PAGE = (ROOT / "results" / "late_watch.md").read_text(encoding="utf-8")
 
@@ -97,6 +100,37 @@ def test_no_bit_of_a_training_changes_and_the_layer_is_named(data, tmp_path, cap
         trainings[0].step()
     (line,) = (record.getMessage() for record in caplog.records if "growing most" in record.getMessage())
     assert line.startswith("growing most at update 5: ") and "the LayerNorm's input of decoder.1.ffn (" in line, line
+
+
+def alarmed(*process):
+    """A rank whose numbers have grown at update 5."""
+    told = Growth.told
+
+    def at_five(growth, numbers):
+        made = growth.__dict__["made"] = getattr(growth, "made", 0) + 1
+        return "it grows" if made == 5 else told(growth, numbers)
+
+    Growth.told = at_five
+    ranks.be_rank(*process)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("mode", ["ddp", "zero", "fsdp"])
+def test_two_processes_say_it_once_and_train_as_without(mode, data, tmp_path, monkeypatch):
+    """A rank of a sharded model has parts of gradients, and names no layer."""
+    monkeypatch.setattr(ranks, "be_rank", alarmed)
+    logs, ended = [], []
+    for interval in ("1", "0"):
+        folder = tmp_path / interval
+        folder.mkdir()
+        flags = (*TRAIN_FLAGS, *TINY, *MODES[mode], "--max-update", "8", "--watch-interval", interval)
+        logs.append(ranks.train(2, folder / "log", data, *flags, "--save-dir", folder))
+        ended.append(weights(folder / "checkpoint_last.pt"))
+    said = (tmp_path / "1" / "log").read_text()
+    assert said.count("growing at update 5: it grows") == 1
+    assert said.count("growing most at update 6: the gradient norm of ") == (mode != "fsdp")
+    assert [row["loss"] for row in logs[0]] == [row["loss"] for row in logs[1]] and len(logs[0]) == 8
+    assert all(ended[0][name].equal(ended[1][name]) for name in ended[1])
 
 
 def test_the_flag():
