@@ -60,7 +60,7 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
     "depth_study": {
         "depth_study": depth_tables.rows_of_losses,
         "rates": depth_tables.rows_of_rates,
-        "bleu": depth_tables.rows_of_bleu,
+        "other_lengths": depth_tables.rows_of_other_lengths,
         "exponents": depth_rates.rows_of_exponents,
         "predictions": depth_rates.rows_of_predictions,
         "lengths": depth_rates.rows_of_lengths,
@@ -82,6 +82,7 @@ APART = {  # place on a page -> folder of its runs, which is another, and what s
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
         "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
+        "loss_by_length": (depth_study.loss_by_length, "Held-out loss of trainings that are six times as long"),
         "best_rate": (depth_study.best_rate, "Best learning rate by depth, with the fitted powers"),
         "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
     },
@@ -89,7 +90,7 @@ DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the
 WORDS = {  # heads of columns that hold no numbers
     "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
     "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
-    "does it stay?", "why",
+    "does it stay?", "why", "updates",
 }  # fmt: skip
 MINIATURES = """# Figures in miniature
 

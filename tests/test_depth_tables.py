@@ -13,10 +13,10 @@ from deepnet_fairseq.study.depth_rates import rows_of_exponents, rows_of_lengths
 from deepnet_fairseq.study.depth_study import read_plan, spent_hours
 from deepnet_fairseq.study.depth_tables import (
     rows_of_agreement,
-    rows_of_bleu,
     rows_of_costs,
     rows_of_losses,
     rows_of_misjudged,
+    rows_of_other_lengths,
     rows_of_rates,
     rows_of_stages,
     rows_of_verdicts,
@@ -93,20 +93,21 @@ def runs(study):
 
 
 def test_losses_rates_bleu(runs):
-    """The lowest at 18 layers first; CompleteP is Pre-LN at 6; longer trainings have columns of their own."""
+    """The lowest at 18 layers first; CompleteP is Pre-LN at 6; longer trainings have a table of their own."""
     head, *rows = rows_of_losses(runs)
-    assert head == ["method", "6L-6L", "6L-6L, 3,000 updates", "18L-18L"]
+    assert head == ["method", "6L-6L", "18L-18L"]
     assert rows == [
-        ["DeepNorm", "7.200 (7.100 to 7.300, 3 seeds)", "6.000", "7.000"],
-        ["Pre-LN", "7.100 (7.000 to 7.200, 3 seeds)", "-", "7.200"],
-        ["CompleteP", "7.100 (7.000 to 7.200, 3 seeds)", "-", "7.300"],
-        ["Admin", "8.200 (8.100 to 8.300, 3 seeds)", "-", "7.400"],
-        ["Post-LN", "-", "-", "stuck (2 rates)"],
+        ["DeepNorm", "7.200 (7.100 to 7.300, 3 seeds)", "7.000"],
+        ["Pre-LN", "7.100 (7.000 to 7.200, 3 seeds)", "7.200"],
+        ["CompleteP", "7.100 (7.000 to 7.200, 3 seeds)", "7.300"],
+        ["Admin", "8.200 (8.100 to 8.300, 3 seeds)", "7.400"],
+        ["Post-LN", "-", "stuck (2 rates)"],
     ]
     rates = {row[0]: row[1:] for row in rows_of_rates(runs)}
-    assert rates["DeepNorm"] == ["0.002", "only 0.002", "only 0.002"] and "Post-LN" not in rates
-    assert rows_of_bleu(runs) == [["method", "6L-6L, 3,000 updates"], ["DeepNorm", "1.3"]]
-    assert rows_of_bleu([run for run in runs if run.score is None]) == [["method"]]
+    assert rates["DeepNorm"] == ["0.002", "only 0.002"] and "Post-LN" not in rates
+    (row,) = rows_of_other_lengths(runs)[1:]
+    assert row[:6] == ["6L-6L", "3,000", "DeepNorm", "6.000", "1.3", "only 0.002"]
+    assert row[6:] == ["7.200 (7.100 to 7.300, 3 seeds)", "-", "0.50"]
 
 
 def test_ties_by_seeds(runs):
@@ -125,6 +126,7 @@ def test_agreement_with_the_paper(runs):
     # Table 1 has 28.8, 28.8, 28.1, diverged: DeepNorm and Admin share a rank
     assert rows["18L-18L", "Table 1, 18L-18L"][:2] == ["4", "1"]
     assert rows["6L-6L", "Table 1, 6L-6L"][:2] == ["3", "0"]
+    assert not any("updates" in place for place, _ in rows)  # one method alone has no rank
 
 
 def test_a_further_rate_of_one_seed_is_no_best(tmp_path):
@@ -240,6 +242,13 @@ def test_pictures(draw, runs, tmp_path):
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_picture_of_longer_trainings(runs, tmp_path):
+    """On the way, and hollow where a short one ends."""
+    depth_study.loss_by_length(runs, tmp_path / "picture.svg")
+    words = {text.text for text in ElementTree.parse(tmp_path / "picture.svg").iter(f"{SVG}text")}
+    assert {"DeepNorm", "6L-6L", "a training that ends there"} <= words and "Pre-LN" not in words
+
+
 def test_page_is_rendered(study, tmp_path, capsys):
     """Of records alone, between its marks."""
     results = tmp_path / "results"
@@ -252,5 +261,5 @@ def test_page_is_rendered(study, tmp_path, capsys):
     main(["render", str(results)])
     page = (results / "depth_study.md").read_text()
     assert page.startswith("before\n") and page.endswith("after\n")
-    assert "| DeepNorm | 7.200 (7.100 to 7.300, 3 seeds) | 6.000 | 7.000 |" in page and "abc1234" in page
+    assert "| DeepNorm | 7.200 (7.100 to 7.300, 3 seeds) | 7.000 |" in page and "abc1234" in page
     assert "(figures/loss_by_rate.svg)" in page and (results / "figures" / "loss_by_rate.svg").exists()

@@ -147,13 +147,11 @@ def _by_loss(found: Bests) -> list[str]:
     return sorted({method for method, _ in found}, key=key)
 
 
-def _table(runs: list[RecordedRun], text: Callable[[Best], str], columns: Iterable[Place] = ()) -> list[list[str]]:
-    """Methods x places of text(best), "-" where there is no run; columns: all places unless given."""
-    found = bests(runs)
-    where = sorted(columns) or sorted({place for _, place in found})
-    usual = {place_of(run).updates for run in grids(runs)}
-    names = [f"{n}L-{n}L" + ("" if updates in usual else f", {updates:,} updates") for n, updates in where]
-    rows = [["method", *names]]
+def _table(runs: list[RecordedRun], text: Callable[[Best], str]) -> list[list[str]]:
+    """Methods x depths of text(best), "-" where there is no run."""
+    found = bests(grids(runs))
+    where = sorted({place for _, place in found})
+    rows = [["method", *(f"{place.layers}L-{place.layers}L" for place in where)]]
     for method in _by_loss(found):
         cells = [text(found[method, place]) if (method, place) in found else "-" for place in where]
         rows.append([style_of(method).label, *cells])
@@ -176,10 +174,23 @@ def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
     return _table(runs, lambda best: best.said_rate)
 
 
-def rows_of_bleu(runs: list[RecordedRun]) -> list[list[str]]:
-    """BLEU of each method's best run, of those that were translated with."""
-    columns = {place for (_, place), best in bests(runs).items() if best.bleu is not None}
-    return _table(runs, lambda best: best.said_bleu, columns) if columns else [["method"]]
+def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
+    """Trainings longer or shorter than those of the grids: a row each method and place, lowest loss first."""
+    usual = bests(grids(runs))
+    lengths = {place.updates for _, place in usual}
+    found = bests(run for run in runs if run.facts["updates"] not in lengths)
+    rows = [["depth", "updates", "method", "loss", "BLEU", "its rate", "as long as the others", "GB", "core-hours"]]
+    for (method, place), best in sorted(found.items(), key=lambda item: (item[0][1], item[1].loss)):
+        if (method, place.layers) in SAME:
+            continue
+        own = [run for run in runs if run.method == method and place_of(run) == place]
+        short = [one.said for (name, there), one in usual.items() if (name, there.layers) == (method, place.layers)]
+        spent = [run.parts.get("spent", {}).get("training", {}) for run in own]
+        memory = max(one.get("peak_memory_bytes", 0) for one in spent) / 1e9
+        cells = [best.said, best.said_bleu, best.said_rate, *(short or ["-"])]
+        cost = [f"{memory:.1f}" if memory else "-", f"{spent_hours(own):.2f}"]
+        rows.append([f"{place.layers}L-{place.layers}L", f"{place.updates:,}", style_of(method).label, *cells, *cost])
+    return rows
 
 
 def rows_by_rate(runs: list[RecordedRun]) -> list[list[str]]:
@@ -216,8 +227,9 @@ def rows_of_winners(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_agreement(runs: list[RecordedRun]) -> list[list[str]]:
-    """Rank correlation of our losses with BLEU of DeepNet's Figure 6 and Table 1, depth by depth."""
-    found = bests(grids(runs))
+    """Rank correlation of our losses with BLEU of DeepNet's Figure 6 and Table 1, depth by depth, length by length."""
+    found = bests(runs)
+    usual = {run.facts["updates"] for run in grids(runs)}
     header = ["ours", "the paper's", "methods", "of them nothing learnt", "Spearman", "p", "Kendall", "p of Kendall"]
     rows = [[*header, "least p possible"]]
     for place in sorted({place for _, place in found}):
@@ -230,7 +242,8 @@ def rows_of_agreement(runs: list[RecordedRun]) -> list[list[str]]:
             numbers = (told.spearman, told.spearman_p, told.kendall, told.kendall_p, told.least_p)
             failed = sum(math.isinf(ours[method]) for method in told.methods)
             counts = [str(len(told.methods)), str(failed)]
-            rows.append([f"{place.layers}L-{place.layers}L", name, *counts, *map(_two_digits, numbers)])
+            length = "" if place.updates in usual else f", {place.updates:,} updates"
+            rows.append([f"{place.layers}L-{place.layers}L{length}", name, *counts, *map(_two_digits, numbers)])
     return rows
 
 

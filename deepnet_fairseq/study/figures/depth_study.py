@@ -1,6 +1,6 @@
 """The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
 
-Drawn are CORE, and trainings as long as those of most cells; the others are in the tables. A vertical line is the range
+Drawn are CORE, and trainings as long as those of most cells, longer ones in a picture of their own. A vertical line is the range
 of seeds, a cross at the top a training that diverged or was stuck.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..depth_rates import transfers
-from ..depth_study import outcome
+from ..depth_study import leaders, outcome
 from ..depth_tables import CORE, bests, grids, rate_of
 from ..runs import RecordedRun
 from ..style import style_of
@@ -38,6 +38,24 @@ def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
     sheet.label(0, "", DEPTH, LOSS)
     depths_axis(sheet, 0, depths)
     _room(sheet, 1)
+    _save(sheet, path)
+
+
+def loss_by_length(runs: list[RecordedRun], path: Path) -> None:
+    """A panel a depth with longer trainings: update -> held-out loss on the way; hollow: where a short training ends."""
+    usual = {run.facts["updates"] for run in grids(runs)}
+    short = {(method, place.layers): best for (method, place), best in bests(grids(runs)).items()}
+    longer = [run for run in leaders(runs) if run.method in CORE and run.facts["updates"] > max(usual)]
+    depths = sorted({run.layers for run in longer})
+    sheet = Sheet(max(len(depths), 1), 1, "", size=(3.6, 3.4) if len(depths) > 1 else (5.2, 3.6))
+    for panel, layers in enumerate(depths):
+        sheet.label(panel, f"{layers}L-{layers}L", "update", "" if panel else LOSS)
+        for run in sorted((run for run in longer if run.layers == layers), key=lambda run: CORE.index(run.method)):
+            style, best = style_of(run.method), short.get((run.method, layers))
+            sheet.curve(panel, run.validation.updates, run.validation.losses, style)
+            if best and best.losses:
+                sheet.panels[panel].plot([max(usual)], [best.loss], color=style.colour, marker=style.marker, **HOLLOW)
+    sheet.kinds["a training that ends there"] = HOLLOW | {"marker": "o"}
     _save(sheet, path)
 
 
