@@ -1,7 +1,7 @@
 """The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
 
-Drawn are CORE, and trainings as long as those of most cells, longer ones in a picture of their own. A vertical line is the range
-of seeds, a cross at the top a training that diverged or was stuck.
+Drawn are CORE, and trainings as long as those of most cells, longer ones in a picture of their own. A vertical line is
+the range of seeds, a cross at the top a training that diverged or was stuck.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
 
 
 def loss_by_length(runs: list[RecordedRun], path: Path) -> None:
-    """A panel a depth with longer trainings: update -> held-out loss on the way; hollow: where a short training ends."""
+    """A panel a depth with longer trainings: update -> held-out loss on the way; hollow: short ones' end."""
     usual = {run.facts["updates"] for run in grids(runs)}
     short = {(method, place.layers): best for (method, place), best in bests(grids(runs)).items()}
     longer = [run for run in leaders(runs) if run.method in CORE and run.facts["updates"] > max(usual)]
