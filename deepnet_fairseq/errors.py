@@ -11,12 +11,15 @@ class UserError(ValueError):
 
 
 def behind(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, what it was raised from, and so on, each once: where a debugger looks on, omegaconf's go in a circle."""
+    """`error`, what it was raised from, and so on, each once: where a debugger looks on, omegaconf's go in a circle.
+
+    As Python prints them: not what `raise ... from None` hides.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def user_error_line(error: BaseException | None) -> str | None:

@@ -79,6 +79,27 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(error, data, tmp_path,
         memory_trial.try_largest(trainer.cfg, trainer, trainer.task, epoch(training))
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "deepnet_adam"])
+def test_moments_are_kept_room_for_once(optimiser, data, tmp_path):
+    """Two numbers of float32 for each weight, until they are there: made by an update, or read from a checkpoint."""
+    diverging.train(data, tmp_path, *TINY, "--optimizer", optimiser, "--max-update", "1")
+    training = Training(data, tmp_path / "new", *TINY, "--optimizer", optimiser)
+    trainer = training.trainer
+    room = memory_trial._optimizer_to_come(trainer.cfg, trainer)
+    assert sum(one.numel() for one in room) == 2 * sum(p.numel() for p in training.model.parameters())
+    trainer.load_checkpoint(str(tmp_path / "checkpoint_last.pt"))
+    assert memory_trial._optimizer_to_come(trainer.cfg, trainer) == []
+
+
+def test_data_that_are_read_as_they_are_asked_for(data, tmp_path, monkeypatch):
+    training = Training(data, tmp_path, *TINY)
+    batches, read = epoch(training), []
+    monkeypatch.setattr(type(batches.dataset), "supports_prefetch", True)
+    monkeypatch.setattr(type(batches.dataset), "prefetch", lambda dataset, rows: read.append(rows))
+    memory_trial.try_largest(training.trainer.cfg, training.trainer, training.trainer.task, batches)
+    assert read == [memory_trial.largest(batches)[0]]
+
+
 def test_when_it_is_made(data, tmp_path, monkeypatch):
     """auto: beyond 100 layers on a GPU; once in a process."""
     made = []

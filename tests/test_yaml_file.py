@@ -87,6 +87,8 @@ def test_files_that_are_none(refused, tmp_path):
         (RIGHT.encode() + b"# \xe9\n", ": is no text in UTF-8"),
         (RIGHT + "# \x07\n", ": unacceptable character"),
         ("a: " + "[" * 5000 + "]" * 5000, ": is nested too deeply"),
+        ("a: " + "[" * 60 + "]" * 60, ", line 1: is nested too deeply"),
+        (RIGHT + "a: " + "{b: " * 60 + "1" + "}" * 60, f", line {len(RIGHT.splitlines()) + 1}: is nested too deeply"),
         (RIGHT + "#" * yaml_file.LARGEST, ": is larger than 1 MiB"),
         (f"defaults: [other]\n{RIGHT}", ": In 'mine': Could not load 'other'"),
         (f"defaults: 3\n{RIGHT}", ": Invalid defaults list"),
@@ -153,6 +155,40 @@ def test_a_right_file_trains(data, tmp_path):
     run("fairseq-hydra-train", *flags, *words, f"common.user_dir={USER_DIR}", f"checkpoint.save_dir={theirs}")
     ours, stock = (from_checkpoint(str(one / "checkpoint_last.pt"))[0].state_dict() for one in (mine, theirs))
     assert all(ours[name].equal(stock[name]) for name in stock)
+
+
+def test_a_training_outlives_its_file(tmp_path):
+    """What it ends with is told as it is, behind the line that the file had."""
+    file = tmp_path / "mine.yaml"
+    for said, line in (("--max-tokens 5: too many", ", line "), ("process 0 of 2: another one is gone", None)):
+        file.write_text(RIGHT)
+        with pytest.raises(UserError, match=said) as error, yaml_file._in_one_line(file, []):
+            file.unlink()
+            raise UserError(said)
+        assert str(error.value).startswith(f"{file}{line}" if line else said)
+
+
+@pytest.mark.smoke
+def test_names_that_a_folder_of_the_users_brings(data, tmp_path):
+    """common.user_dir may register them, beside this package."""
+    plug = tmp_path / "plug"
+    plug.mkdir()
+    (plug / "__init__.py").write_text(
+        "from fairseq.criterions import register_criterion\n"
+        "from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig\n"
+        "import deepnet_fairseq\n"
+        "@register_criterion('mine', dataclass=CrossEntropyCriterionConfig)\n"
+        "class Mine(CrossEntropyCriterion):\n    pass\n"
+    )
+    words = (f"common.user_dir={plug}", "criterion._name=mine", "~criterion.label_smoothing", f"task.data={data}")
+    words += (
+        "model._name=deepnet_transformer_tiny_6_6",
+        "optimization.max_update=1",
+        f"checkpoint.save_dir={tmp_path}/r",
+    )
+    assert '"train_wall"' in run("deepnet", "train", "--config", QUICKSTART, *words).stdout
+    done = run("deepnet", "train", "--config", QUICKSTART, words[0], "criterion._name=mein", *words[3:], check=False)
+    assert_one_line(done, "criterion._name=mein: criterion._name: mein is unknown; did you mean mine?")
 
 
 def test_a_mistake_that_the_training_finds(data, tmp_path):

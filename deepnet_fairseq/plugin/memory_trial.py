@@ -44,6 +44,8 @@ def try_largest(cfg, trainer, task, epoch_itr) -> None:
     try:
         with random_numbers_as_before(trainer.device):
             kept = _optimizer_to_come(cfg, trainer)
+            if getattr(epoch_itr.dataset, "supports_prefetch", False):  # of data that is read as it is asked for
+                epoch_itr.dataset.prefetch(rows)
             sample, _ = trainer._prepare_sample(epoch_itr.collate_fn([epoch_itr.dataset[row] for row in rows]))
             trainer.model.train()
             trainer.criterion.train()
@@ -93,12 +95,14 @@ def random_numbers_as_before(device: torch.device) -> Iterator[None]:
 def _optimizer_to_come(cfg, trainer) -> list[torch.Tensor]:
     """As much memory as Adam takes at its first update; none where its state has been loaded, or for others."""
     inner = trainer.optimizer.optimizer
+    if inner.state or any(part.moments for part in getattr(inner, "parts", ())):  # ours keeps them apart
+        return []
     parts = trainer.data_parallel_world_size if cfg.distributed_training.zero_sharding == "os" else 1
     return [
         torch.empty(MOMENTS * local(parameter).numel() // parts, dtype=torch.float32, device=trainer.device)
-        for group in inner.param_groups
+        for group in getattr(inner, "param_groups", ())  # a composite one has none
         for parameter in group["params"]
-        if "betas" in group and not inner.state
+        if "betas" in group
     ]
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from fairseq.models import (
@@ -100,9 +102,11 @@ class FairseqShell(DeepModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """fairseq-generate's call, and -interactive's, before they translate; the process trains no more."""
+        """fairseq-generate's call, and -interactive's and hub interfaces', before they translate."""
         super().prepare_for_inference_(cfg)
-        if next(self.parameters()).is_cpu:
+        programs = {f"fairseq_cli.{name}" for name in ("generate", "interactive")}  # a hub's process may be a server
+        theirs = programs & sys.modules.keys() or Path(sys.argv[0]).parent.name == "fairseq_cli"
+        if theirs and next(self.parameters()).is_cpu:
             keep_freed_memory()
 
     @classmethod

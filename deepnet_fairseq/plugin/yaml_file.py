@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fairseq import models, registry, tasks
+from fairseq import models, registry, tasks, utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from hydra import compose, initialize_config_dir
@@ -34,6 +34,7 @@ SECTIONS = tuple(one.name for one in fields(FairseqConfig) if not one.name.start
 TYPED: dict[str, Any] = {one.name: one.type for one in fields(FairseqConfig) if dataclasses.is_dataclass(one.type)}
 LARGEST = 1 << 20  # bytes
 MOST_VALUES = 100_000
+DEEPEST = 50  # levels; omegaconf ends at some 100
 REQUIRED = ("task", "model", "criterion", "optimizer", "lr_scheduler")  # sections without which nothing trains
 PACKAGE = Path(__file__).parents[1]
 
@@ -79,6 +80,7 @@ def composed(file: Path, settings: list[str]) -> DictConfig:
                 raise UserError(f"{section}.{name}: no such setting{did_you_mean(name, known)}")
         for key in sorted(OmegaConf.missing_keys(cfg)):
             raise UserError(f"{key}: is for you to give; {key}=VALUE")
+        utils.import_user_module(cfg.common)  # which may have names of its own
         _check_names(cfg)
         add_defaults(cfg)
         OmegaConf.to_container(cfg, resolve=True)
@@ -123,7 +125,7 @@ def read(file: Path) -> yaml.Node | None:
     try:
         node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if node is not None:
-            _unfolded(node, "", {}, file)
+            _unfolded(node, "", {}, file, 0)
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is no text in UTF-8 (byte {error.start})") from error
     except yaml.YAMLError as error:
@@ -140,7 +142,7 @@ def _said(error: yaml.YAMLError, file: Path) -> str:
     return f"{file}, line {mark.line + 1}: " + ("a tab; indent with spaces" if "'\\t'" in problem else problem)
 
 
-def _unfolded(node: yaml.Node, key: str, sizes: dict[int, int], file: Path) -> int:
+def _unfolded(node: yaml.Node, key: str, sizes: dict[int, int], file: Path, deep: int) -> int:
     """How many values it is when its aliases are written out, each counted once; UserError for too many.
 
     sizes: those of nodes that are done, by identity; 0 for those that this one is in.
@@ -149,17 +151,19 @@ def _unfolded(node: yaml.Node, key: str, sizes: dict[int, int], file: Path) -> i
         if not sizes[id(node)]:
             raise UserError(f"{file}, line {node.start_mark.line + 1}: {key}: an alias stands for what it is in")
         return sizes[id(node)]
+    if deep > DEEPEST:
+        raise UserError(f"{file}, line {node.start_mark.line + 1}: is nested too deeply")
     sizes[id(node)], size, seen = 0, 1, set()
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            size += _unfolded(item, key, sizes, file)
+            size += _unfolded(item, key, sizes, file, deep + 1)
     elif isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             below = f"{key}.{name.value}".lstrip(".")
             if isinstance(name, yaml.ScalarNode) and name.value in seen:
                 raise UserError(f"{file}, line {name.start_mark.line + 1}: {below}: is there twice; drop one")
             seen.add(str(name.value))
-            size += 1 + _unfolded(value, below, sizes, file)
+            size += 1 + _unfolded(value, below, sizes, file, deep + 1)
     if size > MOST_VALUES:
         raise UserError(f"{file}, line {node.start_mark.line + 1}: {key}: aliases unfold to {size:,} values")
     sizes[id(node)] = size
@@ -172,6 +176,7 @@ def _in_one_line(file: Path, settings: list[str], others: tuple[type[Exception],
 
     others: what a wrong file makes hydra raise besides, where nothing but the file is at work.
     """
+    lines = dict(_lines(read(file)))  # a training may outlive the file
     try:
         yield
     except yaml.YAMLError as error:
@@ -180,10 +185,10 @@ def _in_one_line(file: Path, settings: list[str], others: tuple[type[Exception],
         line = user_error_line(error)
         if line is None and isinstance(error, (HydraException, OmegaConfBaseException, *others)):
             line = _of_hydra(error)
-            line = _placed(line, file, settings) or f"{getattr(error, 'override', None) or file}: {line}"
+            line = _placed(line, file, lines, settings) or f"{getattr(error, 'override', None) or file}: {line}"
         if line is None:
             raise
-        raise UserError(_placed(line, file, settings) or line) from error
+        raise UserError(_placed(line, file, lines, settings) or line) from error
 
 
 def _of_hydra(error: BaseException) -> str:
@@ -200,10 +205,8 @@ def _of_hydra(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _placed(line: str, file: Path, settings: list[str]) -> str:
+def _placed(line: str, file: Path, lines: dict[str, int], settings: list[str]) -> str:
     """`line` behind the word of the command or the line of the file that it is about; "" if it names no setting."""
-    node = read(file)
-    lines = dict(_lines(node)) if isinstance(node, yaml.MappingNode) else {}
     match = re.match(r"--([\w-]+)|([\w.]+)(\[\d+\])?: ", line)
     key = (match.group(2) or "") if match else ""
     if match and match.group(1):  # a flag, as fairseq-train's
@@ -226,10 +229,9 @@ def _key(word: str) -> str:
     return re.split("[=@]", word.lstrip("+~"))[0]
 
 
-def _lines(node: yaml.MappingNode, above: str = "") -> Iterator[tuple[str, int]]:
-    """Each key with its line, from 1."""
-    for name, value in node.value:
+def _lines(node: yaml.Node, above: str = "") -> Iterator[tuple[str, int]]:
+    """Each key of a mapping with its line, from 1."""
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         key = f"{above}{name.value}"
         yield key, name.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode):
-            yield from _lines(value, f"{key}.")
+        yield from _lines(value, f"{key}.")

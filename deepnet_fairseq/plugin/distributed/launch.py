@@ -30,7 +30,8 @@ from ..checkpoints import holding
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 LOST = re.compile(
-    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]ime[d ]*out|heartbeat|not all ranks|store", re.I
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
+    re.I,
 )
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, which save
 

@@ -78,9 +78,7 @@ class Growth:
     """All numbers of a training, at both time scales. Costs some microseconds an update."""
 
     def __init__(self):
-        self.single = {
-            name: History(factor, window=200, enough=ENOUGH, gap=50, last=10, few=3) for name, factor in GROWTH.items()
-        }
+        self.single = {name: of_updates(name) for name in GROWTH}
         self.blocks = {name: of_blocks(name) for name in GROWTH}
         self.block: list[dict[str, float]] = []
 
@@ -174,13 +172,17 @@ class LateWatch:
             if watch.skipped == SKIPPED and self.update >= ENOUGH:
                 self._warn(f"half precision has skipped {SKIPPED} updates in a row")
             return
-        if made["update"] < self.update:  # set back
-            self.growth, self.wanted = Growth(), False
         self.update = made["update"]
         if watching:
             self._look()
         if said := self.growth.told({"gradient norm": float(made["gnorm"]), "loss": made["loss"]}):
             self._warn(said)
+
+    def set_back(self, update: int) -> None:
+        """To be told that the weights are those after `update` again."""
+        self.growth, self.wanted, self.update = Growth(), False, update
+        if self.layers:
+            self.layers.looks.clear()
 
     def _warn(self, said: str) -> None:
         self.alarms.append(self.update)

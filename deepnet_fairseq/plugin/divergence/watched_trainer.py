@@ -159,6 +159,7 @@ def _set_back(trainer, epoch_itr, stop: Stop) -> bool:
             logger.warning(line)
     done = trainer.rollbacks.back(trainer, epoch_itr, stop)
     trainer.watch = Watch(trainer.watch.least)
+    trainer.late.set_back(trainer.get_num_updates())
     if first and done:
         event["rollback"] = done
         diagnosis.write(folder, events)
