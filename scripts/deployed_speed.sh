@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How fast a trained model is where it is used: stock fairseq-generate, ours, CTranslate2 and transformers, in rounds.
 #
-#   scripts/deployed_speed.sh [flags of deepnet deployed]     writes OUT/DEPTH.json, and OUT/README.md of all of them
+#   scripts/deployed_speed.sh [flags of deepnet deployed]     writes OUT/DEPTH.json, and OUT/README.md of all there are
 #   SMOKE=1 scripts/deployed_speed.sh                         a 2L-2L model, one round: does everything run here?
 #   DATA=data-bin/de-en CHECKPOINTS="six.pt deep.pt" scripts/deployed_speed.sh --sentences 500
 #
@@ -28,11 +28,9 @@ out=results/deployed models=quickstart updates=1200 depths="6 18 100"
 [ -z "${MODELS:-}" ] || models="$(named "$MODELS")"
 mkdir -p "$out"
 
-records=() status=0
+status=0
 measure() {  # measure NAME CHECKPOINT DATA FLAGS...
-    local record="$out/$1.json"
-    deepnet deployed "$2" "$3" --out "$record" "${size[@]}" "${@:4}" || status=$?
-    [ ! -f "$record" ] || records+=("$record")
+    deepnet deployed "$2" "$3" --out "$out/$1.json" "${size[@]}" "${@:4}" || status=$?
 }
 
 if [ -n "${CHECKPOINTS:-}" ]; then
@@ -49,9 +47,9 @@ else
         measure "${depth}L-${depth}L" "$run/checkpoint_last.pt" "$models/data" "$@"
     done
 fi
-[ "${#records[@]}" = 0 ] || {
-    echo "# Speed of what is deployed"
-    echo
-    deepnet deployed --render "${records[@]}"
-} >"$out/README.md"
+readarray -t records < <(find "$out" -maxdepth 1 -name '*.json' | sort -V)
+if [ "${#records[@]}" -gt 0 ]; then
+    { echo "# Speed of what is deployed" && echo && deepnet deployed --render "${records[@]}"; } >"$out/README.md.part"
+    mv "$out/README.md.part" "$out/README.md"
+fi
 exit "$status"

@@ -10,9 +10,11 @@ import argparse
 import sys
 import tempfile
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
 from fairseq import tasks
 from torch import nn
 
@@ -22,7 +24,7 @@ from deepnet_fairseq.core.models import BOS, EOS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.tools.export.hub_models import MARKS, Port
-from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, lines_held, write_tokenizer
+from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, sentences_held, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
 from scripts.hub_exports import markdown
 
@@ -67,7 +69,8 @@ def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu",
     config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
     config.save_pretrained(folder)
     port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
-    dictionaries, held = (task.source_dictionary, task.target_dictionary), lines_held(subwords, task, cfg.task.data)
+    dictionaries = task.source_dictionary, task.target_dictionary
+    held = sentences_held(subwords, task, cfg.task.data)
     tokenizer, _ = write_tokenizer(transformers, folder, port, subwords, dictionaries, ["", ""], held)
     return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
 
@@ -92,10 +95,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--limit", type=int, metavar="N", help="questions of each task, for a trial")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=16, metavar="N")
     args = parser.parse_args(argv)
     register()
+    if find_spec("lm_eval") is None:
+        sys.exit("zero_shot: error: lm_eval is not installed; pip install 'lm_eval[hf]'")
     try:
         with redirect_stdout(sys.stderr):
             table = markdown(list(rows(args)))

@@ -71,8 +71,8 @@ def numbered(monkeypatch):
     return made
 
 
-def test_a_record_is_gone_on_with(checkpoint, data, tmp_path, numbered, capsys):
-    """What was measured stays, the rounds that are missing are made; of other settings it is refused."""
+def test_a_record_is_gone_on_with(checkpoint, data, tmp_path, numbered, capsys, monkeypatch):
+    """What was measured stays, the rounds that are missing are made; of other settings or code it is refused."""
     out, flags = tmp_path / "record.json", ("--candidates=stock,ours,ctranslate2", "--batches=1,32")
     with pytest.raises(SystemExit, match="130"):
         deployed(checkpoint, data, out, *flags)
@@ -97,6 +97,10 @@ def test_a_record_is_gone_on_with(checkpoint, data, tmp_path, numbered, capsys):
     assert capsys.readouterr().out == printed
     with pytest.raises(SystemExit, match="a record with another settings; give another"):
         deployed(checkpoint, data, out, *flags, "--beam=2")
+    assert record["sentences"] == {"1": 2, "32": 12} and record["bleu"]["joined"] == "sentencepiece"
+    monkeypatch.setattr(tool, "digest", lambda files: "another")
+    with pytest.raises(SystemExit, match="a record with another code; give another"):
+        deployed(checkpoint, data, out, *flags, "--rounds=2")
 
 
 def test_sentences_and_speed_are_printed_as_fairseq_prints_them(tmp_path, capsys):

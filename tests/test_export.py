@@ -213,8 +213,17 @@ def test_the_folder_says_what_it_is(checkpoint, hub):
         assert str(checkpoint.parent) not in path.read_text()
 
 
+@pytest.mark.peers
+def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
+    """Which transformers refuses with one beam."""
+    export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1", "--lenpen", "0.6")
+    search = json.loads((tmp_path / "hub" / "generation_config.json").read_text())
+    assert search.get("num_beams", 1) == 1 and not search.get("early_stopping")
+
+
 HUB_REFUSED = {
     "no data": (("--data", "{text}.missing"), "--data"),
+    "a folder of something else": (("--data", "{folder}"), "--data .*; give the run's binarised data"),
     "no beam": (("--beam", "0"), "--beam 0: must be at least 1"),
     "no such text": (("--check", "no/such.txt"), "--check no/such.txt: no such file"),
     "a long text": (("--check", "{long}"), "--check: line 2 has [0-9]+ tokens of 1024; leave it out"),
@@ -233,7 +242,8 @@ def test_refusals_of_the_hub(case, data, checkpoint, tmp_path):
     (words, message), text, long = HUB_REFUSED[case], data.parent / "text" / "test.qaa", data.parent / "long.txt"
     long.write_text("a\n" + "a " * 1200 + "\n")
     (data.parent / "empty.txt").touch()
-    words = [word.format(text=text, long=long, empty=data.parent / "empty.txt") for word in words]
+    places = {"text": text, "long": long, "empty": data.parent / "empty.txt", "folder": text.parent}
+    words = [word.format(**places) for word in words]
     with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
         export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", *words)
     assert not list(tmp_path.iterdir())
@@ -245,6 +255,7 @@ REFUSED = {
     "no folder": (("{checkpoint}", "--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
     "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
     "not empty": (("{checkpoint}", "--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
+    "a penalty of 0": (("{checkpoint}", "--to", "ctranslate2", "--lenpen", "0"), "--lenpen: only with --to hugging"),
     "beams of fairseq": (("{checkpoint}", "--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
     "stock model": (("{exported}", "--to", "transformer"), "holds a transformer"),
 }

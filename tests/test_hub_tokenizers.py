@@ -61,9 +61,10 @@ def test_subword_nmt_as_fsmt_tokenizer(merged, tmp_path):
     folder, plain, pieces, dictionaries = merged
     transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path)
     subwords = find_subwords(None, str(folder))
-    tokenizer, slow = write_tokenizer(library(), tmp_path, FSMT, subwords, dictionaries, LANGS, [])
-    assert slow == "the data have two dictionaries"
     ours = [dictionaries[0].encode_line(line, add_if_not_exist=False).tolist() for line in pieces[0]]
+    held = [*((line, row[:-1]) for line, row in zip(plain[0], ours, strict=True)), ("A-b", [7])]
+    tokenizer, slow = write_tokenizer(library(), tmp_path, FSMT, subwords, dictionaries, LANGS, held)
+    assert slow == "the data have two dictionaries; it cuts 60 of 61 of the data's own sentences as they are there"
     assert tokenizer(plain[0])["input_ids"] == ours
     assert any(UNK in line for line in ours) and type(tokenizer).__name__ == "FSMTTokenizer"
     theirs = [dictionaries[1].encode_line(line, add_if_not_exist=False) for line in pieces[1]]
@@ -72,6 +73,21 @@ def test_subword_nmt_as_fsmt_tokenizer(merged, tmp_path):
     wanted = [plain[1][number] for number in known]  # but for Moses' blanks at full stops and commas
     assert [line.replace(" ", "") for line in said] == [line.replace(" ", "") for line in wanted] and len(known) > 5
     assert tokenizer.model_max_length == 1024 and tokenizer.eos_token_id == EOS and tokenizer.pad_token_id == PAD
+
+
+def test_a_dictionary_without_capitals_is_one_of_text_that_had_none(merged, tmp_path):
+    """As IWSLT-14's recipe prepares it."""
+    from subword_nmt.apply_bpe import BPE
+
+    folder, plain, _, _ = merged
+    bpe, dictionary = BPE(io.StringIO((folder / "codes").read_text(encoding="utf-8"))), Dictionary()
+    tokenize = MosesTokenizer(LANGS[0]).tokenize
+    cut = [bpe.process_line(" ".join(tokenize(line.lower(), aggressive_dash_splits=True))) for line in plain[0]]
+    ours = [dictionary.encode_line(line).tolist() for line in cut]
+    transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path)
+    subwords = find_subwords(None, str(folder))
+    tokenizer, _ = write_tokenizer(library(), tmp_path, FSMT, subwords, [dictionary] * 2, LANGS, [])
+    assert tokenizer(plain[0])["input_ids"] == ours and any(line != line.lower() for line in plain[0])
 
 
 def test_a_sentencepiece_model_with_two_dictionaries(merged, tmp_path):
@@ -88,7 +104,8 @@ def test_a_sentencepiece_model_with_two_dictionaries(merged, tmp_path):
     (tmp_path / "hub").mkdir()
     transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path / "hub")
     subwords = find_subwords(None, str(tmp_path))
-    tokenizer, slow = write_tokenizer(library(), tmp_path / "hub", FSMT, subwords, dictionaries, LANGS, plain[0])
+    held = list(zip(plain[0], numbers[0], strict=True))
+    tokenizer, slow = write_tokenizer(library(), tmp_path / "hub", FSMT, subwords, dictionaries, LANGS, held)
     assert slow == "the data have two dictionaries"
     assert tokenizer(plain[0])["input_ids"] == numbers[0] and dictionaries[0].symbols != dictionaries[1].symbols
     assert tokenizer.batch_decode(numbers[1], skip_special_tokens=True) == plain[1]
@@ -142,9 +159,10 @@ def test_a_fast_tokenizer_cuts_as_fairseq_does(subwords, merged, tmp_path):
         folder = tmp_path / f"{head}{begin}"
         folder.mkdir()
         ported = Port("OPT", head, MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
-        tokenizer, slow = write_tokenizer(library(), folder, ported, subwords, [dictionary] * 2, LANGS, lines)
-        assert not slow and tokenizer.is_fast and tokenizer.model_max_length == 128
         numbers = [row.tolist() for row in cut]
+        held = list(zip(lines, numbers, strict=True))
+        tokenizer, slow = write_tokenizer(library(), folder, ported, subwords, [dictionary] * 2, LANGS, held)
+        assert not slow and tokenizer.is_fast and tokenizer.model_max_length == 128
         assert tokenizer(lines)["input_ids"] == [[*before, *row, *behind] for row in numbers]
         pair = tokenizer(lines[0], lines[1])["input_ids"]
         assert pair == [*before, *numbers[0], *behind, *between, *numbers[1], *behind]

@@ -130,6 +130,8 @@ def add_deployed(sub) -> None:
     other = "also ours in another version, by its folder deepnet_fairseq"
     sub.add_argument("--version", action="append", default=[], metavar="NAME=FOLDER", help=other)
     sub.add_argument("--beam", type=int, default=5, help="default %(default)s")
+    found = "spm.model or codes beside the data"
+    sub.add_argument("--subwords", default="", metavar="FILE", help=f"what cut the text, by default {found}")
     sub.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     sub.add_argument("--threads", type=int, default=1, help="default %(default)s")
     sub.add_argument("--seconds", type=float, default=3600, help="limit for a run (default %(default)g)")

@@ -43,7 +43,8 @@ def export(args) -> None:
     if args.to == "ctranslate2" and args.fp16:
         raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
     for flag, places in ONLY.items():
-        if args.to not in places and getattr(args, flag) not in (None, False):
+        given = getattr(args, flag)
+        if args.to not in places and given is not None and given is not False:  # 0 was given
             raise UserError(f"--{flag}: only with --to {' or '.join(places)}; leave it out")
     if args.to == "transformer":
         check_file("--out", Path(args.out), (Path(args.checkpoint),))

@@ -210,9 +210,12 @@ def _result(setting: Setting) -> str:
             found = metric.corpus_score(read_generated(folder / "generated.txt").translations, [sentences])
             score = {"bleu": round(found.score, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
             (folder / "score.json").write_text(json.dumps(score) + "\n")
-    runs = [RecordedRun(folder) for folder in folders]
-    depth(runs, setting.out / "loss.png")
+    every = [RecordedRun(folder) for folder in folders]
+    runs = [run for run in every if run.parts.get("log", {}).get("train_inner")]  # others ended before the first row
+    if runs:
+        depth(runs, setting.out / "loss.png")
     rows = [["method", "updates", "final loss", "BLEU", "train time"]]
+    rows += [[run.name, "-", "- (diverged at once)", "-", "-"] for run in every if run not in runs]
     for run in runs:
         ended = "stuck" if run.stuck else "diverged" if run.log.diverged else ""
         loss = f"{run.log.final_loss():.2f}" + (f" ({ended})" if ended else "")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from fairseq.data.data_utils import numpy_seed, post_process
 from fairseq.data.indexed_dataset import make_builder
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from sacrebleu import BLEU
 
 from ...errors import UserError
 from ...files import WRONG_VALUES, read_object, whole
@@ -30,6 +32,7 @@ from ...plugin.building import from_checkpoint
 from ...study.scoring.generated import generation_speed, read_generated
 from ...study.scoring.scores import bleu_metric
 from ..environment import environment
+from ..export.hub_tokenizers import NAMES, find_subwords
 from . import translator
 from .results import Column, compared, number, value
 from .settings import STOCK, Candidate
@@ -43,7 +46,6 @@ SAME = ("commit", "modified", "versions", "hardware")  # in all rounds of a reco
 # fields that a task looks up in the rest of a run's config
 ALONE: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "train_subset": ""}
 PACKAGE = Path(__file__).parents[2]
-PIECES = {"spm.model": "sentencepiece", "codes": "subword_nmt"}  # beside the data -> how fairseq joins what it cut
 
 
 class Program(NamedTuple):
@@ -70,7 +72,7 @@ class Settings:
     """checkpoint, data, subset: what is translated by what; sentences: the first so many, `alone` one at a time.
 
     batches: some of BATCHES; candidates: of PROGRAMS; versions: NAME=FOLDER of this package in another version, which
-    is a candidate too; seconds: limit of one process.
+    is a candidate too; subwords: what cut the text, "" if it lies beside the data; seconds: limit of one process.
     """
 
     checkpoint: str
@@ -84,6 +86,7 @@ class Settings:
     beam: int = 5
     rounds: int = 3
     threads: int = 1
+    subwords: str = ""
     seconds: float = 3600
 
     def programs(self) -> dict[str, Program]:
@@ -104,6 +107,18 @@ class Settings:
             name, _, folder = words.partition("=")
             if not name or name in PROGRAMS or not (Path(folder) / "plugin").is_dir():
                 raise UserError(f"--version {words}: give NAME=FOLDER, a new name and another deepnet_fairseq")
+        if self.subwords:
+            find_subwords(self.subwords, self.data)
+
+    def folders(self) -> dict[str, Path]:
+        """Code that is measured: this package, and its versions by their names."""
+        return {"": PACKAGE} | {name: Path(folder) for name, _, folder in (w.partition("=") for w in self.versions)}
+
+    def pieces(self) -> str | None:
+        """How fairseq joins what cut the text; None where nobody says what did."""
+        beside = any((Path(self.data) / name).is_file() for name in NAMES)
+        kind = find_subwords(self.subwords or None, self.data).kind if self.subwords or beside else None
+        return "subword_nmt" if kind == "codes" else kind
 
 
 def run(settings: Settings, out: Path) -> dict:
@@ -120,6 +135,10 @@ def run(settings: Settings, out: Path) -> dict:
         "environment": where,
         "settings": asdict(settings) | _names(settings),
         "model": model,
+        "code": {name: digest(folder.rglob("*.py")) for name, folder in settings.folders().items()},
+        "text": digest(_text(settings)),
+        "bleu": {"joined": settings.pieces(), "signature": str(metric(settings).get_signature())},
+        "sentences": {},
         "candidates": [],
         "cells": [],
     }
@@ -132,6 +151,7 @@ def run(settings: Settings, out: Path) -> dict:
             if reason := next(c.unavailable for c in candidates if c.name == name):
                 cell.end(UNAVAILABLE, reason)
         jobs = {batches: Sentences(settings, languages, batches, work) for batches in settings.batches}
+        record["sentences"] = {batches: job.count for batches, job in jobs.items()}
         for turn in range(settings.rounds):
             for batches, sentences in jobs.items():
                 print(f"deployed: {model['depth']}, batches {batches}, round {turn + 1}", file=sys.stderr, flush=True)
@@ -147,7 +167,28 @@ def run(settings: Settings, out: Path) -> dict:
 def _names(settings: Settings) -> dict:
     """Files and folders without where they lie."""
     versions = [words.split("=")[0] for words in settings.versions]
-    return {"checkpoint": Path(settings.checkpoint).name, "data": Path(settings.data).name, "versions": versions}
+    names = {name: Path(getattr(settings, name)).name for name in ("checkpoint", "data", "subwords")}
+    return names | {"versions": versions}
+
+
+def _text(settings: Settings) -> list[Path]:
+    """Files of the data that are read: the set's, and dictionaries."""
+    return [*Path(settings.data).glob(f"{settings.subset}.*"), *Path(settings.data).glob("dict.*")]
+
+
+def metric(settings: Settings) -> BLEU:
+    """Of text if pieces of SentencePiece are joined to it; of words that somebody has tokenised otherwise."""
+    found = bleu_metric(tokenize="13a" if settings.pieces() == "sentencepiece" else "none")
+    found.corpus_score(["a"], [["a"]])  # before it there is no signature
+    return found
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of what is in all of them."""
+    found = hashlib.sha256()
+    for path in sorted(files):
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def _model(settings: Settings) -> tuple[dict, tuple[str, str]]:
@@ -185,7 +226,7 @@ def _begun(out: Path, record: dict) -> list[dict]:
     more = {"rounds": 0, "seconds": 0}  # may differ
     try:
         pairs = {name: (found["environment"][name], this["environment"][name]) for name in SAME}
-        pairs |= {"model": (found["model"], this["model"])}
+        pairs |= {name: (found[name], this[name]) for name in ("model", "code", "text")}
         pairs |= {"settings": (found["settings"] | more, this["settings"] | more)}
         cells = found["cells"]
     except WRONG_VALUES as error:
@@ -214,6 +255,7 @@ def export(name: str, settings: Settings, work: Path) -> Candidate:
     said = {"checkpoint": settings.checkpoint, "data": settings.data}
     program = settings.programs()[name]
     words = tuple(word.format(**said) for word in program.command)
+    words += ("--subwords", settings.subwords) if settings.subwords and program.name == "transformers" else ()
     command = [sys.executable, "-m", PACKAGE.name, *words, "--out", str(work / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     why = (done.stderr.strip() or "no message").splitlines()[-1] if done.returncode else ""
@@ -235,13 +277,13 @@ class Sentences:
         self.folder.mkdir()
         task = self._write_data(languages, count)
         self.symbols = task.target_dictionary.symbols
+        self.count = len(task.dataset(settings.subset))
         flags = ["--gen-subset", settings.subset, "--source-lang", languages[0], "--target-lang", languages[1]]
         size = [] if batches == DEFAULT else ["--batch-size", batches]
         size += ["--required-batch-size-multiple", "1"]  # stock fairseq leaves out the last sentences otherwise
         self.flags = [str(self.folder), "--cpu", "--beam", str(settings.beam), *flags, *size]
-        pieces = [joined for name, joined in PIECES.items() if (Path(settings.data) / name).is_file()]
-        self.pieces = pieces[0] if pieces else None
-        self.metric = bleu_metric(tokenize="13a" if self.pieces == "sentencepiece" else "none")
+        self.pieces = settings.pieces()
+        self.metric = metric(settings)
         sizes = {"max_tokens": DEFAULT_TOKENS} if batches == DEFAULT else {"max_sentences": int(batches)}
         (self.folder / "batches.json").write_text(json.dumps(listed(task, settings.subset, sizes)), encoding="utf-8")
 
@@ -329,12 +371,16 @@ def render(records: list[dict]) -> str:
     lines = []
     for record in records:
         where, model, settings = record["environment"], record["model"], record["settings"]
+        counts = ", ".join(f"{count:,} in batches {batches}" for batches, count in record["sentences"].items())
+        rounds = max((len(cell["repeats"]) for cell in record["cells"]), default=0)
+        commit = f"commit {where['commit']}{' with changes' * where['modified']}" if where["commit"] else "no commit"
+        scored = "of text" if record["bleu"]["joined"] else "of the dictionary's symbols"
         lines.append(
             f"- {model['depth']} {model['method']}, width {model['width']}, {model['parameters']:,} parameters, on "
             f"{settings['data']}: {where['hardware']}, {settings['threads']} thread{'s' * (settings['threads'] > 1)}, "
-            f"fp32, beam {settings['beam']}, {settings['sentences']:,} sentences ({settings['alone']} one at a time), "
-            f"{settings['rounds']} rounds, {where['started']}, commit {where['commit']}"
-            f"{' with changes' * where['modified']}; {', '.join(map(' '.join, where['versions'].items()))}"
+            f"fp32, beam {settings['beam']}; sentences: {counts}; {rounds} round{'s' * (rounds != 1)}, "
+            f"{where['started']}, {commit}; BLEU {scored} "
+            f"(`{record['bleu']['signature']}`); {', '.join(map(' '.join, where['versions'].items()))}"
         )
     heads = ["depth", "batches", "program", *(column.head for column in COLUMNS), "on disk"]
     rows = [heads, ["---"] * len(heads)]

@@ -36,13 +36,15 @@ class Search:
 class Translations:
     """Sentences translated by fairseq's search and by generate(): how many, how many alike, and why others are not.
 
-    rounded: how many more are alike in float64; apart: lines of the rest, from 1; bleu: of fairseq's search and of
-    generate(), with the signature, if there were references.
+    rounded: how many more are alike in float64; cut: how many of the others ended at the longest that is searched,
+    where generate() has the forced eos for nothing and fairseq counts its log-probability; apart: lines of the rest,
+    from 1; bleu: of fairseq's search and of generate(), with the signature, if there were references.
     """
 
     sentences: int
     equal: int
     rounded: int
+    cut: int
     apart: tuple[int, ...]
     bleu: tuple[float, float, str] | None = None
 
@@ -50,6 +52,8 @@ class Translations:
         said = f"{self.equal} of {self.sentences} translations are those of fairseq's search"
         if self.rounded:
             said += f", {self.rounded} more in float64 (rounding)"
+        if self.cut:
+            said += f", {self.cut} cut at the longest, where it counts the end otherwise"
         if self.apart:
             said += f", not those of lines {', '.join(map(str, self.apart))}"
         if self.bleu is not None:
@@ -112,9 +116,10 @@ def compare_translations(
     UserError, naming the line, for one that is longer than the model has positions.
     """
     stock = stock_model(folded.model, folded.state)
+    longest = min(LONGEST, ported.longest - 2)
     beam = SequenceGenerator(
-        [stock], task.target_dictionary, beam_size=search.beam, max_len_a=0,
-        max_len_b=min(LONGEST, ported.longest - 2), len_penalty=search.lenpen,
+        [stock], task.target_dictionary, beam_size=search.beam, max_len_a=0, max_len_b=longest,
+        len_penalty=search.lenpen,
     )  # fmt: skip
 
     def translate(batch: list[str]) -> list[tuple[list[int], list[int]]]:
@@ -131,14 +136,16 @@ def compare_translations(
     model.double()
     again = [translate([lines[number]])[0] for number in different]
     model.float()
-    apart = tuple(number + 1 for number, (ours, theirs) in zip(different, again, strict=True) if ours != theirs)
+    unlike = [(number, pair) for number, pair in zip(different, again, strict=True) if pair[0] != pair[1]]
+    apart = tuple(number + 1 for number, pair in unlike if {len(side) for side in pair} != {longest})
+    rounded, cut = len(different) - len(unlike), len(unlike) - len(apart)
     bleu = None
     if references is not None:
         metric = sacrebleu.BLEU()
         said = [tokenizer.batch_decode(side, skip_special_tokens=True) for side in zip(*found, strict=True)]
         scores = [metric.corpus_score(side, [references]).score for side in said]
         bleu = scores[0], scores[1], str(metric.get_signature())
-    return Translations(len(lines), len(lines) - len(different), len(different) - len(apart), apart, bleu)
+    return Translations(len(lines), len(lines) - len(different), rounded, cut, apart, bleu)
 
 
 @torch.no_grad()

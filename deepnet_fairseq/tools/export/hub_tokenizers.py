@@ -51,6 +51,9 @@ class Subwords:
         return encoders.build_bpe(argparse.Namespace(bpe=self.kind, **settings))
 
 
+Held = list[tuple[str, list[int]]]  # sentences of the data: text, and the numbers of its pieces
+
+
 class Unfit(Exception):
     """Why text cannot be cut by a fast tokenizer as it was, in words."""
 
@@ -84,17 +87,18 @@ def find_subwords(path: str | None, data: str) -> Subwords:
 
 
 def write_tokenizer(
-    transformers, folder: Path, ported: Port, subwords: Subwords, dictionaries, langs: list[str], held: list[str]
+    transformers, folder: Path, ported: Port, subwords: Subwords, dictionaries, langs: list[str], held: Held
 ) -> tuple[Any, str]:
     """Writes the tokenizer's files into `folder`; gives it as AutoTokenizer loads it, and why it is no fast one, or "".
 
-    dictionaries: fairseq's, of source and target; langs: their names; held: lines that a fast one must cut as fairseq
-    does. UserError for two dictionaries where the model has one, and for what no tokenizer cuts.
+    dictionaries: fairseq's, of source and target; langs: their names; held: what a fast one must cut as fairseq does,
+    and of which it is said how much FSMT's does. UserError for two dictionaries where the model has one, and for what
+    no tokenizer cuts.
     """
     reason = ""
     try:
         tokenizer = _fast(transformers, ported, subwords, dictionaries)
-        _cut_alike(tokenizer, subwords, dictionaries[0], held)
+        _cut_alike(tokenizer, subwords, dictionaries[0], [line for line, _ in held])
     except Unfit as error:
         reason = str(error)
         if ported.head != "ForConditionalGeneration" or subwords.kind == "gpt2":
@@ -106,23 +110,39 @@ def write_tokenizer(
         slow = _fsmt if subwords.kind == "codes" else _marian
         tokenizer = slow(transformers, folder, subwords.files[0], dictionaries, langs, ported.longest)
     tokenizer.save_pretrained(folder)
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True), reason
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if subwords.kind == "codes" and held:
+        found = tokenizer([line for line, _ in held], add_special_tokens=False)["input_ids"]
+        alike = sum(mine == numbers for mine, (_, numbers) in zip(found, held, strict=True))
+        reason += f"; it cuts {alike} of {len(held)} of the data's own sentences as they are there"
+    return tokenizer, reason
 
 
-def lines_held(subwords: Subwords, task, data: str) -> list[str]:
-    """Source text of the data's smallest split, as it was before it was cut; none of what codes cut."""
-    if subwords.kind not in CUTTERS:
-        return []
-    dictionary, encoder = task.source_dictionary, subwords.encoder()
+def sentences_held(subwords: Subwords, task, data: str) -> Held:
+    """Of the data's smallest split the source text, as it was before it was cut, and its numbers.
+
+    Moses' tokens are joined as sacremoses does, which brings back most sentences as they were.
+    """
     source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
     suffixes = [f".{pair}.{source}" for pair in (f"{source}-{target}", f"{target}-{source}")] if source else [""]
+    dictionary, join = task.source_dictionary, _joiner(subwords, source)
     for split, suffix in itertools.product(("valid", "test", "train"), suffixes):
         dataset = load_indexed_dataset(str(Path(data) / f"{split}{suffix}"), dictionary)
         if dataset is not None:
             rows = (dataset[number].tolist() for number in range(min(len(dataset), HELD)))
-            known = ([dictionary[i] for i in row if i >= SPECIALS] for row in rows)
-            return [encoder.decode(" ".join(pieces)) for pieces in known]
+            known = ([i for i in row if i >= SPECIALS] for row in rows)
+            return [(join(" ".join(dictionary[i] for i in row)), row) for row in known]
     return []
+
+
+def _joiner(subwords: Subwords, language: str | None) -> Callable[[str], str]:
+    """Pieces with blanks between -> text."""
+    if subwords.kind != "codes":
+        return subwords.encoder().decode
+    from sacremoses import MosesDetokenizer
+
+    moses = MosesDetokenizer(language or "en")
+    return lambda pieces: moses.detokenize(pieces.replace(f"{GOES_ON} ", "").split())
 
 
 def _cut_alike(tokenizer, subwords: Subwords, dictionary, lines: list[str]) -> None:
@@ -227,6 +247,7 @@ def _all_there(pieces: Iterable[str], numbers: dict[str, int], path: Path) -> No
 
 def _fsmt(transformers, folder: Path, codes: Path, dictionaries, langs: list[str], longest: int):
     merges = codes.read_text(encoding="utf-8").splitlines()[1:]
+    lower = all(symbol == symbol.lower() for symbol in dictionaries[0].symbols[SPECIALS:])  # so was the text
     (folder / "merges.txt").write_text("".join(f"{merge}\n" for merge in merges), encoding="utf-8")
     sides = [
         _write(folder / f"vocab-{side}.json", [_as_fsmt(*numbered) for numbered in enumerate(dictionary.symbols)])
@@ -234,8 +255,9 @@ def _fsmt(transformers, folder: Path, codes: Path, dictionaries, langs: list[str
     ]
     files = dict(zip(("src_vocab_file", "tgt_vocab_file"), sides, strict=True))
     return transformers.FSMTTokenizer(
-        langs=langs, merges_file=str(folder / "merges.txt"), **files, eos_token="</s>", model_max_length=longest
-    )
+        langs=langs, merges_file=str(folder / "merges.txt"), **files, eos_token="</s>", model_max_length=longest,
+        do_lower_case=lower,
+    )  # fmt: skip
 
 
 def _marian(transformers, folder: Path, model: Path, dictionaries, langs: list[str], longest: int):

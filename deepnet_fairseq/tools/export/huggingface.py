@@ -24,7 +24,7 @@ from .hub_checks import (
     largest_difference,
 )
 from .hub_models import AUTO, MARKS, Port, languages, misfit, port
-from .hub_tokenizers import find_subwords, lines_held, write_tokenizer
+from .hub_tokenizers import find_subwords, sentences_held, write_tokenizer
 from .transformer import Folded, task_on
 
 TASKS = {  # fairseq's model -> the task whose text is what the tokenizer makes; others add tags of languages
@@ -91,14 +91,14 @@ def write_huggingface(
         part.mkdir()
         ported, model, difference = write_model(folded, part, search)
         with _quietly(transformers):
-            held = lines_held(found, task, data)
+            held = sentences_held(found, task, data)
             tokenizer, slow = write_tokenizer(transformers, part, ported, found, dictionaries, languages(folded), held)
             trial: Translations | Perplexity | None = None
             if lines and search is not None:
                 trial = compare_translations(folded, model, ported, tokenizer, task, search, *lines)
             elif lines:
                 trial = compare_perplexity(folded, model, ported, tokenizer, found, task, lines[0])
-        said = card(folded, ported, search, Path(data).name, scores, trial)
+        said = card(folded, ported, search, Path(data).name, scores, slow, trial)
         (part / "README.md").write_text(said, encoding="utf-8")
     return Exported(ported.name, type(tokenizer).__name__, slow, difference, trial)
 
@@ -167,15 +167,18 @@ def _generation(ported: Port, search: Search | None) -> dict:
     marks = {name: ported.config[name] for name in MARKS} | {"suppress_tokens": [PAD]}
     if search is None:
         return marks | {"max_length": ported.longest}
-    return marks | {
-        "decoder_start_token_id": EOS,
-        "forced_eos_token_id": EOS,
-        "num_beams": search.beam,
-        "length_penalty": search.lenpen,
-        "early_stopping": True,
-        "min_length": SHORTEST + 1,  # counted with the eos they begin with
-        "max_length": min(LONGEST + 2, ported.longest),  # and with the one they end with
-    }
+    beams = {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
+    return (
+        marks
+        | beams
+        | {
+            "decoder_start_token_id": EOS,
+            "forced_eos_token_id": EOS,
+            "num_beams": search.beam,
+            "min_length": SHORTEST + 1,  # counted with the eos they begin with
+            "max_length": min(LONGEST + 2, ported.longest),  # and with the one they end with
+        }
+    )
 
 
 @contextmanager
@@ -236,16 +239,17 @@ def card(
     search: Search | None,
     data: str,
     scores: dict,
+    slow: str,
     trial: Translations | Perplexity | None,
 ) -> str:
-    """The model card, Markdown; scores: content of score.json, or nothing."""
+    """The model card, Markdown; scores: content of score.json, or nothing; slow: why the tokenizer is no fast one."""
     langs, fields = languages(folded), folded.model
     pipeline, title, stacks, usage = KINDS[ported.head]
     depths = [fields[f"{stack}_layers"] for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
     said = []
     if scores:
         bleu = f"BLEU {scores['bleu']} (`{scores.get('signature')}`)" if "bleu" in scores else f"Scores: `{scores}`"
-        said.append(f"{bleu}, of the checkpoint before it was exported.")
+        said.append(f"{bleu}, as the run that it is of was scored before the export.")
     elif search is not None:
         said.append("Its BLEU was not measured.")
     if trial is not None:
@@ -254,6 +258,8 @@ def card(
         said.append(SEARCHED.format(search.beam, search.lenpen))
     if ported.bounded:
         said.append(BOUNDED.format(ported.longest))
+    if slow:
+        said.append(f"The tokenizer is no fast one: {slow}.")
     return CARD.format(
         pipeline=pipeline, languages="" if search is None else f"language: [{', '.join(langs)}]\n",
         method=folded.method, title=title.format(*langs), layers="-".join(map(str, depths)), stacks=stacks,

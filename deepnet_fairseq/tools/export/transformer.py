@@ -172,8 +172,10 @@ def task_on(folded: Folded, data: str):
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
     try:
         task = tasks.setup_task(settings)
-    except (FileNotFoundError, AssertionError, UserError) as error:
-        raise UserError(f"--data {data}: {error}") from error
+    except Exception as error:  # of languages that are nowhere fairseq raises a bare one
+        raise UserError(
+            f"--data {data}: {str(error) or 'holds no dictionaries'}; give the run's binarised data"
+        ) from error
     for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
         stack, rows = weight.split(".")[0], folded.state[weight].size(0)
         if rows != len(dictionary):
