@@ -19,6 +19,7 @@ from deepnet_fairseq.study.depth_tables import (
     rows_of_other_lengths,
     rows_of_rates,
     rows_of_stages,
+    rows_of_summary,
     rows_of_verdicts,
     rows_of_winners,
     said_of_verdicts,
@@ -105,6 +106,9 @@ def test_losses_rates_bleu(runs):
     ]
     rates = {row[0]: row[1:] for row in rows_of_rates(runs)}
     assert rates["DeepNorm"] == ["0.002", "only 0.002"] and "Post-LN" not in rates
+    head, *rows = rows_of_summary(runs)
+    assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000 updates"]
+    assert rows[0] == ["DeepNorm", "7.20 (0.002)", "7.00 (only 0.002)", "6.00, 1.3 BLEU"] and rows[1][-1] == "-"
     (row,) = rows_of_other_lengths(runs)[1:]
     assert row[:6] == ["6L-6L", "3,000", "DeepNorm", "6.000", "1.3", "only 0.002"]
     assert row[6:] == ["7.200 (7.100 to 7.300, 3 seeds)", "-", "0.50"]

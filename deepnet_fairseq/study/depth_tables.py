@@ -164,9 +164,16 @@ def rows_of_losses(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
-    """For the README: of CORE, mean loss at the best rate, and that rate, by depth."""
-    core = [run for run in grids(runs) if run.method in CORE]
-    return _table(core, lambda best: f"{best.loss:.2f} ({best.edge}{best.rate:.1g})" if best.losses else best.ended)
+    """For the README: of CORE, mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU."""
+    core = [run for run in runs if run.method in CORE]
+    rows = _table(core, lambda best: f"{best.loss:.2f} ({best.edge}{best.rate:.1g})" if best.losses else best.ended)
+    found = {(style_of(method).label, place): best for (method, place), best in bests(core).items() if best.bleu}
+    for place in sorted({place for _, place in found}):
+        rows[0].append(f"{place.layers}L-{place.layers}L, {place.updates:,} updates")
+        for row in rows[1:]:
+            best = found.get((row[0], place))
+            row.append(f"{best.loss:.2f}, {best.said_bleu} BLEU" if best else "-")
+    return rows
 
 
 def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
