@@ -186,7 +186,7 @@ def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
     usual = bests(grids(runs))
     lengths = {place.updates for _, place in usual}
     found = bests(run for run in runs if run.facts["updates"] not in lengths)
-    rows = [["depth", "updates", "method", "loss", "BLEU", "its rate", "as long as the others", "GB", "core-hours"]]
+    rows = [["depth", "updates", "method", "loss", "BLEU", "its rate", "loss, short", "GB", "core-hours"]]
     for (method, place), best in sorted(found.items(), key=lambda item: (item[0][1], item[1].loss)):
         if (method, place.layers) in SAME:
             continue
@@ -255,7 +255,7 @@ def rows_of_agreement(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def _two_digits(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2g}" if 0 < abs(value) < 0.1 else f"{value:.2f}"
+    return "-" if math.isnan(value) else f"{value:.2g}" if 1e-9 < abs(value) < 0.1 else f"{value:.2f}"
 
 
 def _published(layers: int) -> list[tuple[str, dict[str, float]]]:
