@@ -103,7 +103,7 @@ def train(data: Path, fault: str, seed: int = 1, updates: int = UPDATES) -> dict
 
 def replay(record: Path) -> list[tuple[int, str]] | None:
     """Alarms of a recorded run, each with what had grown; None if it has too few rows for one."""
-    rows = json.loads(record.read_text(encoding="utf-8"))["log"]["train_inner"]
+    rows = json.loads(record.read_text(encoding="utf-8")).get("log", {}).get("train_inner", [])  # not all are trainings
     histories = {name: of_blocks(name) for name in GROWTH}
     first = histories["loss"]
     if len(rows) < first.enough + first.last:

@@ -27,6 +27,7 @@ def touch_block():
     torch.empty(2**26, dtype=torch.uint8).numpy()[::4096] = 1
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 before = [touch_block() for _ in range(8)]
+import fairseq_cli.generate
 model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
 print(*before, *[touch_block() for _ in range(8)])"""
 SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
