@@ -107,8 +107,8 @@ def test_losses_rates_bleu(runs):
     rates = {row[0]: row[1:] for row in rows_of_rates(runs)}
     assert rates["DeepNorm"] == ["0.002", "only 0.002"] and "Post-LN" not in rates
     head, *rows = rows_of_summary(runs)
-    assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000 updates"]
-    assert rows[0] == ["DeepNorm", "7.20 (0.002)", "7.00 (only 0.002)", "6.00, 1.3 BLEU"] and rows[1][-1] == "-"
+    assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000 updates; BLEU"]
+    assert rows[0] == ["DeepNorm", "7.20 (0.002)", "7.00 (only 0.002)", "6.00; 1.3"] and rows[1][-1] == "-"
     (row,) = rows_of_other_lengths(runs)[1:]
     assert row[:6] == ["6L-6L", "3,000", "DeepNorm", "6.000", "1.3", "only 0.002"]
     assert row[6:] == ["7.200 (7.100 to 7.300, 3 seeds)", "-", "0.50"]

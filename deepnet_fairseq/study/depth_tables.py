@@ -169,10 +169,10 @@ def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
     rows = _table(core, lambda best: f"{best.loss:.2f} ({best.edge}{best.rate:.1g})" if best.losses else best.ended)
     found = {(style_of(method).label, place): best for (method, place), best in bests(core).items() if best.bleu}
     for place in sorted({place for _, place in found}):
-        rows[0].append(f"{place.layers}L-{place.layers}L, {place.updates:,} updates")
+        rows[0].append(f"{place.layers}L-{place.layers}L, {place.updates:,} updates; BLEU")
         for row in rows[1:]:
             best = found.get((row[0], place))
-            row.append(f"{best.loss:.2f}, {best.said_bleu} BLEU" if best else "-")
+            row.append(f"{best.loss:.2f}; {best.said_bleu}" if best else "-")
     return rows
 
 
