@@ -7,6 +7,7 @@ import torch
 
 from deepnet_fairseq.core import METHODS, beam_search, build
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
+from deepnet_fairseq.errors import UserError
 
 from .support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
@@ -72,6 +73,20 @@ def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
     for hypothesis, (_, (_, *steps)) in zip(ours, theirs, strict=True):
         assert hypothesis.score == pytest.approx(sum(steps[begun:]) / len(steps[begun:]), abs=1e-5)
     assert PAD not in torch.cat([hypothesis.tokens for hypothesis in ours])
+
+
+def test_its_beam_search_ends_within_the_positions():
+    """Of a table of 6: 5 tokens and the end, as fairseq has it; nothing of no sentence; no beam is a mistake."""
+    model = build("deepnet_transformer_tiny_6_6", vocab=VOCAB, method="deepnorm", share_all_embeddings=True,
+                  decoder_learned_pos=True, max_target_positions=6).eval()  # fmt: skip
+    with torch.no_grad():
+        model.decoder.output_projection.weight[EOS] = -9  # it never ends by itself
+    found = beam_search(model, sources(2), beams=2)
+    assert {len(hypothesis.tokens) for one in found for hypothesis in one} == {5}
+    assert beam_search(model, sources(2)[:0]) == []
+    for wrong in ({"beams": 0}, {"max_length": 0}):
+        with pytest.raises(UserError, match="must be at least 1"):
+            beam_search(model, sources(2), **wrong)
 
 
 @pytest.mark.parametrize("updates", [2, pytest.param(600, marks=pytest.mark.smoke)])

@@ -24,7 +24,7 @@ from deepnet_fairseq.cli import corpora
 
 from .support.helpers import ROOT, assert_refused, run_cold
 
-WAY = "pip install 'deepnet_fairseq[fairseq]' brings it"
+WAY = "pip install --no-build-isolation fairseq-fixed (docs/install.md)"
 ALONE = """import torch
 from deepnet_fairseq.core import EOS, build, beam_search
 model = build("deepnet_transformer_tiny_6_6", vocab=30, method="deepnorm", dropout=0.0, share_all_embeddings=True)
@@ -52,7 +52,7 @@ def test_commands_import_what_they_use(words):
 
 
 def test_a_missing_fairseq_is_named(monkeypatch):
-    """And the way to it; what else is missing is a defect of the installation and says where."""
+    """And the way to it, as is what else is missing where the wheel was installed without it; not a module of ours."""
 
     def missing(name):
         def register():
@@ -63,8 +63,10 @@ def test_a_missing_fairseq_is_named(monkeypatch):
     monkeypatch.setattr(corpora, "register", missing("fairseq.data"))
     words = ["prepare-text", "qaa", "qab", "train", "valid", "test", "data"]
     assert_refused(f"needs fairseq; {WAY}", *words)
-    monkeypatch.setattr(corpora, "register", missing("numpy"))
-    with pytest.raises(ModuleNotFoundError, match="numpy"):
+    monkeypatch.setattr(corpora, "register", missing("sacrebleu.metrics"))
+    assert_refused("needs sacrebleu; pip install it (docs/install.md)", *words)
+    monkeypatch.setattr(corpora, "register", missing("deepnet_fairseq.lost"))
+    with pytest.raises(ModuleNotFoundError, match="lost"):
         cli.main(words)
 
 

@@ -59,9 +59,11 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         sys.exit(f"deepnet: error: {error}")
     except ModuleNotFoundError as error:
-        if (missing := (error.name or "").split(".")[0]) not in ("fairseq", "fairseq_cli"):
+        missing = (error.name or "").split(".")[0]
+        if not missing or missing == __package__.split(".")[0]:
             raise
-        sys.exit(f"deepnet: error: needs {missing}; pip install 'deepnet_fairseq[fairseq]' brings it")
+        way = "pip install --no-build-isolation fairseq-fixed" if missing.startswith("fairseq") else "pip install it"
+        sys.exit(f"deepnet: error: needs {missing}; {way} (docs/install.md)")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # deepnet archs | head

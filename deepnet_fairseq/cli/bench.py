@@ -71,7 +71,7 @@ def deployed(args) -> None:
     lacks. What cannot run here, as a library that is missing, says so in the table.
     """
     if args.render:
-        from ..tools.bench.deployed import render
+        from ..tools.bench.deployed_table import render
 
         print(rendered(args.render, "deployed", render))
         return
@@ -79,7 +79,8 @@ def deployed(args) -> None:
         raise UserError("deployed: give CHECKPOINT, DATA and --out FILE, or --render FILE")
     register()
     from ..files import check_file
-    from ..tools.bench.deployed import Settings, render, run
+    from ..tools.bench.deployed import Settings, run
+    from ..tools.bench.deployed_table import render
     from ..tools.bench.results import failures
 
     check_file("--out", Path(args.out), (Path(args.checkpoint),))

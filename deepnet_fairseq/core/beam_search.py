@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from .models import EOS, PAD, DeepModel
 from .profile import in_mode
 
@@ -29,8 +30,14 @@ def beam_search(
     """The k best hypotheses of each sentence, best first, in evaluation mode; the model stays in the mode it is in.
 
     tokens (B, S): source sentences, padded on either side; for a language model what is to be continued, not padded.
-    max_length: of a hypothesis in tokens. A sentence is done when k hypotheses have ended (fairseq's rule).
+    max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
+    have ended (fairseq's rule). UserError for beams or a length below 1.
     """
+    for name, number in (("beams", beams), ("max_length", max_length)):
+        if number < 1:
+            raise UserError(f"{name}={number}: must be at least 1")
+    if not len(tokens):
+        return []
     with in_mode(model, training=False):
         return _search(model, tokens, beams, max_length, length_penalty)
 
@@ -40,6 +47,7 @@ def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty:
     first = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
     memory, state, prefix = _begin(model, tokens, beams)
     begun = prefix.size(1)
+    longest = max(0, min(longest, model.decoder.max_positions() - begun))
     totals = torch.full((sentences, beams), float("-inf"), device=tokens.device)
     totals[:, 0] = 0  # all beams are the same at first
     ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
@@ -47,7 +55,7 @@ def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty:
         scores, _ = model.decoder(prefix, memory, incremental_state=state)
         steps = scores[:, -1].float().log_softmax(-1)
         steps[:, PAD] = float("-inf")
-        if length == 0:
+        if length == 0 < longest:
             steps[:, EOS] = float("-inf")
         if length == longest:
             steps[:, :EOS] = steps[:, EOS + 1 :] = float("-inf")
