@@ -150,6 +150,7 @@ def test_a_fast_tokenizer_cuts_as_fairseq_does(subwords, merged, tmp_path):
     """Sentences, and what they have not: blanks in a row, letters that no piece has, signs that are normalised."""
     dictionary, encoder = all_pieces(subwords), subwords.encoder()
     lines = [*chain(*merged[1]), *HARD]
+    marked = ["a <unk> b", "a </s>"]  # which is cut into pieces by fairseq, and is the mark there
     cut = [dictionary.encode_line(encoder.encode(line), add_if_not_exist=False, append_eos=False) for line in lines]
     if subwords.kind == "gpt2":
         dictionary.add_symbol("<mask>")
@@ -160,7 +161,7 @@ def test_a_fast_tokenizer_cuts_as_fairseq_does(subwords, merged, tmp_path):
         folder.mkdir()
         ported = Port("OPT", head, MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
         numbers = [row.tolist() for row in cut]
-        held = list(zip(lines, numbers, strict=True))
+        held = [*zip(lines, numbers, strict=True), *((line, []) for line in marked)]
         tokenizer, slow = write_tokenizer(library(), folder, ported, subwords, [dictionary] * 2, LANGS, held)
         assert not slow and tokenizer.is_fast and tokenizer.model_max_length == 128
         assert tokenizer(lines)["input_ids"] == [[*before, *row, *behind] for row in numbers]

@@ -101,6 +101,11 @@ def _made_up(symbols: int, length: int) -> Tensor:
     return torch.randint(FIRST, symbols, (ROWS, length), generator=torch.Generator().manual_seed(length))
 
 
+def longest_translation(folded: Folded, ported: Port) -> int:
+    """Tokens but for its end: fairseq-generate's default, within the decoder's positions."""
+    return min(LONGEST, folded.model["max_target_positions"] - 1, *([ported.longest - 2] if ported.bounded else []))
+
+
 def compare_translations(
     folded: Folded,
     model,
@@ -116,7 +121,7 @@ def compare_translations(
     UserError, naming the line, for one that is longer than the model has positions.
     """
     stock = stock_model(folded.model, folded.state)
-    longest = min(LONGEST, ported.longest - 2)
+    longest = longest_translation(folded, ported)
     beam = SequenceGenerator(
         [stock], task.target_dictionary, beam_size=search.beam, max_len_a=0, max_len_b=longest,
         len_penalty=search.lenpen,

@@ -119,7 +119,7 @@ def write_tokenizer(
 
 
 def sentences_held(subwords: Subwords, task, data: str) -> Held:
-    """Of the data's smallest split the source text, as it was before it was cut, and its numbers.
+    """Of valid, else test, else train: the source text, as it was before it was cut, and its numbers.
 
     Moses' tokens are joined as sacremoses does, which brings back most sentences as they were.
     """
@@ -145,9 +145,15 @@ def _joiner(subwords: Subwords, language: str | None) -> Callable[[str], str]:
     return lambda pieces: moses.detokenize(pieces.replace(f"{GOES_ON} ", "").split())
 
 
+def has_mark(tokenizer, line: str) -> bool:
+    """Does the text hold <unk> or the like? Tokenizers there read the mark, as is meant for <mask>; fairseq cuts it."""
+    return any(mark in line for mark in tokenizer.all_special_tokens)
+
+
 def _cut_alike(tokenizer, subwords: Subwords, dictionary, lines: list[str]) -> None:
-    """Unfit, with the line, if a tokenizer gives other numbers than fairseq."""
+    """Unfit, with the line, if a tokenizer gives other numbers than fairseq; lines with a mark are left out."""
     encoder = subwords.encoder()
+    lines = [line for line in lines if not has_mark(tokenizer, line)]
     found = tokenizer(lines, add_special_tokens=False)["input_ids"] if lines else []
     for line, numbers in zip(lines, found, strict=True):
         if numbers != dictionary.encode_line(encoder.encode(line), add_if_not_exist=False, append_eos=False).tolist():

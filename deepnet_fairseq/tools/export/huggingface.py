@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from ...core.models import EOS, PAD
 from ...errors import UserError
 from ...files import whole
 from .hub_checks import (
-    LONGEST,
     SHORTEST,
     Perplexity,
     Search,
@@ -22,9 +22,10 @@ from .hub_checks import (
     compare_perplexity,
     compare_translations,
     largest_difference,
+    longest_translation,
 )
 from .hub_models import AUTO, MARKS, Port, languages, misfit, port
-from .hub_tokenizers import find_subwords, sentences_held, write_tokenizer
+from .hub_tokenizers import find_subwords, has_mark, sentences_held, write_tokenizer
 from .transformer import Folded, task_on
 
 TASKS = {  # fairseq's model -> the task whose text is what the tokenizer makes; others add tags of languages
@@ -98,7 +99,8 @@ def write_huggingface(
                 trial = compare_translations(folded, model, ported, tokenizer, task, search, *lines)
             elif lines:
                 trial = compare_perplexity(folded, model, ported, tokenizer, found, task, lines[0])
-        said = card(folded, ported, search, Path(data).name, scores, slow, trial)
+        marked = sum(has_mark(tokenizer, line) for line, _ in held), len(held)
+        said = card(folded, ported, search, Path(data).name, scores, slow, trial, marked)
         (part / "README.md").write_text(said, encoding="utf-8")
     return Exported(ported.name, type(tokenizer).__name__, slow, difference, trial)
 
@@ -113,7 +115,7 @@ def _read_lines(texts: list[Path], kind: str) -> list[list[str]]:
     found = []
     for text in texts:
         try:
-            lines = text.read_text(encoding="utf-8").split("\n")
+            lines = text.read_bytes().decode().split("\n")  # a carriage return ends no line
         except FileNotFoundError as error:
             raise UserError(f"--check {text}: no such file") from error
         except UnicodeDecodeError as error:
@@ -139,7 +141,8 @@ def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Po
         model = getattr(transformers, f"{ported.name}{ported.head}")(config)
         model.load_state_dict(ported.state)
         if model.can_generate():
-            model.generation_config = transformers.GenerationConfig(**_generation(ported, search))
+            longest = ported.longest if search is None else longest_translation(folded, ported) + 2  # with both eos
+            model.generation_config = transformers.GenerationConfig(**_generation(ported, search, longest))
         _save(model, folder)
         model = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
     difference = largest_difference(folded, model, ported)
@@ -157,7 +160,7 @@ def _save(model, folder: Path) -> None:
         raise UserError(f"{folder}: could not be written ({error})") from error
 
 
-def _generation(ported: Port, search: Search | None) -> dict:
+def _generation(ported: Port, search: Search | None, longest: int) -> dict:
     """As fairseq searches: no padding, no empty translation, and an end once there are as many finished ones as beams.
 
     Both take twice as many candidates as beams, count as finished those among the best `beam` of them that end, and
@@ -166,7 +169,7 @@ def _generation(ported: Port, search: Search | None) -> dict:
     """
     marks = {name: ported.config[name] for name in MARKS} | {"suppress_tokens": [PAD]}
     if search is None:
-        return marks | {"max_length": ported.longest}
+        return marks | {"max_length": longest}
     beams = {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
     return (
         marks
@@ -176,7 +179,7 @@ def _generation(ported: Port, search: Search | None) -> dict:
             "forced_eos_token_id": EOS,
             "num_beams": search.beam,
             "min_length": SHORTEST + 1,  # counted with the eos they begin with
-            "max_length": min(LONGEST + 2, ported.longest),  # and with the one they end with
+            "max_length": longest,
         }
     )
 
@@ -230,6 +233,10 @@ KINDS = {  # head -> of its card: pipeline, title, stacks, use
     "ForMaskedLM": ("fill-mask", "A masked language model", "encoder", FILL),
 }
 SEARCHED = "`generate` searches with beam {}, length penalty {}, and ends as fairseq does."
+MARKED = (
+    "{} of {} sentences of its data hold a mark such as `<unk>` as text: the tokenizer reads the mark, where fairseq "
+    "cut it into pieces."
+)
 BOUNDED = "Positions are a table of {}: a longer text has to be cut, as `truncation=True` does."
 
 
@@ -241,8 +248,12 @@ def card(
     scores: dict,
     slow: str,
     trial: Translations | Perplexity | None,
+    marked: tuple[int, int] = (0, 0),
 ) -> str:
-    """The model card, Markdown; scores: content of score.json, or nothing; slow: why the tokenizer is no fast one."""
+    """The model card, Markdown; scores: content of score.json, or nothing; slow: why the tokenizer is no fast one.
+
+    marked: how many of how many of the data's own sentences hold a mark as text.
+    """
     langs, fields = languages(folded), folded.model
     pipeline, title, stacks, usage = KINDS[ported.head]
     depths = [fields[f"{stack}_layers"] for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
@@ -260,8 +271,10 @@ def card(
         said.append(BOUNDED.format(ported.longest))
     if slow:
         said.append(f"The tokenizer is no fast one: {slow}.")
+    if marked[0]:
+        said.append(MARKED.format(*marked))
     return CARD.format(
-        pipeline=pipeline, languages="" if search is None else f"language: [{', '.join(langs)}]\n",
+        pipeline=pipeline, languages="" if search is None else f"language: {json.dumps(langs)}\n",
         method=folded.method, title=title.format(*langs), layers="-".join(map(str, depths)), stacks=stacks,
         width=next(fields[name] for name in ("encoder_embed_dim", "decoder_embed_dim") if name in fields), data=data,
         name=ported.name, scores=" ".join(said), auto=AUTO[ported.head],
