@@ -24,13 +24,17 @@ smoke="${SMOKE:-}" size=()
 named() { (cd "$start" && realpath -m -- "$1"); }  # what the user named, from where that was
 out=results/deployed models=quickstart updates=1200 depths="6 18 100"
 [ -z "$smoke" ] || out=deployed-smoke models=deployed-smoke/models updates=25 depths=2
+out="$PWD/$out" models="$PWD/$models"
 [ -z "${OUT:-}" ] || out="$(named "$OUT")"
 [ -z "${MODELS:-}" ] || models="$(named "$MODELS")"
 mkdir -p "$out"
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 status=0
 measure() {  # measure NAME CHECKPOINT DATA FLAGS...
-    deepnet deployed "$2" "$3" --out "$out/$1.json" "${size[@]}" "${@:4}" || status=$?
+    (cd "$start" && deepnet deployed "$2" "$3" --out "$out/$1.json" "${size[@]}" "${@:4}") || status=$?
+    [ "$status" -ne 130 ] || exit 130  # deepnet ends by itself at Ctrl-C
 }
 
 if [ -n "${CHECKPOINTS:-}" ]; then

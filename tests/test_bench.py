@@ -196,7 +196,7 @@ def test_readme_shows_recorded_results():
                 row[cell["candidate"]] = f"{number(value, '')} [{ratio:.2f}]"
     shown = (ROOT / "README.md").read_text().split("<!-- bench -->\n")[1].split("<!-- /bench -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
-    assert len(rows) > 6
+    assert len(rows) > 2
     for name, *cells in rows:
         assert cells == [recorded[name].get(candidate, "not run") for candidate in ("ours", "stock", "torchscale")]
 

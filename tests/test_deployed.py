@@ -14,11 +14,13 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
 from deepnet_fairseq.tools.bench import deployed as tool
 from deepnet_fairseq.tools.bench import translator
+from deepnet_fairseq.tools.bench.results import number
 from deepnet_fairseq.tools.bench.settings import Candidate
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import run
+from .support.helpers import ROOT, run
 
+TOKENS = "tokens per second"
 TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 
 
@@ -103,6 +105,42 @@ def test_a_record_is_gone_on_with(checkpoint, data, tmp_path, numbered, capsys, 
         deployed(checkpoint, data, out, *flags, "--rounds=2")
 
 
+def test_a_program_that_fails_later_is_no_success(checkpoint, data, tmp_path, numbered, capsys):
+    """Its round stands, the table says how many there are, and the command ends with the reason."""
+    numbered[:] = [("", 0)] * 4  # the fifth ends all, if it is ours
+
+    def broken(sentences, name, repeat):
+        if name == "ours" and repeat:
+            raise RuntimeError("no such operator")
+        return {"tokens per second": 10.0, "bytes": 1.0}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool.Sentences, "translate", broken)
+        with pytest.raises(SystemExit, match="failed: ours at 2-2 .*no such operator"):
+            deployed(checkpoint, data, tmp_path / "record.json", "--candidates=ours,ctranslate2", "--batches=32")
+    assert "| 2-2 | 32 | ours (1 of 3 rounds; failed: RuntimeError: no such operator) | 10" in capsys.readouterr().out
+    other = json.loads((tmp_path / "record.json").read_text())
+    other["settings"]["checkpoint"] = "another.pt"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    main(["deployed", "--render", str(tmp_path / "record.json"), str(tmp_path / "other.json")])
+    printed = capsys.readouterr().out
+    assert "| 2-2, checkpoint_last.pt | 32 | ctranslate2 |" in printed and "| 2-2, another.pt | 32 |" in printed
+
+
+def test_a_sentence_that_is_too_long_is_named_before_any_export(checkpoint, data, tmp_path, monkeypatch):
+    """fairseq-generate would refuse it, the other programs would not."""
+    task = tool.task_on(str(data), ("qaa", "qab"))
+    task.load_dataset("test")
+    sizes = [max(task.dataset("test").size(index)) for index in range(12)]
+    most = max(sizes) - 1
+    before = tool._model
+    monkeypatch.setattr(tool, "_model", lambda settings: (*before(settings)[:2], (most, most)))
+    monkeypatch.setattr(tool, "export", lambda *words: pytest.fail("exported"))
+    first = sizes.index(max(sizes))
+    with pytest.raises(SystemExit, match=rf"--subset test: sentence {first + 1} has .* give --sentences {first}, or"):
+        deployed(checkpoint, data, tmp_path / "record.json", "--batches=32")
+
+
 def test_sentences_and_speed_are_printed_as_fairseq_prints_them(tmp_path, capsys):
     """By what scores fairseq-generate; tokens are counted with the ends of sentences."""
     sentences = [{"id": 1, "reference": "b c"}, {"id": 0, "reference": "a"}]
@@ -152,3 +190,20 @@ def test_mistakes_are_named_before_anything_is_measured(words, said, tmp_path, m
     with pytest.raises(SystemExit, match=re.escape(said)):
         main(["deployed", *words.split()])
     assert not list(tmp_path.iterdir())
+
+
+def test_readme_shows_what_was_measured():
+    """README's table is of results/deployed's records."""
+    names = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
+    recorded = {}
+    for path in (ROOT / "results" / "deployed").glob("*.json"):
+        record = json.loads(path.read_text())
+        for cell in record["cells"]:
+            median, ratio = cell["summary"][TOKENS]["median"], cell["to_stock"][TOKENS]
+            row = recorded.setdefault(f"{record['model']['depth']}, {names[cell['condition']['batches']]}", {})
+            row[cell["candidate"]] = f"{number(median, '')} [{ratio:.2f}]"
+    shown = (ROOT / "README.md").read_text().split("<!-- deployed -->\n")[1].split("\n<!-- /deployed -->")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
+    programs = "stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers"
+    assert len(rows) == 6
+    assert [values for _, *values in rows] == [[recorded[name][one] for one in programs] for name, *_ in rows]

@@ -24,7 +24,7 @@ from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
-from deepnet_fairseq.tools.bench import deployed, results
+from deepnet_fairseq.tools.bench import deployed_table, results
 from deepnet_fairseq.tools.bench import synthetic_task as lengths
 
 from .conftest import TRAIN_FLAGS
@@ -127,7 +127,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "valid.log": (lambda path: validation_curve(short(path), path), (*READ["valid"],), b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
     "bench.json": (lambda p: rendered([str(p)], "bench", lambda found: results.render(found[0])), MEASURED, b""),
-    "deployed.json": (lambda p: rendered([str(p)], "deployed", deployed.render), MEASURED, b""),
+    "deployed.json": (lambda p: rendered([str(p)], "deployed", deployed_table.render), MEASURED, b""),
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),

@@ -34,9 +34,9 @@ from ...study.scoring.scores import bleu_metric
 from ..environment import environment
 from ..export.hub_tokenizers import NAMES, find_subwords
 from . import translator
-from .results import Column, compared, number, value
+from .results import compared
 from .settings import STOCK, Candidate
-from .turns import MEASURED, UNAVAILABLE, Cell, interleave
+from .turns import UNAVAILABLE, Cell, interleave
 
 FORMAT, MEASURE = 1, "deployed"
 DEFAULT, DEFAULT_TOKENS = "default", 12_000  # fairseq-generate's batches
@@ -127,7 +127,7 @@ def run(settings: Settings, out: Path) -> dict:
     UserError for settings that cannot be, a record of others, and a checkpoint that nothing here translates with.
     """
     settings.check()
-    model, languages = _model(settings)
+    model, languages, positions = _model(settings)
     where = environment(gpus=0)
     where["versions"] |= {name: version(name) for name in PEERS if find_spec(name)}
     record = {
@@ -145,12 +145,12 @@ def run(settings: Settings, out: Path) -> dict:
     cells = _cells(settings, model, _begun(out, record))
     with tempfile.TemporaryDirectory(prefix="deepnet-deployed-") as folder:
         work = Path(folder)
+        jobs = {batches: Sentences(settings, languages, positions, batches, work) for batches in settings.batches}
         candidates = [export(name, settings, work) for name in settings.programs()]
         record["candidates"] = [asdict(c) | {"bytes": _bytes(work / c.name)} for c in candidates]
         for (_, name), cell in cells.items():
             if reason := next(c.unavailable for c in candidates if c.name == name):
                 cell.end(UNAVAILABLE, reason)
-        jobs = {batches: Sentences(settings, languages, batches, work) for batches in settings.batches}
         record["sentences"] = {batches: job.count for batches, job in jobs.items()}
         for turn in range(settings.rounds):
             for batches, sentences in jobs.items():
@@ -191,8 +191,8 @@ def digest(files: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-def _model(settings: Settings) -> tuple[dict, tuple[str, str]]:
-    """What the record says of the model; source and target language."""
+def _model(settings: Settings) -> tuple[dict, tuple[str, str], tuple[int, int]]:
+    """What the record says of the model; source and target language; their most tokens."""
     model, cfg = from_checkpoint(settings.checkpoint)
     if cfg.task._name != "translation":
         raise UserError(f"{settings.checkpoint}: of --task {cfg.task._name}; this is for --task translation")
@@ -202,7 +202,7 @@ def _model(settings: Settings) -> tuple[dict, tuple[str, str]]:
     said |= {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     with open(settings.checkpoint, "rb") as file:
         said["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return said, (task.cfg.source_lang, task.cfg.target_lang)
+    return said, (task.cfg.source_lang, task.cfg.target_lang), model.max_positions()
 
 
 def task_on(data: str, languages: tuple[str | None, str | None]) -> TranslationTask:
@@ -271,13 +271,20 @@ def _bytes(path: Path) -> int:
 class Sentences:
     """The first sentences of the test set as each program reads them, in fairseq's batches."""
 
-    def __init__(self, settings: Settings, languages: tuple[str, str], batches: str, work: Path):
+    def __init__(
+        self, settings: Settings, languages: tuple[str, str], positions: tuple[int, int], batches: str, work: Path
+    ):
         self.settings, self.work, self.folder = settings, work, work / f"batches-{batches}"
         count = settings.alone if batches == "1" else settings.sentences
         self.folder.mkdir()
         task = self._write_data(languages, count)
         self.symbols = task.target_dictionary.symbols
-        self.count = len(task.dataset(settings.subset))
+        dataset = task.dataset(settings.subset)
+        self.count = len(dataset)
+        for index in range(self.count):  # fairseq-generate would refuse, the other programs would not
+            if any(tokens > most for tokens, most in zip(dataset.size(index), positions, strict=True)):
+                long = f"sentence {index + 1} has {dataset.size(index)} tokens, the model positions for {positions}"
+                raise UserError(f"--subset {settings.subset}: {long}; give --sentences {index}, or another subset")
         flags = ["--gen-subset", settings.subset, "--source-lang", languages[0], "--target-lang", languages[1]]
         size = [] if batches == DEFAULT else ["--batch-size", batches]
         size += ["--required-batch-size-multiple", "1"]  # stock fairseq leaves out the last sentences otherwise
@@ -355,43 +362,3 @@ def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[li
 
     batches = dataset.batch_by_size(order, required_batch_size_multiple=1, **sizes)
     return [[sentence(int(index)) for index in batch] for batch in batches]
-
-
-COLUMNS = (
-    Column("tokens per second", "tokens/s", "", True),
-    Column("sentences per second", "sentences/s", ""),
-    Column("bleu", "BLEU", ""),
-    Column("bytes", "peak memory", "B"),
-    Column("seconds", "start to end"),
-)
-
-
-def render(records: list[dict]) -> str:
-    """Where and how, then one table of all records, Markdown."""
-    lines = []
-    for record in records:
-        where, model, settings = record["environment"], record["model"], record["settings"]
-        counts = ", ".join(f"{count:,} in batches {batches}" for batches, count in record["sentences"].items())
-        rounds = max((len(cell["repeats"]) for cell in record["cells"]), default=0)
-        commit = f"commit {where['commit']}{' with changes' * where['modified']}" if where["commit"] else "no commit"
-        scored = "of text" if record["bleu"]["joined"] else "of the dictionary's symbols"
-        lines.append(
-            f"- {model['depth']} {model['method']}, width {model['width']}, {model['parameters']:,} parameters, on "
-            f"{settings['data']}: {where['hardware']}, {settings['threads']} thread{'s' * (settings['threads'] > 1)}, "
-            f"fp32, beam {settings['beam']}; sentences: {counts}; {rounds} round{'s' * (rounds != 1)}, "
-            f"{where['started']}, {commit}; BLEU {scored} "
-            f"(`{record['bleu']['signature']}`); {', '.join(map(' '.join, where['versions'].items()))}"
-        )
-    heads = ["depth", "batches", "program", *(column.head for column in COLUMNS), "on disk"]
-    rows = [heads, ["---"] * len(heads)]
-    for record in records:
-        sizes = {candidate["name"]: candidate["bytes"] for candidate in record["candidates"]}
-        for cell in record["cells"]:
-            values = [f"{cell['state']}: {cell['reason']}", *[""] * len(COLUMNS)]
-            if cell["state"] == MEASURED:
-                values = [value(cell, column, record) for column in COLUMNS]
-                values.append(number(sizes[cell["candidate"]], "B"))
-            rows.append([cell["depth"], cell["condition"]["batches"], cell["candidate"], *values])
-    said = f"Medians (smallest to largest) [times {STOCK}'s in the same round]; batches: fairseq's default of 12,000 "
-    said += "tokens, 32 sentences, one sentence."
-    return "\n".join([*lines, "", said, "", *(f"| {' | '.join(row)} |" for row in rows)])

@@ -71,7 +71,7 @@ def failures(measurements: dict) -> list[str]:
     return [
         f"{cell['candidate']} at {cell['depth']} {cell['width']}, {cell['measure']}: {cell['reason']}"
         for cell in measurements["cells"]
-        if cell["state"] == FAILED
+        if cell["state"] == FAILED or cell["reason"].startswith(f"{FAILED}: ")
     ]
 
 

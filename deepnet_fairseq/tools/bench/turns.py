@@ -52,8 +52,8 @@ class Cell:
             self.values.setdefault(quantity, []).append(number)
 
     def end(self, state: str, reason: str) -> None:
-        """No further repeat; what was measured before stands."""
-        self.reason = reason
+        """No further repeat; what was measured before stands, and the reason says how it ended."""
+        self.reason = f"{state}: {reason}" if self.repeats else reason
         if not self.repeats:
             self.state = state
 
