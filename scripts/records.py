@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study import depth_rates, depth_tables
+from deepnet_fairseq.study import depth_rates, depth_tables, depth_verdicts
 from deepnet_fairseq.study.depth_study import read_plan
 from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
 from deepnet_fairseq.study.figures.layer_use import rows_by_layers
@@ -66,9 +66,9 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "lengths": depth_rates.rows_of_lengths,
         "winners": depth_tables.rows_of_winners,
         "agreement": depth_tables.rows_of_agreement,
-        "verdicts": depth_tables.rows_of_verdicts,
-        "right": depth_tables.said_of_verdicts,
-        "misjudged": depth_tables.rows_of_misjudged,
+        "verdicts": depth_verdicts.rows_of_verdicts,
+        "right": depth_verdicts.said_of_verdicts,
+        "misjudged": depth_verdicts.rows_of_misjudged,
         "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
         "costs": depth_tables.rows_of_costs,
         "layer_use": rows_by_layers,

@@ -15,15 +15,13 @@ from deepnet_fairseq.study.depth_tables import (
     rows_of_agreement,
     rows_of_costs,
     rows_of_losses,
-    rows_of_misjudged,
     rows_of_other_lengths,
     rows_of_rates,
     rows_of_stages,
     rows_of_summary,
-    rows_of_verdicts,
     rows_of_winners,
-    said_of_verdicts,
 )
+from deepnet_fairseq.study.depth_verdicts import rows_of_misjudged, rows_of_verdicts, said_of_verdicts
 from deepnet_fairseq.study.figures import depth_study
 from deepnet_fairseq.study.rank_correlation import agreement
 from deepnet_fairseq.study.runs import recorded_below
@@ -108,6 +106,7 @@ def test_losses_rates_bleu(runs):
     assert rates["DeepNorm"] == ["0.002", "only 0.002"] and "Post-LN" not in rates
     head, *rows = rows_of_summary(runs)
     assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000 updates; BLEU"]
+    assert [row[1] for row in rows if row[0] == "CompleteP"] == ["as Pre-LN"]
     assert rows[0] == ["DeepNorm", "7.20 (0.002)", "7.00 (only 0.002)", "6.00; 1.3"] and rows[1][-1] == "-"
     (row,) = rows_of_other_lengths(runs)[1:]
     assert row[:6] == ["6L-6L", "3,000", "DeepNorm", "6.000", "1.3", "only 0.002"]
@@ -174,8 +173,12 @@ def test_confusion_matrix(runs):
         ["post_ln-18-lr0.002-seed1", "stable", "stuck at update 250", "none learns", "-"],
         ["admin-18-lr0.002-seed1", "at risk", "7.400 bits", "the best", "it rises"],
     ]
-    assert "warned of 1 of the 3 cells that failed and of 1 of the 16 that trained: right on 16 of 19.\n" in (
+    assert "warned of 1 of the 3 cells that failed and of 1 of the 16 that trained: right on 16 of 19, where" in (
         said := said_of_verdicts(runs)
+    )
+    assert (
+        "\"stable\" of all is right on 16. Of Post-LN's 2 failures it warned of 0, of the other methods' 1 of 1."
+        in said
     )
     assert "too low" not in said  # no rate of Post-LN learns, so none is below the best
 

@@ -24,7 +24,6 @@ CORE = ("deepnorm", "post_ln", "admin", "keel", "pre_ln", "complete_p")  # that 
 SEEDS = 3  # of each of two methods, that the one may be called better
 SAME = {("complete_p", 6): "pre_ln"}  # at its base depth a method is another, and is trained once
 FAILED = ("diverged", "stuck", "no number")
-VERDICTS = ("diverging", "at risk", "stable")  # of `deepnet check`; the first two are warnings
 WORSE = 100.0  # of cells to come: a loss above any found
 NEAREST = {6: 10, 18: 20}  # our depth -> that of the paper's Figure 6 which has no such one
 
@@ -166,14 +165,24 @@ def rows_of_losses(runs: list[RecordedRun]) -> list[list[str]]:
 def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
     """For the README: of CORE, mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU."""
     core = [run for run in runs if run.method in CORE]
-    rows = _table(core, lambda best: f"{best.loss:.2f} ({best.edge}{best.rate:.1g})" if best.losses else best.ended)
-    found = {(style_of(method).label, place): best for (method, place), best in bests(core).items() if best.bleu}
-    for place in sorted({place for _, place in found}):
-        rows[0].append(f"{place.layers}L-{place.layers}L, {place.updates:,} updates; BLEU")
-        for row in rows[1:]:
-            best = found.get((row[0], place))
-            row.append(f"{best.loss:.2f}; {best.said_bleu}" if best else "-")
-    return rows
+    usual, found = bests(grids(core)), bests(core)
+    short = sorted({place for _, place in usual})
+    long = sorted({place for (_, place), best in found.items() if best.bleu and place not in short})
+
+    def text(method: str, place: Place) -> str:
+        best = found.get((method, place))
+        if best is None:
+            return "-"
+        if twin := SAME.get((method, place.layers)):
+            return f"as {style_of(twin).label}"
+        if place in short:
+            return f"{best.loss:.2f} ({best.edge}{best.rate:.2g})" if best.losses else best.ended
+        return f"{best.loss:.2f}; {best.said_bleu}"
+
+    named = [f"{layers}L-{layers}L" + f", {updates:,} updates; BLEU" * ((layers, updates) in long)
+             for layers, updates in (*short, *long)]  # fmt: skip
+    return [["method", *named], *([style_of(method).label, *(text(method, place) for place in (*short, *long))]
+                                  for method in _by_loss(usual))]  # fmt: skip
 
 
 def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
@@ -271,60 +280,6 @@ def _published(layers: int) -> list[tuple[str, dict[str, float]]]:
         if value is not None and row.facts.get("decoder_layers") == layers:
             table[str(row.facts["method"])] = -math.inf if isinstance(value, str) else value
     return [*found, *([(f"Table 1, {layers}L-{layers}L", table)] if table else [])]
-
-
-def verdict_of(run: RecordedRun) -> str:
-    """Of `deepnet check`, one of VERDICTS; "none" where the cell was not checked."""
-    return str(run.parts.get("check", {}).get("verdict", "none"))
-
-
-def rows_of_verdicts(runs: list[RecordedRun]) -> list[list[str]]:
-    """The confusion matrix: what `deepnet check` said before, and how the training ended."""
-    rows = [["verdict", *FAILED[:2], "no number", "trained"]]
-    for verdict in (*VERDICTS, *sorted({verdict_of(run) for run in runs} - {*VERDICTS})):
-        ways = [ended(run) for run in runs if verdict_of(run) == verdict]
-        rows.append([verdict, *(str(ways.count(way)) for way in (*FAILED, "trained"))])
-    return rows
-
-
-def rows_of_misjudged(runs: list[RecordedRun]) -> list[list[str]]:
-    """A row a cell whose verdict its training refuted: no warning and no learning, or a warning and a loss."""
-    rows, found = [["cell", "verdict", "outcome", "its rate", "what it found"]], bests(runs)
-    for run in sorted(runs, key=lambda run: (ended(run), run.method, run.layers, rate_of(run), run.name)):
-        verdict, way = verdict_of(run), ended(run)
-        if verdict in VERDICTS and (verdict == "stable") != (way == "trained"):
-            loss = f"{outcome(run):.3f} bits" if way == "trained" else run.parts.get(way, way).split(":")[0]
-            findings = "; ".join(finding["evidence"] for finding in run.parts["check"]["findings"]) or "-"
-            rows.append([run.name, verdict, loss, _beside(run, found), findings])
-    return rows
-
-
-def _beside(run: RecordedRun, found: Bests) -> str:
-    """Its rate, by the best of its method and depth, as "best / 4"."""
-    times = rate_of(run) / found[run.method, place_of(run)].rate
-    if math.isnan(times):
-        return "none learns"
-    return "the best" if times == 1 else f"best x {times:g}" if times > 1 else f"best / {1 / times:g}"
-
-
-def said_of_verdicts(runs: list[RecordedRun]) -> str:
-    """How often `deepnet check` was right, in a sentence or two."""
-    checked, found = [run for run in runs if verdict_of(run) in VERDICTS], bests(runs)
-    failed = [run for run in checked if ended(run) != "trained"]
-    trained = [run for run in checked if ended(run) == "trained"]
-    missed = [run for run in failed if verdict_of(run) == "stable"]
-    alarms = sum(verdict_of(run) != "stable" for run in trained)
-    slow = sum(ended(run) == "stuck" and rate_of(run) < found[run.method, place_of(run)].rate for run in missed)
-    said = (
-        f"It warned of {len(failed) - len(missed)} of the {len(failed)} cells that failed and of {alarms} of the "
-        f"{len(trained)} that trained: right on {len(checked) - len(missed) - alarms} of {len(checked)}."
-    )
-    if slow:
-        said += (
-            f" Of the {len(missed)} that it missed {slow} were stuck at a rate below the best of their method and "
-            "depth: too low to leave the frequencies of pieces in time, which no check of stability can tell."
-        )
-    return f"{said}\n"
 
 
 def rows_of_stages(plan: Plan, runs: list[RecordedRun]) -> list[list[str]]:

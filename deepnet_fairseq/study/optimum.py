@@ -91,6 +91,8 @@ def optimum(trials: Sequence[Trial], noise: Noise, elsewhere: float | None = Non
         return replace(base, why=f"nothing was learnt at {_range(rates)}")
     place = rates.index(best)
     if place in (0, len(rates) - 1):
+        if len(rates) == 1:
+            return replace(base, why=f"only {best:.3g} was tried")
         edge = "lowest" if place == 0 else "highest"
         return replace(base, why=f"the best rate is at an edge, {best:.3g} the {edge} that was tried")
     failed = sum(not math.isfinite(loss) for loss in found[best].values())
@@ -103,6 +105,8 @@ def optimum(trials: Sequence[Trial], noise: Noise, elsewhere: float | None = Non
     nothing = [f"{rate:.3g}" for rate, loss in zip(three, means, strict=True) if not math.isfinite(loss)]
     if nothing:
         note = f"known by its neighbours alone, of which {' and '.join(nothing)} came to nothing"
+        first, last = _alike(rates, losses, noise)
+        left, right = (math.log2(rates[end] / best) for end in (max(first - 1, 0), last + 1))
         rate, error = best * 2 ** ((left + right) / 2), (right - left) / math.sqrt(12)  # equally likely in between
         return replace(base, rate=rate, error=error, loss=losses[best], note=note)
     solve = np.linalg.inv(np.vander([left, 0, right], 3))  # of losses: a, b, c of a x^2 + b x + c
@@ -119,6 +123,18 @@ def optimum(trials: Sequence[Trial], noise: Noise, elsewhere: float | None = Non
     at = [best * 2 ** float(octaves) for octaves in (vertex, max(vertex - half, left), min(vertex + half, right))]
     rate, low, high = at
     return replace(base, rate=rate, error=error, low=low, high=high, loss=float(c - b**2 / (4 * a)))
+
+
+def _alike(rates: Sequence[float], losses: dict[float, float], noise: Noise) -> tuple[int, int]:
+    """The places, first and last, of the rates around the best that it beats by no more than two seeds differ."""
+    best = min(rates, key=losses.__getitem__)
+    first = last = rates.index(best)
+    allowed = losses[best] + math.sqrt(2) * noise.bits
+    while first > 0 and losses[rates[first - 1]] <= allowed:
+        first -= 1
+    while last + 1 < len(rates) - 1 and losses[rates[last + 1]] <= allowed:
+        last += 1
+    return first, last
 
 
 def _range(rates: Sequence[float]) -> str:

@@ -51,7 +51,7 @@ def _most(optima: Sequence[Optimum]) -> str:
 def _by_cost(optima: Sequence[Optimum], trials: Sequence[Trial]) -> tuple[str, str]:
     """Does the best rate of the first depth cost less at the others than seeds differ?
 
-    Where a depth has fewer than SEEDS they are taken to differ as little as they do anywhere.
+    Where a depth has fewer than SEEDS they are taken to differ as little as they do at any other.
     """
     moved = _most(optima)
     grids = {one.layers: grid(t for t in trials if t.layers == one.layers) for one in optima}
@@ -60,13 +60,14 @@ def _by_cost(optima: Sequence[Optimum], trials: Sequence[Trial]) -> tuple[str, s
     if not ranges:
         return OPEN, f"{moved}; no depth has {SEEDS} seeds of its best rate to compare a cost with"
     for layers, found in list(grids.items())[1:]:
-        allowed = ranges.get(layers, min(ranges.values()))
+        known = layers if layers in ranges else min(ranges, key=ranges.__getitem__)
+        allowed, where = ranges[known], "" if known == layers else f" at {counted(known)}, not measured here"
         lost = cost(found, first)
         at = f"at {layers} layers the best rate of {optima[0].layers}"
         if lost is None:
             return OPEN, f"{moved}; {at} was not tried"
         if lost >= allowed:
-            return OPEN, f"{moved}; {at} costs {lost:.3f} bits, seeds differ by {allowed:.3f}"
+            return OPEN, f"{moved}; {at} costs {lost:.3f} bits, seeds differ by {allowed:.3f}{where}"
     return YES, moved
 
 

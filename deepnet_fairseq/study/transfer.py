@@ -40,7 +40,7 @@ class Law:
         return self.exponent - reach, self.exponent + reach
 
     def at(self, layers: int) -> Advice:
-        """The rate for a depth and the interval in which the best is expected."""
+        """The rate for a depth and the interval of the fitted line there; single depths scatter about the line."""
         away = math.log2(layers) - self.centre
         octaves = self.height + self.exponent * away
         reach = self.quantile * math.hypot(self.height_error, self.exponent_error * away)
@@ -50,7 +50,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Advice:
-    """A peak learning rate for a depth, and the interval of the best there, from low to high."""
+    """A peak learning rate for a depth, and the interval of the fitted line there, from low to high."""
 
     layers: int
     rate: float

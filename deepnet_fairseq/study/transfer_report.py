@@ -63,8 +63,9 @@ def _setting(transfer: Transfer) -> str:
 def held_out(groups: Sequence[Sequence[Trial]], up_to: int, targets: Iterable[int], stated: float) -> list[list[str]]:
     """A header, and a row a method and depth: the rate predicted from depths to `up_to` beside what was found there.
 
-    Twice: by the law, and as if the rate stayed at that of the deepest. lost: bits at the tried rate nearest to the
-    prediction, against the best, "all" if that came to nothing; "-" where none lies within half an octave.
+    Twice: by the law, and as if the rate stayed at that of the deepest. "~": of what was found beside a rate that
+    failed. lost: bits at the tried rate nearest to the prediction, against the best, "all" if that came to nothing; "-"
+    where none lies within half an octave, or one alone was tried.
     """
     rows = [["method", "layers", "predicted", "interval", "found", "error", "factor", "lost", "unchanged", "lost"]]
     targets = list(targets)
@@ -86,7 +87,7 @@ def _predicted(part: Transfer, layers: int, found: Optimum | None, there: Sequen
     placed = [one for one in part.optima if one.placed]
     cells = ["refused", "-"]
     seen = ["-", "-"] if found is None else ["not placed", "-"] if not found.placed else []
-    seen = seen or [f"{found.rate:.2e}", f"{found.error:.2f}"]
+    seen = seen or [f"{'~' * bool(found.note)}{found.rate:.2e}", f"{found.error:.2f}"]
     factor, lost = "-", "-"
     if not why and part.law:
         advice = part.law.at(layers)

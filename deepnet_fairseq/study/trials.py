@@ -135,7 +135,12 @@ def cost(found: dict[float, dict[int, float]], rate: float | None) -> float | No
 
 
 def loss_lost(trials: Sequence[Trial], rate: float) -> float | None:
-    """Bits lost by the tried rate that is nearest to `rate` against the best; None if none is within half an octave."""
+    """Bits lost by the tried rate that is nearest to `rate` against the best; None if none is within half an octave.
+
+    None too where one rate alone was tried, which is the best of itself.
+    """
     losses = compared(grid(trials))[1]
+    if len(losses) == 1:
+        return None
     near = min(losses, key=lambda known: abs(math.log2(known / rate)))
     return cost(grid(trials), near) if abs(math.log2(near / rate)) <= 0.5 else None

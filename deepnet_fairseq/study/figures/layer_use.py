@@ -102,9 +102,10 @@ def rows_by_layers(runs: list[RecordedRun]) -> list[list[str]]:
     for run, part in found.items():
         for name, stack in part["stacks"].items():
             skip, distance = stack["skip"], stack["distance"]
+            half = str(stack["half"]) if sum(skip) > 0 else "-"  # of a cost
             rows.append([
                 run.depth, style_of(run.method).label, number(part["loss"], 4), name, str(sum(stack["used"])),
-                str(stack["half"]), number(median(skip)) if median(skip) > 0 else "0", str(sum(stack["ordered"])),
+                half, number(median(skip)) if median(skip) > 0 else "0", str(sum(stack["ordered"])),
                 number(sum(distance) / len(distance)), str(stack["arrival"]),
             ])  # fmt: skip
     return rows
