@@ -1,14 +1,20 @@
 """Models in shards: which rows lie where, what their checkpoints hold, and what happens to damaged ones."""
 
+import errno
+import inspect
 import shutil
 import subprocess
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import CheckpointConfig
+from omegaconf import OmegaConf
 
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.checkpoints import atomic
 from deepnet_fairseq.plugin.distributed import sharded_trainer as training
 from deepnet_fairseq.plugin.distributed import shards
 from deepnet_fairseq.plugin.trainer import parse
@@ -103,6 +109,25 @@ def test_no_save_replaces_the_files_of_another(tmp_path):
     for name in ("shards_6", "shards_6_1", "shards_60"):
         assert shards._new_folder(tmp_path, int(name.split("_")[1])) == name
         (tmp_path / name).mkdir()
+
+
+def test_the_best_score_outlives_a_save_that_failed(tmp_path, monkeypatch):
+    """fairseq notes it while it saves; where the ranks' files cannot be written, it would not come to that."""
+    place = checkpoint_utils.save_checkpoint
+    monkeypatch.setattr(place, "best", 5.0, raising=False)
+    cfg = OmegaConf.structured(CheckpointConfig(save_dir=str(tmp_path / "run")))
+    monkeypatch.setattr(training, "sharded", lambda trainer: True)
+
+    def full(*_):
+        raise atomic.SaveError(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(training, "_found", full)
+    trainer = SimpleNamespace(data_parallel_rank=0, is_data_parallel_master=True, cfg=Namespace(model=Namespace()))
+    for loss, best in (4.0, 4.0), (4.5, 4.0):
+        with pytest.raises(atomic.SaveError, match="No space left"):
+            training.save_from_all(inspect.unwrap(place), cfg, trainer, None, loss)
+        assert (place.best, cfg.no_save, trainer.found) == (best, False, None)
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(tmp_path):

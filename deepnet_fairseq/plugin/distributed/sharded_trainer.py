@@ -5,6 +5,7 @@ Checkpoints are whole ones, which any number of processes and any program reads,
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from fairseq.trainer import Trainer
 from torch import distributed
 
 from ...errors import UserError
+from ..checkpoints import atomic
 from ..optimisers import deepnet_adam
 from . import shards
 
@@ -104,9 +106,16 @@ def save_from_all(original, cfg, trainer: Trainer, epoch_itr, val_loss):
     model = sharded(trainer)
     if not model or cfg.no_save:
         return original(cfg, trainer, epoch_itr, val_loss)
+    trainer.found = None
     try:
         trainer.found = _found(cfg, trainer, model)
         return original(cfg, trainer, epoch_itr, val_loss)
+    except atomic.SaveError:
+        if trainer.found is None:  # fairseq, which notes the best score when it saves, had no turn
+            cfg = copy.deepcopy(cfg)
+            cfg.no_save = True
+            original(cfg, trainer, epoch_itr, val_loss)
+        raise
     finally:
         trainer.found = None
         if trainer.is_data_parallel_master:
