@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from .faults import states
-from .faults.__main__ import KINDS
+from .faults.campaign import KINDS
+from .faults.life import FLAGS, Life, Log
 from .support.helpers import ROOT
 
 HISTORY = [{"num_updates": 6, "lr_scheduler_state": {"best": None}}]
@@ -80,3 +81,18 @@ def test_another_dropout_after_a_resume_is_noticed(tmp_path):
     done = faults(tmp_path, *words, code=code)
     assert done.returncode == 1
     assert re.search(r"fault_test: error: .*logged .*, undisturbed .*SEED=1 repeats it", done.stderr.splitlines()[-1])
+
+
+def test_a_process_that_dies_at_its_start_is_noticed(tmp_path, data):
+    """Two that have met meet no second time, where gloo waits for one that is killed while they do."""
+    flags = (str(data), *FLAGS, "--max-update", "9", "--save-dir", str(tmp_path / "run"), *KINDS["pair"][1])
+    for delay in (0.0, 0.15):
+        log = Log(tmp_path / f"{delay}.log")
+        life = Life(list(flags), 2, log)
+        try:
+            assert life.reaches("initialized host", 2, delay)
+            life.kill((1,))
+            assert life.wait(10) == [1, -9]
+        finally:
+            life.bury()
+        assert "process 0 of 2: another one is gone" in log.text and "Traceback" not in log.text

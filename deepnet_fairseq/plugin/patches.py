@@ -76,6 +76,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (signal_handling, "_set_worker_signal_handlers"): {train_loop.spare_worker: "a job's signal is for the training"},
     # processes; `models.DistributedFairseqModel` is the name that Trainer looks up
     (distributed_utils, "call_main"): {launch.call_main: "torchrun, CPUs, and one line when a process is lost"},
+    (distributed_utils, "distributed_init"): {launch.meet_once: "gloo waits for ever for one who dies at a meeting"},
     (distributed_fairseq_model, "DistributedDataParallel"): {launch.parallel_on_any_device: "CPUs take no device ids"},
     (models, "DistributedFairseqModel"): {
         sharded_trainer.shard_model: "--ddp-backend fully_sharded without fairscale",

@@ -62,6 +62,18 @@ def call_main(original, cfg, main, **kwargs):
         return original(cfg, main, **kwargs)
 
 
+def meet_once(original, cfg) -> int:
+    """fairseq's distributed_init, after which gloo's group is fairseq's group of all ranks too.
+
+    Trainer would make another, and gloo waits without end for a process that is killed after it has told its address
+    and before it is connected. fairseq's reason for another one is NCCL's.
+    """
+    rank = original(cfg)
+    if torch.distributed.get_backend() == "gloo":
+        distributed_utils.get_global_group._global_group = torch.distributed.group.WORLD
+    return rank
+
+
 def _join(place, on_cpu: bool) -> None:
     """One of torchrun's processes."""
     place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
