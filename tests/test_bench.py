@@ -25,7 +25,7 @@ from deepnet_fairseq.tools.bench.results import failures, number, render
 from deepnet_fairseq.tools.bench.settings import STOCK, Candidate, Settings, Shape, candidates
 from deepnet_fairseq.tools.bench.turns import DIVERGED, FAILED, NO_MEMORY, NO_TIME, Cell
 
-from .support.helpers import ROOT
+from .support.helpers import ROOT, shown_in_readme
 
 CPU = torch.device("cpu")
 TOKENS = "tokens per second"
@@ -194,8 +194,7 @@ def test_readme_shows_recorded_results():
                 value, ratio = cell["summary"][TOKENS]["median"], cell["to_stock"][TOKENS]
                 row = recorded.setdefault(f"{what}, {cell['depth']} {cell['width']}{words}", {})
                 row[cell["candidate"]] = f"{number(value, '')} [{ratio:.2f}]"
-    shown = (ROOT / "README.md").read_text().split("<!-- bench -->\n")[1].split("<!-- /bench -->")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
+    rows = shown_in_readme("bench")
     assert len(rows) > 2
     for name, *cells in rows:
         assert cells == [recorded[name].get(candidate, "not run") for candidate in ("ours", "stock", "torchscale")]

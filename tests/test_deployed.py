@@ -18,7 +18,7 @@ from deepnet_fairseq.tools.bench.results import number
 from deepnet_fairseq.tools.bench.settings import Candidate
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import ROOT, run
+from .support.helpers import ROOT, run, shown_in_readme
 
 TOKENS = "tokens per second"
 TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
@@ -202,8 +202,7 @@ def test_readme_shows_what_was_measured():
             median, ratio = cell["summary"][TOKENS]["median"], cell["to_stock"][TOKENS]
             row = recorded.setdefault(f"{record['model']['depth']}, {names[cell['condition']['batches']]}", {})
             row[cell["candidate"]] = f"{number(median, '')} [{ratio:.2f}]"
-    shown = (ROOT / "README.md").read_text().split("<!-- deployed -->\n")[1].split("\n<!-- /deployed -->")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
+    rows = shown_in_readme("deployed")
     programs = "stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers"
     assert len(rows) == 6
     assert [values for _, *values in rows] == [[recorded[name][one] for one in programs] for name, *_ in rows]

@@ -109,3 +109,9 @@ def call(package: Path, *words) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def shown_in_readme(mark: str) -> list[list[str]]:
+    """The rows of README's table between comments of that name, without its head."""
+    shown = (ROOT / "README.md").read_text().split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
