@@ -72,12 +72,14 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
         "costs": depth_tables.rows_of_costs,
         "layer_use": rows_by_layers,
-        "other_text": depth_tables.rows_by_rate,
+        "other_text": depth_tables.rows_of_losses,
+        "other_text_rates": depth_rates.rows_of_exponents,
     },
 }
 APART = {  # place on a page -> folder of its runs, which is another, and what stands below
     "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
     "other_text": ("other_text", ""),
+    "other_text_rates": ("other_text", ""),
 }
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
