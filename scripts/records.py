@@ -61,6 +61,7 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "depth_study": depth_tables.rows_of_losses,
         "rates": depth_tables.rows_of_rates,
         "other_lengths": depth_tables.rows_of_other_lengths,
+        "courses": depth_tables.rows_of_courses,
         "exponents": depth_rates.rows_of_exponents,
         "predictions": depth_rates.rows_of_predictions,
         "lengths": depth_rates.rows_of_lengths,

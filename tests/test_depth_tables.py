@@ -14,6 +14,7 @@ from deepnet_fairseq.study.depth_study import read_plan, spent_hours
 from deepnet_fairseq.study.depth_tables import (
     rows_of_agreement,
     rows_of_costs,
+    rows_of_courses,
     rows_of_losses,
     rows_of_other_lengths,
     rows_of_rates,
@@ -111,6 +112,24 @@ def test_losses_rates_bleu(runs):
     (row,) = rows_of_other_lengths(runs)[1:]
     assert row[:6] == ["6L-6L", "3,000", "DeepNorm", "6.000", "1.3", "only 0.002"]
     assert row[6:] == ["7.200 (7.100 to 7.300, 3 seeds)", "-", "0.50"]
+
+
+def test_a_short_training_of_the_deepest_models_has_its_course_and_is_no_failure(tmp_path):
+    """Above guessing after 100 updates: in no table of what failed; after 500 that is what it is."""
+    for method, layers, updates, loss in (("pre_ln", 6, 500, 7.0), ("deepnorm", 50, 100, 9.5), ("post_ln", 50, 500, 9.25)):
+        folder = cell_run(tmp_path, method, layers, 0.002, loss, updates=updates, guessing=8.9)
+        (folder / "check.json").write_text(json.dumps(CHECKS["check"]))
+    spent = {"training": {"processor_seconds": 1800.0, "peak_memory_bytes": 2e9}}
+    (tmp_path / "depth_study" / "deepnorm-50-lr0.002-seed1-updates100" / "spent.json").write_text(json.dumps(spent))
+    runs = recorded_below(tmp_path / "depth_study", over=True)
+    short, whole = rows_of_courses(runs)[1:]
+    assert short == ["50L-50L", "DeepNorm", "0.002", "100", "9.50", "-", "-", "-", "2.0", "18.0"]
+    assert whole[1:5] == ["Post-LN", "0.002", "500", "9.25"] and whole[-2:] == ["-", "3.6"]
+    assert rows_of_other_lengths(runs)[1:] == [] and [row[0] for row in rows_of_misjudged(runs)[1:]] == [
+        "post_ln-50-lr0.002-seed1"
+    ]
+    assert "0 of the 1 cells that failed" in said_of_verdicts(runs)
+    assert sum(int(cell) for row in rows_of_verdicts(runs)[1:] for cell in row[1:]) == 2
 
 
 def test_ties_by_seeds(runs):

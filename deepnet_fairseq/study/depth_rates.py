@@ -13,7 +13,7 @@ from .transfer import Transfer, analyse
 from .transfer_report import held_out
 from .trials import Trial, by_method, trial_of
 
-SHALLOW, DEEP = 18, (50, 100)  # layers: rates are predicted from depths up to the first for the others
+SHALLOW, DEEP = 18, (50, 100)  # layers: rates are predicted from depths up to the first for the others; deeper: no grid
 
 
 def trials(runs: Iterable[RecordedRun]) -> list[list[Trial]]:
@@ -28,7 +28,7 @@ def trials(runs: Iterable[RecordedRun]) -> list[list[Trial]]:
 
 def transfers(runs: list[RecordedRun]) -> list[Transfer]:
     """What the runs of the usual length tell of each method."""
-    return [analyse(group) for group in trials(grids(runs))]
+    return [analyse(group) for group in trials(run for run in grids(runs) if run.layers <= DEEP[-1])]
 
 
 def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:

@@ -106,6 +106,12 @@ def grids(runs: list[RecordedRun]) -> list[RecordedRun]:
     return [run for run in runs if run.facts["updates"] == usual]
 
 
+def long_enough(runs: list[RecordedRun]) -> list[RecordedRun]:
+    """All but those shorter than the grids: at their end a loss above guessing is no failure."""
+    least = min((run.facts["updates"] for run in grids(runs)), default=0)
+    return [run for run in runs if run.facts["updates"] >= least]
+
+
 def bests(runs: Iterable[RecordedRun]) -> Bests:
     """By method and place; with what is the SAME as another."""
     groups: dict[tuple[str, Place], list[RecordedRun]] = {}
@@ -191,10 +197,10 @@ def rows_of_rates(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
-    """Trainings longer or shorter than those of the grids: a row each method and place, lowest loss first."""
+    """Trainings longer than those of the grids: a row each method and place, lowest loss first."""
     usual = bests(grids(runs))
     lengths = {place.updates for _, place in usual}
-    found = bests(run for run in runs if run.facts["updates"] not in lengths)
+    found = bests(run for run in long_enough(runs) if run.facts["updates"] not in lengths)
     rows = [["depth", "updates", "method", "loss", "BLEU", "its rate", "loss, short", "GB", "core-hours"]]
     for (method, place), best in sorted(found.items(), key=lambda item: (item[0][1], item[1].loss)):
         if (method, place.layers) in SAME:
@@ -206,6 +212,22 @@ def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
         cells = [best.said, best.said_bleu, best.said_rate, *(short or ["-"])]
         cost = [f"{memory:.1f}" if memory else "-", f"{spent_hours(own):.2f}"]
         rows.append([f"{place.layers}L-{place.layers}L", f"{place.updates:,}", style_of(method).label, *cells, *cost])
+    return rows
+
+
+def rows_of_courses(runs: list[RecordedRun]) -> list[list[str]]:
+    """Of the deepest models: held-out loss after each quarter of the training, memory, seconds of processor an update."""
+    deepest = max((run.layers for run in runs), default=0)
+    quarters = ("a quarter", "half", "three quarters", "the end")
+    rows = [["depth", "method", "rate", "updates", *quarters, "GB", "seconds an update"]]
+    for run in sorted(runs, key=lambda run: (run.facts["updates"], run.method, rate_of(run))):
+        if run.layers == deepest:
+            spent = run.parts.get("spent", {}).get("training", {})
+            losses = [f"{loss:.2f}" for loss in run.validation.losses][-4:]
+            units = {"peak_memory_bytes": 1e9, "processor_seconds": run.facts["updates"]}
+            cost = [f"{spent[key] / unit:.1f}" if key in spent else "-" for key, unit in units.items()]
+            what = [style_of(run.method).label, f"{rate_of(run):g}", f"{run.facts['updates']:,}"]
+            rows.append([f"{deepest}L-{deepest}L", *what, *losses, *["-"] * (4 - len(losses)), *cost])
     return rows
 
 

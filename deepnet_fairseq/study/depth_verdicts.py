@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from .depth_study import outcome
-from .depth_tables import FAILED, Bests, bests, ended, place_of, rate_of
+from .depth_tables import FAILED, Bests, bests, ended, long_enough, place_of, rate_of
 from .runs import RecordedRun
 from .style import style_of
 
@@ -19,7 +19,7 @@ def verdict_of(run: RecordedRun) -> str:
 
 def rows_of_verdicts(runs: list[RecordedRun]) -> list[list[str]]:
     """The confusion matrix: what `deepnet check` said before, and how the training ended."""
-    rows = [["verdict", *FAILED[:2], "no number", "trained"]]
+    rows, runs = [["verdict", *FAILED[:2], "no number", "trained"]], long_enough(runs)
     for verdict in (*VERDICTS, *sorted({verdict_of(run) for run in runs} - {*VERDICTS})):
         ways = [ended(run) for run in runs if verdict_of(run) == verdict]
         rows.append([verdict, *(str(ways.count(way)) for way in (*FAILED, "trained"))])
@@ -29,7 +29,7 @@ def rows_of_verdicts(runs: list[RecordedRun]) -> list[list[str]]:
 def rows_of_misjudged(runs: list[RecordedRun]) -> list[list[str]]:
     """A row a cell whose verdict its training refuted: no warning and no learning, or a warning and a loss."""
     rows, found = [["cell", "verdict", "outcome", "its rate", "what it found"]], bests(runs)
-    for run in sorted(runs, key=lambda run: (ended(run), run.method, run.layers, rate_of(run), run.name)):
+    for run in sorted(long_enough(runs), key=lambda run: (ended(run), run.method, run.layers, rate_of(run), run.name)):
         verdict, way = verdict_of(run), ended(run)
         if verdict in VERDICTS and (verdict == "stable") != (way == "trained"):
             loss = f"{outcome(run):.3f} bits" if way == "trained" else run.parts.get(way, way).split(":")[0]
@@ -48,7 +48,7 @@ def _beside(run: RecordedRun, found: Bests) -> str:
 
 def said_of_verdicts(runs: list[RecordedRun]) -> str:
     """How often `deepnet check` was right, in a sentence or two."""
-    checked, found = [run for run in runs if verdict_of(run) in VERDICTS], bests(runs)
+    checked, found = [run for run in long_enough(runs) if verdict_of(run) in VERDICTS], bests(runs)
     failed = [run for run in checked if ended(run) != "trained"]
     trained = [run for run in checked if ended(run) == "trained"]
     missed = [run for run in failed if verdict_of(run) == "stable"]
