@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The depth study, docs/depth_study.md: methods from 6L-6L to 100L-100L on a text, each at learning rates a factor of 2
-# apart, one training after the other on one core: 13 hours. Killed at any moment, it goes on when started again.
+# apart, one training after the other on one core: a day. Killed at any moment, it goes on when started again.
 #
 #   scripts/depth_study.sh DATA [flags of fairseq-train]       DATA: a folder with train, valid, test in two languages,
 #                                                              as train.de and train.en: tokenised, a sentence a line

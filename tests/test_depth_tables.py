@@ -116,7 +116,8 @@ def test_losses_rates_bleu(runs):
 
 def test_a_short_training_of_the_deepest_models_has_its_course_and_is_no_failure(tmp_path):
     """Above guessing after 100 updates: in no table of what failed; after 500 that is what it is."""
-    for method, layers, updates, loss in (("pre_ln", 6, 500, 7.0), ("deepnorm", 50, 100, 9.5), ("post_ln", 50, 500, 9.25)):
+    cells = ("pre_ln", 6, 500, 7.0), ("deepnorm", 50, 100, 9.5), ("post_ln", 50, 500, 9.25)
+    for method, layers, updates, loss in cells:
         folder = cell_run(tmp_path, method, layers, 0.002, loss, updates=updates, guessing=8.9)
         (folder / "check.json").write_text(json.dumps(CHECKS["check"]))
     spent = {"training": {"processor_seconds": 1800.0, "peak_memory_bytes": 2e9}}

@@ -216,7 +216,7 @@ def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_courses(runs: list[RecordedRun]) -> list[list[str]]:
-    """Of the deepest models: held-out loss after each quarter of the training, memory, seconds of processor an update."""
+    """Of the deepest models: held-out loss after each quarter of the training, memory, seconds an update."""
     deepest = max((run.layers for run in runs), default=0)
     quarters = ("a quarter", "half", "three quarters", "the end")
     rows = [["depth", "method", "rate", "updates", *quarters, "GB", "seconds an update"]]
