@@ -124,8 +124,8 @@ def test_a_short_training_of_the_deepest_models_has_its_course_and_is_no_failure
     (tmp_path / "depth_study" / "deepnorm-50-lr0.002-seed1-updates100" / "spent.json").write_text(json.dumps(spent))
     runs = recorded_below(tmp_path / "depth_study", over=True)
     short, whole = rows_of_courses(runs)[1:]
-    assert short == ["50L-50L", "DeepNorm", "0.002", "100", "9.50", "-", "-", "-", "2.0", "18.0"]
-    assert whole[1:5] == ["Post-LN", "0.002", "500", "9.25"] and whole[-2:] == ["-", "3.6"]
+    assert short == ["50L-50L", "DeepNorm", "0.002", "100", "-", "-", "-", "9.50", "2.0", "18.0"]
+    assert whole[1:4] == ["Post-LN", "0.002", "500"] and whole[-3:] == ["9.25", "-", "3.6"]
     assert rows_of_other_lengths(runs)[1:] == [] and [row[0] for row in rows_of_misjudged(runs)[1:]] == [
         "post_ln-50-lr0.002-seed1"
     ]

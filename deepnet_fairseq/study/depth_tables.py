@@ -227,7 +227,7 @@ def rows_of_courses(runs: list[RecordedRun]) -> list[list[str]]:
             units = {"peak_memory_bytes": 1e9, "processor_seconds": run.facts["updates"]}
             cost = [f"{spent[key] / unit:.1f}" if key in spent else "-" for key, unit in units.items()]
             what = [style_of(run.method).label, f"{rate_of(run):g}", f"{run.facts['updates']:,}"]
-            rows.append([f"{deepest}L-{deepest}L", *what, *losses, *["-"] * (4 - len(losses)), *cost])
+            rows.append([f"{deepest}L-{deepest}L", *what, *["-"] * (4 - len(losses)), *losses, *cost])
     return rows
 
 
