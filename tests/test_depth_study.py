@@ -185,7 +185,14 @@ def test_a_held_command_waits_and_goes_on(tmp_path):
         ticks.unlink()
         said = json.loads(spent.read_text())["training"]
         assert said["attempts"] == attempt and said["peak_memory_bytes"] > 1e6
+    process = subprocess.Popen(command, env=environment)
+    until(lambda: json.loads(spent.read_text())["training"]["attempts"] == 3, 20)
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    for victim in (process.pid, child):  # nobody is left to add up
+        os.kill(victim, signal.SIGKILL)
+    process.wait(timeout=20)
     assert subprocess.run([*command[:3], "sh", "-c", "exit 3"], env=environment, check=False).returncode == 3
+    assert json.loads(spent.read_text())["training"]["attempts"] == 4
 
 
 def text_of(folder):

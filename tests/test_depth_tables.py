@@ -126,6 +126,11 @@ def test_a_short_training_of_the_deepest_models_has_its_course_and_is_no_failure
     short, whole = rows_of_courses(runs)[1:]
     assert short == ["50L-50L", "DeepNorm", "0.002", "100", "-", "-", "-", "9.50", "2.0", "18.0"]
     assert whole[1:4] == ["Post-LN", "0.002", "500"] and whole[-3:] == ["9.25", "-", "3.6"]
+    for run in runs:  # the first attempt was killed before it was added up
+        if run.facts["updates"] == 100:
+            times = [["2026-11-24 10:00:00", "2026-11-24 11:00:00"], ["2026-11-24 12:00:00", "2026-11-24 12:30:00"]]
+            run.parts["spent"]["training"]["attempts"], run.parts["log"]["attempts"] = 1, times
+    assert rows_of_courses(runs)[1][-2:] == ["2.0", "54.0"]
     assert rows_of_other_lengths(runs)[1:] == [] and [row[0] for row in rows_of_misjudged(runs)[1:]] == [
         "post_ln-50-lr0.002-seed1"
     ]

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from . import paper
-from .depth_study import FIRST, Cell, Plan, found_by, leaders, outcome, spent_hours
+from .depth_study import FIRST, HOUR, Cell, Plan, found_by, leaders, outcome, spent_hours
 from .rank_correlation import agreement
 from .runs import RecordedRun
 from .style import style_of
@@ -216,7 +216,10 @@ def rows_of_other_lengths(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_courses(runs: list[RecordedRun]) -> list[list[str]]:
-    """Of the deepest models: held-out loss after each quarter of the training, memory, seconds an update."""
+    """Of the deepest models: held-out loss after each quarter of the training, memory, seconds an update.
+
+    Of the processor, but of the clock where parts were killed uncounted: fewer attempts added up than the log has.
+    """
     deepest = max((run.layers for run in runs), default=0)
     quarters = ("a quarter", "half", "three quarters", "the end")
     rows = [["depth", "method", "rate", "updates", *quarters, "GB", "seconds an update"]]
@@ -224,8 +227,11 @@ def rows_of_courses(runs: list[RecordedRun]) -> list[list[str]]:
         if run.layers == deepest:
             spent = run.parts.get("spent", {}).get("training", {})
             losses = [f"{loss:.2f}" for loss in run.validation.losses][-4:]
-            units = {"peak_memory_bytes": 1e9, "processor_seconds": run.facts["updates"]}
-            cost = [f"{spent[key] / unit:.1f}" if key in spent else "-" for key, unit in units.items()]
+            seconds = spent.get("processor_seconds")
+            if spent.get("attempts", 1) < len(run.parts.get("log", {}).get("attempts", [])):
+                seconds = run.hours * HOUR
+            memory = f"{spent['peak_memory_bytes'] / 1e9:.1f}" if "peak_memory_bytes" in spent else "-"
+            cost = [memory, f"{seconds / run.facts['updates']:.1f}" if seconds else "-"]
             what = [style_of(run.method).label, f"{rate_of(run):g}", f"{run.facts['updates']:,}"]
             rows.append([f"{deepest}L-{deepest}L", *what, *["-"] * (4 - len(losses)), *losses, *cost])
     return rows

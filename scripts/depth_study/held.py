@@ -2,6 +2,7 @@
 
 PAUSE_FILE and SPENT_FILE name the files. The command is stopped and goes on as by Ctrl-Z and fg, within a second.
 SPENT_FILE becomes a JSON object: WHAT -> processor_seconds and attempts, summed, and the largest peak_memory_bytes.
+Until the command ends, processor_seconds are those that it was not held: what is left if this is killed with it.
 The exit status is the command's; SIGTERM is passed on, also to one that is held.
 """
 
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 POLL = 0.5  # seconds
+NOTED = 30.0  # seconds
 
 
 def main() -> int:
@@ -23,6 +25,8 @@ def main() -> int:
         time.sleep(POLL)
     child = os.posix_spawnp(command[0], command, os.environ, setpgroup=0)  # so that it is told of a signal once
     held = False
+    before = json.loads(spent.read_text()) if spent.exists() else {}
+    ran, noted = 0.0, 0.0
 
     def stop(number, frame):
         os.kill(child, number)
@@ -37,22 +41,26 @@ def main() -> int:
         if pause.exists() != held:
             held = not held
             os.kill(child, signal.SIGSTOP if held else signal.SIGCONT)
+        if ran >= noted:
+            note(spent, before, what, ran, 0)
+            noted = ran + NOTED
+        then = time.monotonic()
         time.sleep(POLL)
-    add(spent, what, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        ran += 0.0 if held else time.monotonic() - then
+    note(spent, before, what, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def add(path: Path, what: str, seconds: float, peak: int) -> None:
-    """One attempt more; the file is whole at any time."""
-    told = json.loads(path.read_text()) if path.exists() else {}
-    before = told.get(what, {"processor_seconds": 0.0, "attempts": 0, "peak_memory_bytes": 0})
-    told[what] = {
-        "processor_seconds": round(before["processor_seconds"] + seconds, 1),
-        "attempts": before["attempts"] + 1,
-        "peak_memory_bytes": max(before["peak_memory_bytes"], peak),
+def note(path: Path, told: dict, what: str, seconds: float, peak: int) -> None:
+    """One attempt more than told; the file is whole at any time."""
+    first = told.get(what, {"processor_seconds": 0.0, "attempts": 0, "peak_memory_bytes": 0})
+    now = {
+        "processor_seconds": round(first["processor_seconds"] + seconds, 1),
+        "attempts": first["attempts"] + 1,
+        "peak_memory_bytes": max(first["peak_memory_bytes"], peak),
     }
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(told) + "\n")
+    part.write_text(json.dumps(told | {what: now}) + "\n")
     os.replace(part, path)
 
 
