@@ -87,6 +87,16 @@ def test_a_best_rate_lies_between_two_and_the_budget_is_kept():
     assert len(halves) == 12 and "keel-18-lr0.0226274-seed1" in halves  # half a step below 3.2e-2
 
 
+def test_longer_cells_are_refined_among_themselves():
+    """Where six times as long wants another rate: both neighbours of that rate, whatever the grid has found."""
+    plan = read_plan(PLAN)
+    shift = {500: 1.2, 3000: 2.3}
+    found, _ = simulate(plan, lambda cell: 5 + (cell.step - shift.get(cell.updates, 0)) ** 2)
+    for layers in (6, 18, 50):
+        assert found.best("deepnorm", layers) == 1
+        assert found.rates("deepnorm", layers, 3000).keys() >= {1, 2, 3}
+
+
 def test_where_nothing_is_learnt_rates_between_and_below_are_tried_and_the_base_goes_on():
     plan = read_plan(PLAN)
     found, cells = simulate(plan, lambda cell: math.inf if cell.method == "post_ln" else 5 + (cell.step - 1) ** 2)
@@ -111,7 +121,8 @@ def test_machines_share_a_study_by_methods_and_longer_cells_are_no_cells_of_a_gr
     assert [str(cell) for cell in cells[0] if cell.method == "keel"] == list(map(str, cells[1]))
     longer = [cell for cell in cells[0] if (cell.method, cell.layers, cell.updates) == ("deepnorm", 6, 3000)]
     assert longer[0].name == "deepnorm-6-lr0.001-seed1-updates3000" and not longer[0].grid
-    assert Found(plan, {cell.name: 1.0 for cell in longer}).rates("deepnorm", 6) == {}
+    found = Found(plan, {cell.name: 1.0 for cell in longer})
+    assert found.rates("deepnorm", 6) == {} and found.rates("deepnorm", 6, 3000).keys() >= {-1, 0, 1}
     with pytest.raises(UserError, match="METHODS: deepnrom"):
         plan.only(["deepnrom"])
 

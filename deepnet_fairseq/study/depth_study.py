@@ -56,8 +56,8 @@ class Stage:
     """Cells that belong together.
 
     steps: of the rate, in all of `layers` for all `methods`, or, if `about` is given, around the best that the method
-    has at so many layers, 0 for the cell's own depth. refine: both neighbours of the best rate follow, until it has
-    them. flags: behind those of the method and of the plan for it.
+    has at so many layers, 0 for the cell's own depth, in cells of a grid. refine: both neighbours of the best rate of
+    the stage's own length follow, until it has them. flags: behind those of the method and of the plan for it.
     """
 
     number: int
@@ -149,11 +149,11 @@ class Found:
     def __init__(self, plan: Plan, losses: dict[str, float]):
         self.plan, self.losses = plan, losses
 
-    def rates(self, method: str, layers: int) -> dict[int, float]:
-        """Step -> loss, of the first seed."""
-        found = {}
+    def rates(self, method: str, layers: int, updates: int = 0) -> dict[int, float]:
+        """Step -> loss, of the first seed; updates: of the cells, 0 for those of a grid."""
+        found, stage = {}, Stage(0, "", (method,), (layers,), updates=updates or self.plan.updates)
         for step in range(self.plan.lowest, self.plan.highest + 1):
-            name = self.cell(Stage(0, "", (method,), (layers,), updates=self.plan.updates), method, layers, step).name
+            name = self.cell(stage, method, layers, step).name
             if name in self.losses:
                 found[step] = self.losses[name]
         return found
@@ -163,9 +163,9 @@ class Found:
         finite = {step: loss for step, loss in self.rates(method, layers).items() if math.isfinite(loss)}
         return min(finite, key=finite.__getitem__) if finite else None
 
-    def neighbours(self, method: str, layers: int) -> list[int]:
+    def neighbours(self, method: str, layers: int, updates: int = 0) -> list[int]:
         """Steps that are still to be tried for the best to lie between two."""
-        return neighbours(self.rates(method, layers), self.plan.lowest, self.plan.highest)
+        return neighbours(self.rates(method, layers, updates), self.plan.lowest, self.plan.highest)
 
     def cell(self, stage: Stage, method: str, layers: int, step: float, seed: int = FIRST) -> Cell:
         """Of that stage."""
@@ -184,7 +184,7 @@ class Found:
                             yield self.cell(stage, method, layers, steps[number], seed)
             for method in stage.methods if stage.refine else ():
                 begun = all(self.cell(stage, method, layers, step).name in self.losses for step in starts[method])
-                for step in self.neighbours(method, layers) if begun else ():
+                for step in self.neighbours(method, layers, stage.updates) if begun else ():
                     yield self.cell(stage, method, layers, step)
 
     def _steps(self, stage: Stage, method: str, layers: int) -> list[float]:
