@@ -234,8 +234,10 @@ def drifting(tmp_path_factory):
             for step in range(-2, 3):
                 rate = 0.002 * 2.0 ** (step + round(b * math.log2(layers / 6)))
                 cell_run(root, method, layers, rate, 7.0 + 0.1 * (math.log2(rate) - best) ** 2)
-    for step, loss in ((-1, 6.2), (0, 6.0), (1, 6.1)):
-        cell_run(root, "deepnorm", 6, 0.002 * 2.0**step, loss, updates=3000)
+    for layers, best in ((6, 0), (18, -1)):
+        for step, loss in ((-1, 6.2), (0, 6.0), (1, 6.1)):
+            cell_run(root, "deepnorm", layers, 0.002 * 2.0 ** (best + step), loss, updates=3000)
+    cell_run(root, "deepnorm", 50, 0.002, 6.5, updates=3000)
     cell_run(root, "complete_p", 18, 0.002, 7.0)
     return recorded_below(root / "depth_study", over=True)
 
@@ -251,9 +253,17 @@ def test_exponents_and_predictions(drifting):
     told = {tuple(row[:2]): row[2:] for row in rows_of_predictions(drifting)[1:]}
     assert float(told["Pre-LN", "50"][0]) == pytest.approx(0.002 * math.sqrt(6 / 50), rel=0.02)
     assert told["Pre-LN", "50"][4] == "1.00" and told["CompleteP", "50"][0] == "refused"
-    ((*words, best, usual),) = rows_of_lengths(drifting)[1:]  # by hand: 0.1 / (2 x 0.3) of an octave above 2e-3
-    assert words == ["DeepNorm", "6L-6L", "3,000"] and usual == "0.002"
-    assert float(best) == pytest.approx(0.002 * 2 ** (0.1 / 0.6), rel=0.03)
+
+
+def test_best_rates_of_longer_trainings(drifting):
+    """By hand: the vertex is 0.1 / (2 x 0.3) of an octave above the best; half of it at 18 layers, b = -ln 2 / ln 3."""
+    head, *rows = rows_of_lengths(drifting)
+    short, longer = (dict(zip(head, row, strict=True)) for row in rows)
+    assert "50L-50L" not in head  # where one rate was tried for so long
+    assert list(short.values())[:4] == ["DeepNorm", "500", "0.002", "0.002"]
+    assert (longer["updates"], longer["b"]) == ("3,000", f"{-math.log(2) / math.log(3):.2f}")
+    assert float(longer["6L-6L"]) == pytest.approx(0.002 * 2 ** (0.1 / 0.6), rel=0.03)
+    assert float(longer["18L-18L"]) == pytest.approx(0.001 * 2 ** (0.1 / 0.6), rel=0.03)
 
 
 @pytest.mark.parametrize("draw", [depth_study.best_rate, depth_study.loss_by_depth, depth_study.loss_by_rate])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -35,17 +36,20 @@ def rows_of_exponents(runs: list[RecordedRun]) -> list[list[str]]:
     """Of each method the best rate at each depth, by a parabola, its exponent, does it stay where it is, and why."""
     found = transfers(runs)
     depths = sorted({one.layers for transfer in found for one in transfer.optima})
-    named = [f"{layers}L-{layers}L" for layers in depths]
-    rows = [["method", *named, "b", "95%", "does it stay?", "why"]]
-    for transfer in found:
-        optima = {one.layers: one for one in transfer.optima}
-        law = ["-", "-"]
-        if transfer.law:
-            low, high = transfer.law.exponents()
-            law = [f"{transfer.law.exponent:.2f}", f"{low:.2f} to {high:.2f}"]
-        rates = [_placed(optima.get(layers)) for layers in depths]
-        rows.append([style_of(transfer.method).label, *rates, *law, transfer.stays, transfer.why])
-    return rows
+    return [["method", *_head(depths)], *([style_of(one.method).label, *_exponent(one, depths)] for one in found)]
+
+
+def _head(depths: Iterable[int]) -> list[str]:
+    return [*(f"{layers}L-{layers}L" for layers in depths), "b", "95%", "does it stay?", "why"]
+
+
+def _exponent(transfer: Transfer, depths: Iterable[int]) -> list[str]:
+    """The cells below _head."""
+    optima, law = {one.layers: one for one in transfer.optima}, ["-", "-"]
+    if transfer.law:
+        low, high = transfer.law.exponents()
+        law = [f"{transfer.law.exponent:.2f}", f"{low:.2f} to {high:.2f}"]
+    return [*(_placed(optima.get(layers)) for layers in depths), *law, transfer.stays, transfer.why]
 
 
 def _placed(one: Optimum | None) -> str:
@@ -64,15 +68,20 @@ def rows_of_predictions(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_lengths(runs: list[RecordedRun]) -> list[list[str]]:
-    """The best rates of trainings of another length beside those of the usual one, at the same depth."""
-    usual = {(one.method, o.layers): o for one in transfers(runs) for o in one.optima}
-    rows = [["method", "depth", "updates", "best rate", "at the usual length"]]
-    lengths = {run.facts["updates"] for run in grids(runs)}
-    for group in trials(run for run in runs if run.facts["updates"] not in lengths):
-        told = analyse(group)
-        for one in told.optima:
-            if one.trainings > 1:
-                beside = usual.get((told.method, one.layers))
-                cells = [f"{told.updates:,}", one.why or _placed(one), _placed(beside)]
-                rows.append([style_of(told.method).label, f"{one.layers}L-{one.layers}L", *cells])
+    """rows_of_exponents of trainings longer than the usual, below those of the usual length at the same depths.
+
+    Depths with one rate alone are left out.
+    """
+    usual = {group[0].method: group for group in trials(grids(runs))}
+    lengths = {trial.updates for group in usual.values() for trial in group}
+    pairs = []
+    for group in trials(run for run in runs if run.facts["updates"] > max(lengths, default=0)):
+        rates = {(trial.layers, trial.rate) for trial in group}
+        depths = [layers for layers, count in Counter(layers for layers, _ in rates).items() if count > 1]
+        beside = (usual.get(group[0].method, []), group)
+        pairs += [part for one in beside if (part := [trial for trial in one if trial.layers in depths])]
+    depths = sorted({trial.layers for group in pairs for trial in group})
+    rows = [["method", "updates", *_head(depths)]]
+    for told in map(analyse, pairs):
+        rows.append([style_of(told.method).label, f"{told.updates:,}", *_exponent(told, depths)])
     return rows
