@@ -106,6 +106,12 @@ def grids(runs: list[RecordedRun]) -> list[RecordedRun]:
     return [run for run in runs if run.facts["updates"] == usual]
 
 
+def followed(runs: list[RecordedRun]) -> list[str]:
+    """CORE, then the other methods that grids have at two depths or more."""
+    depths = Counter(method for method, _ in {(run.method, run.layers) for run in grids(runs)})
+    return [*CORE, *sorted(method for method, count in depths.items() if count > 1 and method not in CORE)]
+
+
 def long_enough(runs: list[RecordedRun]) -> list[RecordedRun]:
     """All but those shorter than the grids: at their end a loss above guessing is no failure."""
     least = min((run.facts["updates"] for run in grids(runs)), default=0)
@@ -169,9 +175,10 @@ def rows_of_losses(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
-    """For the README: of CORE, mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU."""
-    core = [run for run in runs if run.method in CORE]
-    usual, found = bests(grids(core)), bests(core)
+    """For the README: mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU."""
+    methods = followed(runs)
+    shown = [run for run in runs if run.method in methods]
+    usual, found = bests(grids(shown)), bests(shown)
     short = sorted({place for _, place in usual})
     long = sorted({place for (_, place), best in found.items() if best.bleu and place not in short})
 

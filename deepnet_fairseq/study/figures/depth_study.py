@@ -1,7 +1,8 @@
 """The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
 
-Drawn are CORE, and trainings as long as those of most cells, longer ones in a picture of their own. A vertical line is
-the range of seeds, a cross at the top a training that diverged or was stuck.
+Rates are drawn of CORE, losses by depth of all that were trained at two depths, and trainings as long as those of most
+cells, longer ones in a picture of their own. A vertical line is the range of seeds, a cross at the top a training that
+diverged or was stuck.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..depth_rates import transfers
 from ..depth_study import leaders, outcome
-from ..depth_tables import CORE, bests, grids, rate_of
+from ..depth_tables import CORE, bests, followed, grids, rate_of
 from ..runs import RecordedRun
 from ..style import style_of
 from .sheet import Sheet
@@ -26,9 +27,10 @@ LOSS = "held-out loss (bits per token)"
 
 def loss_by_depth(runs: list[RecordedRun], path: Path) -> None:
     """One panel: N -> loss at each method's own best rate, mean and range of seeds."""
-    sheet, found = Sheet(1, 1, "", size=(5.2, 3.6)), bests(run for run in grids(runs) if run.method in CORE)
+    sheet, methods = Sheet(1, 1, "", size=(5.2, 3.6)), followed(runs)
+    found = bests(run for run in grids(runs) if run.method in methods)
     depths = sorted({place.layers for _, place in found})
-    for method in CORE:
+    for method in methods:
         own = {place.layers: best for (name, place), best in found.items() if name == method}
         style = style_of(method)
         points = {layers: best.loss for layers, best in own.items() if best.losses}
@@ -45,13 +47,16 @@ def loss_by_length(runs: list[RecordedRun], path: Path) -> None:
     """A panel a depth with longer trainings: update -> held-out loss on the way; hollow: short ones' end."""
     usual = {run.facts["updates"] for run in grids(runs)}
     short = {(method, place.layers): best for (method, place), best in bests(grids(runs)).items()}
-    longer = [run for run in leaders(runs) if run.method in CORE and run.facts["updates"] > max(usual)]
+    longer = [run for run in leaders(runs) if run.facts["updates"] > max(usual)]
     depths = sorted({run.layers for run in longer})
     sheet = Sheet(max(len(depths), 1), 1, "", size=(3.6, 3.4) if len(depths) > 1 else (5.2, 3.6))
     for panel, layers in enumerate(depths):
         sheet.label(panel, f"{layers}L-{layers}L", "update", "" if panel else LOSS)
-        for run in sorted((run for run in longer if run.layers == layers), key=lambda run: CORE.index(run.method)):
-            style, best = style_of(run.method), short.get((run.method, layers))
+        here = {run.method: run for run in longer if run.layers == layers}
+        for method in (*CORE, *sorted(here.keys() - {*CORE})):
+            if method not in here:
+                continue
+            run, style, best = here[method], style_of(method), short.get((method, layers))
             sheet.curve(panel, run.validation.updates, run.validation.losses, style)
             if best and best.losses:
                 sheet.panels[panel].plot([max(usual)], [best.loss], color=style.colour, marker=style.marker, **HOLLOW)
