@@ -106,7 +106,7 @@ def test_losses_rates_bleu(runs):
     rates = {row[0]: row[1:] for row in rows_of_rates(runs)}
     assert rates["DeepNorm"] == ["0.002", "only 0.002"] and "Post-LN" not in rates
     head, *rows = rows_of_summary(runs)
-    assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000 updates; BLEU"]
+    assert head == ["method", "6L-6L", "18L-18L", "6L-6L, 3,000; BLEU"]
     assert [row[1] for row in rows if row[0] == "CompleteP"] == ["as Pre-LN"]
     assert rows[0] == ["DeepNorm", "7.20 (0.002)", "7.00 (only 0.002)", "6.00; 1.3"] and rows[1][-1] == "-"
     (row,) = rows_of_other_lengths(runs)[1:]

@@ -175,11 +175,14 @@ def rows_of_losses(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
-    """For the README: mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU."""
+    """For the README: mean loss at the best rate, and that rate, by depth; then longer trainings with BLEU.
+
+    A depth at which no method has learnt anything is left out.
+    """
     methods = followed(runs)
     shown = [run for run in runs if run.method in methods]
     usual, found = bests(grids(shown)), bests(shown)
-    short = sorted({place for _, place in usual})
+    short = sorted({place for (_, place), best in usual.items() if best.losses})
     long = sorted({place for (_, place), best in found.items() if best.bleu and place not in short})
 
     def text(method: str, place: Place) -> str:
@@ -192,7 +195,7 @@ def rows_of_summary(runs: list[RecordedRun]) -> list[list[str]]:
             return f"{best.loss:.2f} ({best.edge}{best.rate:.2g})" if best.losses else best.ended
         return f"{best.loss:.2f}; {best.said_bleu}"
 
-    named = [f"{layers}L-{layers}L" + f", {updates:,} updates; BLEU" * ((layers, updates) in long)
+    named = [f"{layers}L-{layers}L" + f", {updates:,}; BLEU" * ((layers, updates) in long)
              for layers, updates in (*short, *long)]  # fmt: skip
     return [["method", *named], *([style_of(method).label, *(text(method, place) for place in (*short, *long))]
                                   for method in _by_loss(usual))]  # fmt: skip

@@ -60,6 +60,9 @@ def loss_by_length(runs: list[RecordedRun], path: Path) -> None:
             sheet.curve(panel, run.validation.updates, run.validation.losses, style)
             if best and best.losses:
                 sheet.panels[panel].plot([max(usual)], [best.loss], color=style.colour, marker=style.marker, **HOLLOW)
+    for panel in sheet.panels:
+        panel.sharey(sheet.panels[0])
+        panel.autoscale(axis="y")
     sheet.kinds["a training that ends there"] = HOLLOW | {"marker": "o"}
     _save(sheet, path)
 
