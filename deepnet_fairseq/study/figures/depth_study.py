@@ -52,17 +52,16 @@ def loss_by_length(runs: list[RecordedRun], path: Path) -> None:
     sheet = Sheet(max(len(depths), 1), 1, "", size=(3.6, 3.4) if len(depths) > 1 else (5.2, 3.6))
     for panel, layers in enumerate(depths):
         sheet.label(panel, f"{layers}L-{layers}L", "update", "" if panel else LOSS)
-        here = {run.method: run for run in longer if run.layers == layers}
-        for method in (*CORE, *sorted(here.keys() - {*CORE})):
-            if method not in here:
-                continue
-            run, style, best = here[method], style_of(method), short.get((method, layers))
+        here = [run for run in longer if run.layers == layers]
+        ranks = [*CORE, *sorted({run.method for run in here} - {*CORE})]
+        for run in sorted(here, key=lambda run: ranks.index(run.method)):
+            style, best = style_of(run.method), short.get((run.method, layers))
             sheet.curve(panel, run.validation.updates, run.validation.losses, style)
             if best and best.losses:
                 sheet.panels[panel].plot([max(usual)], [best.loss], color=style.colour, marker=style.marker, **HOLLOW)
-    for panel in sheet.panels:
-        panel.sharey(sheet.panels[0])
-        panel.autoscale(axis="y")
+    for axes in sheet.panels:
+        axes.sharey(sheet.panels[0])
+        axes.autoscale(axis="y")
     sheet.kinds["a training that ends there"] = HOLLOW | {"marker": "o"}
     _save(sheet, path)
 
