@@ -1,0 +1,183 @@
+"""Run the trainings of plan.toml one after the other, and record each one as it ends.
+
+    python results/thousand_layers/run.py WORK [--list | --collect]
+
+WORK holds everything that a training writes: WORK/runs/CELL with its log and checkpoints, WORK/data, and WORK/text if
+the plan has cells on real text. scripts/trainings.sh starts this program in the background, from a clone of its own.
+
+- The file WORK/PAUSE holds the training within a second; without the file it goes on.
+- Killed at any moment, this program takes its training with it. Started again, it resumes from the last checkpoint.
+- Several of these programs may share WORK. A cell is trained by one of them at a time.
+- A training that diverges or is stuck is a result. A program that fails is tried again at the next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cells import Cell, PlanError, Records, cells_of, may_begin, read_plan
+from commands import Failed, Held, relative
+from texts import TEXTS, train_text
+
+from deepnet_fairseq.files import whole
+from deepnet_fairseq.tools.environment import environment
+
+HERE = Path(__file__).resolve().parent
+FAILURES = 3  # cells that may fail before this program gives up
+
+
+def train_symbols(cell: Cell, run: Path, held: Held) -> dict:
+    """Train on random symbols, with the core alone."""
+    command = [
+        sys.executable, str(HERE / "symbols.py"), str(run), "--task", cell.task, "--method", cell.method,
+        "--layers", cell.layers, "--lr", f"{cell.lr:g}", "--updates", cell.updates, "--warmup", cell.warmup,
+        "--seed", cell.seed, "--stop-stuck", cell.stop_stuck,
+    ]  # fmt: skip
+    log = run / "train.log"
+    if held.run(list(map(str, command)), log):
+        raise Failed(f"{cell.name}: symbols.py failed; whole log: {log}")
+    result = json.loads((run / "result.json").read_text())
+    return {"final_loss": result["loss"][-1], "command": relative(command)} | result
+
+
+def record(cell: Cell, run: Path, work: Path, held: Held) -> dict:
+    """Train a cell to its end; return its record."""
+    result = train_text(cell, run, held, work) if cell.task in TEXTS else train_symbols(cell, run, held)
+    facts = asdict(cell) | {"name": cell.name, "predicted_hours": round(cell.hours, 2)}
+    for key in ("seconds", "stop_stuck"):
+        del facts[key]
+    ended_on = {"ended_on": datetime.now(UTC).isoformat(timespec="seconds")}
+    return facts | result | held.spent | ended_on | {"environment": environment(gpus=0)}
+
+
+def write_records(runs: Path, file: Path, commit: bool) -> None:
+    """Write all records to a file, one a line, in the order in which they ended; commit it, if wanted."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with open(runs / "records.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        over = sorted(Records.read(file, runs).over.values(), key=lambda one: (one["ended_on"], one["name"]))
+        with whole(file) as part:
+            part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
+        if commit:
+            message = f"Trainings of 1,000 layers: {len(over)} cells are over"
+            for words in (["add", "--", file], ["commit", "--quiet", "-m", message, "--", file]):
+                subprocess.run(["git", *words], cwd=file.parent, stdout=subprocess.DEVNULL)
+
+
+def work_off(args: argparse.Namespace) -> None:
+    """Train cell after cell until none is left that another process does not hold."""
+    runs, failed = args.work / "runs", set()
+    runs.mkdir(parents=True, exist_ok=True)
+    while len(failed) < FAILURES:
+        records = Records.read(args.records, runs)
+        left = [cell for cell in cells_of(read_plan(args.plan), records) if cell.name not in {*records.over, *failed}]
+        for cell in left:
+            run = runs / cell.name
+            run.mkdir(exist_ok=True)
+            with open(run / "lock", "w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # another process trains it
+                if not (run / "record.json").exists() and not train_cell(cell, run, args):
+                    failed.add(cell.name)
+                break
+        else:
+            break
+    if failed:
+        raise PlanError(f"failed: {', '.join(sorted(failed))}; they are tried again at the next start")
+    print(f"{now()} nothing is left to train here", flush=True)
+
+
+def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
+    """Train a cell and record it; False if a program failed, which is said."""
+    print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
+    held = Held(args.work, run)
+
+    def stop(number: int, frame: object) -> None:
+        held.stop()
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        found = record(cell, run, args.work, held)
+    except (Failed, PlanError) as error:
+        print(f"{now()} error: {error}", file=sys.stderr, flush=True)
+        return False
+    with whole(run / "record.json") as part:
+        part.write_text(json.dumps(found), encoding="utf-8")
+    for checkpoint in run.glob("checkpoint*.pt"):
+        if checkpoint.name != "checkpoint_last.pt" or found["ended"] != "trained":
+            checkpoint.unlink()
+    write_records(args.work / "runs", args.records, args.commit)
+    print(f"{now()} {cell.name}: {outcome(found)}, {found['processor_seconds'] / 3600:.2f} hours", flush=True)
+    return True
+
+
+def outcome(found: dict) -> str:
+    """Say in a few words how a training ended."""
+    if found["ended"] != "trained":
+        return found["ended"]
+    if "sentences_right" in found:
+        return f"{found['final_loss']:.3f} bits, {found['sentences_right']} of {found['sentences']} sentences right"
+    return f"{found['final_loss']:.3f} bits, BLEU {found['bleu']:.1f}"
+
+
+def now() -> str:
+    """The time, for the log."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def listed(plan: Path, work: Path, file: Path) -> str:
+    """List all cells that can be named now, what they gave, what they took and what was predicted, in hours."""
+    records = Records.read(file, work / "runs")
+    groups = read_plan(plan)
+    cells = list(cells_of(groups, records))
+    rows = [("cell", "state", "hours", "predicted")]
+    for cell in cells:
+        found = records.over.get(cell.name)
+        run = work / "runs" / cell.name
+        begun = "begun" if (run / "train.log").exists() else "to come"
+        state = outcome(found) if found else begun
+        hours = f"{found['processor_seconds'] / 3600:.2f}" if found else "-"
+        rows.append((cell.name, state, hours, f"{cell.hours:.2f}"))
+    by_name = {group["name"]: group for group in groups}
+    lines = [f"{name:95} {state:40} {hours:>6} {predicted:>9}" for name, state, hours, predicted in rows]
+    lines += [f"{one['name']}: waits for {one['after']}" for one in groups if not may_begin(one, by_name, records)]
+    left = sum(cell.hours for cell in cells if cell.name not in records.over)
+    spent = sum(found["processor_seconds"] for found in records.over.values()) / 3600
+    return "\n".join([*lines, f"{spent:.1f} core-hours spent, {left:.1f} predicted for the named cells that are left"])
+
+
+def main() -> None:
+    """Parse the flags and do what they ask."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path, help="folder of everything that the trainings write")
+    parser.add_argument("--plan", type=Path, default=HERE / "plan.toml", help="default: plan.toml beside this file")
+    parser.add_argument("--records", type=Path, default=HERE / "records.jsonl", help="default: beside this file")
+    parser.add_argument("--commit", action="store_true", help="commit the records as each training ends")
+    parser.add_argument("--list", action="store_true", help="print the cells and how far they are, and train nothing")
+    parser.add_argument("--collect", action="store_true", help="write the records of WORK as well, and train nothing")
+    args = parser.parse_args()
+    args.work, args.plan, args.records = (path.resolve() for path in (args.work, args.plan, args.records))
+    try:
+        if args.list:
+            print(listed(args.plan, args.work, args.records))
+        elif args.collect:
+            write_records(args.work / "runs", args.records, args.commit)
+        else:
+            work_off(args)
+    except PlanError as error:
+        sys.exit(f"run.py: error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Cells of experiments A, B, C2 and D: fairseq-train on a text, then translations and BLEU of its test set."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from cells import Cell, PlanError
+from commands import Failed, Held, relative
+
+ENDED = re.compile(r"error: ((diverged|stuck) at update (\d+))")
+# Both kinds of text: a batch of about 1,000 tokens, nothing that hides how a method trains (no dropout, no clipping).
+TRAINING = """--user-dir deepnet_fairseq --arch deepnet_transformer --encoder-attention-heads 2 --encoder-embed-dim 64
+    --share-all-embeddings --dropout 0.0 --clip-norm 0.0 --criterion label_smoothed_cross_entropy
+    --optimizer deepnet_adam --adam-betas '(0.9, 0.98)' --num-workers 0 --log-format json --log-interval 25 --cpu
+    --no-epoch-checkpoints --keep-interval-updates 1 --save-interval-updates 100 --max-tokens-valid 4000
+    --validate-interval 999"""
+TEXTS = {  # languages, flags of fairseq-train, flags of fairseq-generate, pieces of the vocabulary
+    "language": (
+        ("qaa", "qab"),
+        "--encoder-ffn-embed-dim 128 --label-smoothing 0.1 --max-tokens 1000 --lr-scheduler inverse_sqrt"
+        " --warmup-init-lr 1e-7 --validate-interval-updates 200",
+        "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece --max-tokens 6000",
+        1000,
+    ),
+    "mix": (
+        ("de", "en"),
+        "--encoder-ffn-embed-dim 256 --label-smoothing 0.0 --max-tokens 1024 --lr-scheduler polynomial_decay"
+        " --end-learning-rate 0 --validate-interval-updates 500",
+        "--beam 5 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece --max-tokens 6000",
+        4000,
+    ),
+}
+SPLITS = ("train", "valid", "test")
+HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test": ("tatoeba",)}  # of the mix
+HELD_OUT_SENTENCES = {"valid": 250, "test": 500}  # of each of these sets
+
+
+def train_text(cell: Cell, run: Path, held: Held, work: Path) -> dict:
+    """Train with fairseq-train on one of the two texts; translate and score the test set."""
+    from deepnet_fairseq.core.methods import METHODS
+
+    pair, flags, generation, _vocabulary = TEXTS[cell.task]
+    data = make_data(cell.task, work)
+    command = [
+        sys.executable, "-m", "fairseq_cli.train", str(data), *shlex.split(TRAINING), *shlex.split(flags),
+        "--encoder-layers", cell.layers, "--decoder-layers", cell.layers, "--method", cell.method,
+        *shlex.split(" ".join(METHODS[cell.method].train_flags)), "--lr", f"{cell.lr:g}",
+        "--warmup-updates", cell.warmup, "--max-update", cell.updates, "--seed", cell.seed, "--save-dir", str(run),
+    ]  # fmt: skip
+    if cell.task == "mix":
+        command += ["--total-num-update", cell.updates]
+    if cell.stop_stuck:
+        command += ["--stop-stuck", cell.stop_stuck]
+    log, ended, stop = run / "train.log", "trained", None
+    if not (run / "trained").exists():
+        status = held.run(list(map(str, command)), log)
+        if status in (3, 4):
+            said = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
+            (run / "trained").write_text(f"{said[-1][1]} {said[-1][2]}")
+        elif status:
+            raise Failed(f"{cell.name}: fairseq-train ended with {status}; whole log: {log}")
+        else:
+            (run / "trained").write_text("trained 0")
+    word, _, number = (run / "trained").read_text().partition(" ")
+    if word != "trained":
+        ended, stop = word, int(number)
+    result = curves(log) | {"ended": ended, "ended_at": stop, "command": relative(command)}
+    if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
+        return result
+    return result | translate(cell, run, held, data, pair, generation)
+
+
+def translate(cell: Cell, run: Path, held: Held, data: Path, pair: tuple[str, str], flags: str) -> dict:
+    """Translate the test set with the last checkpoint; score it with sacreBLEU."""
+    from sacrebleu.metrics import BLEU
+
+    command = [
+        sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "deepnet_fairseq",
+        "--path", str(run / "checkpoint_last.pt"), *shlex.split(flags), "--cpu",
+    ]  # fmt: skip
+    generated, log = run / "generated.txt", run / "generate.log"
+    if held.run(command, log, generated):
+        raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
+    found = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
+    references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]
+    hypotheses = [found[str(number)] for number in range(len(references))]
+    # the mix is tokenised already: 13a would cut it again
+    metric = BLEU(force=True, tokenize="none" if cell.task == "mix" else "13a")
+    score = metric.corpus_score(hypotheses, [references])
+    return {"bleu": round(score.score, 2), "bleu_signature": str(metric.get_signature())}
+
+
+def curves(log: Path) -> dict:
+    """Read the losses of a log, in bits a token; of several attempts the last word on each update counts."""
+    train: dict[int, float] = {}
+    valid: dict[int, float] = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        for kind, losses in (("train_inner", train), ("valid", valid)):
+            if f"| {kind} |" not in line:
+                continue
+            row = json.loads(line.split(f"| {kind} |", 1)[1])
+            if kind == "valid":
+                losses[int(row["valid_num_updates"])] = float(row["valid_nll_loss"])
+            else:
+                losses[int(row["num_updates"])] = float(row.get("nll_loss", row["loss"]))
+    final = list(valid.values())[-1] if valid else None
+    return {"final_loss": final, "train_loss": list(train.items()), "valid_loss": list(valid.items())}
+
+
+def make_data(task: str, work: Path) -> Path:
+    """Binarise a text, once; PlanError where the mix is not there to be binarised."""
+    pair, _flags, _generation, vocabulary = TEXTS[task]
+    folder = work / "data" / task
+    if (folder / "bin" / f"dict.{pair[0]}.txt").exists():
+        return folder / "bin"
+    from deepnet_fairseq import register
+    from deepnet_fairseq.data import language
+    from deepnet_fairseq.data.parallel_text import prepare_text
+
+    text = folder / "text"
+    text.mkdir(parents=True, exist_ok=True)
+    if task == "language":  # the quickstart's
+        language.write_corpus(language.make_corpus(language.SIZES, nouns=60, verbs=30), text)
+    else:
+        select_mix(work / "text", text, pair)
+    register()
+    prepare_text(pair, {split: str(text / split) for split in SPLITS}, folder / "bin", vocab=vocabulary)
+    return folder / "bin"
+
+
+def select_mix(source: Path, text: Path, pair: tuple[str, str]) -> None:
+    """Take the training text as it is, and the first sentences of its held-out sets."""
+    for lang in pair:
+        if not (source / f"train.{lang}").exists():
+            raise PlanError(f"{source}/train.{lang}: no such file; unpack mix.de-en there, or link it")
+        (text / f"train.{lang}").write_bytes((source / f"train.{lang}").read_bytes())
+        for split, names in HELD_OUT.items():
+            lines = []
+            for name in names:
+                found = (source / f"{split}.{name}.{lang}").read_text(encoding="utf-8").split("\n")
+                lines += found[: HELD_OUT_SENTENCES[split]]
+            (text / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")
