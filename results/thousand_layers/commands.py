@@ -37,6 +37,7 @@ class Held:
         if self.file.exists():
             self.spent = json.loads(self.file.read_text())
         self.spent["attempts"] += 1
+        self._note(0.0, 0)
         self.child: subprocess.Popen | None = None
 
     def run(self, command: list[str], log: Path, out: Path | None = None) -> int:

@@ -1,9 +1,9 @@
 """Train a Transformer of any depth, on torch alone, to copy or reverse short sentences of random symbols.
 
 Every update draws its sentences anew, from all but a few that are held out; at the end the model copies or reverses
-those. Two entropies say what a loss means. A model that has learnt only how often each symbol occurs reaches the unigram
-entropy. A decoder that ignores its source, but knows where a sentence ends, reaches the source-blind entropy. A model
-with a loss below that reads its source through all the layers of its encoder.
+those. Two entropies say what a loss means. A model that has learnt only how often each symbol occurs reaches the
+unigram entropy. A decoder that ignores its source, but knows where a sentence ends, reaches the source-blind entropy. A
+model with a loss below that reads its source through all the layers of its encoder.
 
     python results/thousand_layers/symbols.py OUT --layers 500 --lr 2.5e-4
 
@@ -141,7 +141,9 @@ def train(args: argparse.Namespace) -> dict:
         if update % SAVED == 0:
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, state_file)
     result = {"ended": ended, **done, "silent_layers": silent, "logged_every": LOGGED}
-    return result | translate(model, args) | {"processor_seconds": round(before + time.process_time() - started, 1)}
+    if ended != "diverged":
+        result |= translate(model, args)
+    return result | {"processor_seconds": round(before + time.process_time() - started, 1)}
 
 
 def report(done: dict, updates: int) -> None:

@@ -1,0 +1,264 @@
+"""The trainings of results/thousand_layers: the task, the plan, the runner that is killed and held, the page."""
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from .support.experiments import start, until
+from .support.helpers import ROOT
+from .test_scripts import bash, needs_venv
+
+STUDY = ROOT / "results" / "thousand_layers"
+PLAN = """
+[[group]]
+name = "one"
+experiment = "C1"
+task = "copy"
+methods = ["deepnorm"]
+layers = [{layers}]
+lrs = [2e-3, 4e-3]
+warmups = [10]
+updates = {updates}
+seeds = [1]
+seconds = {{ {layers} = 0.01 }}
+
+[[group]]
+name = "two"
+after = "one"
+experiment = "C1"
+task = "reverse"
+methods = ["deepnorm"]
+layers = [{layers}]
+lrs = "best"
+warmups = [10]
+updates = 10
+seeds = [1]
+seconds = {{ {layers} = 0.01 }}
+"""
+
+
+def module(name):
+    """A script of the study, which imports its neighbours by name."""
+    sys.path.insert(0, str(STUDY))
+    try:
+        spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
+        sys.modules[name] = made = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+        return made
+    finally:
+        sys.path.remove(str(STUDY))
+
+
+@pytest.fixture(scope="module")
+def symbols():
+    return module("symbols")
+
+
+def symbols_command(out, *flags):
+    return [sys.executable, STUDY / "symbols.py", out, "--layers", "2", "--lr", "4e-3", *map(str, flags)]
+
+
+def runner(work, plan, *flags):
+    return [sys.executable, STUDY / "run.py", work, "--plan", plan, "--records", work / "records.jsonl", *flags]
+
+
+def entropy(counts) -> float:
+    total = sum(counts.values())
+    return -sum(count / total * math.log2(count / total) for count in counts.values())
+
+
+def test_entropies_are_those_of_the_batches(symbols):
+    """The unigram entropy of 40,000 sentences; the source-blind one is that of a token, its position known."""
+    targets = [symbols.pairs("copy", symbols.draw(40_000, seed=3))[1]][0]
+    assert entropy(Counter(targets.flatten().tolist())) == pytest.approx(symbols.UNIGRAM, abs=2e-3)
+    by_position = [entropy(Counter(column.tolist())) for column in targets.T]
+    assert sum(by_position) / len(by_position) == pytest.approx(symbols.SOURCE_BLIND, abs=2e-3)
+
+
+def test_held_out_sentences_are_never_trained_on(symbols):
+    held_out = {tuple(row) for row in symbols.held_out().tolist()}
+    assert len(held_out) == symbols.HELD_OUT
+    drawn = symbols.draw(2 * symbols.SENTENCES * 300, seed=1).tolist()
+    assert held_out & {tuple(row) for row in drawn}  # some would be, were they not left out
+    for update in range(300):
+        source, target = symbols.batch("reverse", 1, update)
+        assert source.shape == target.shape == (symbols.SENTENCES, symbols.LENGTH + 1)
+        assert not held_out & {tuple(row[:-1]) for row in source.tolist()}
+        assert target[:, :-1].flip(1).equal(source[:, :-1])
+
+
+def test_rate_warms_up_holds_and_falls_to_zero(symbols):
+    rates = [symbols.rate_at(update, 1.0, 40, 500) for update in range(1, 501)]
+    assert rates[0] == 1 / 40 and rates[39:362] == [1.0] * 323
+    assert all(after < before for before, after in zip(rates[362:], rates[363:], strict=False))
+    assert rates[499] == pytest.approx(1 / 138)
+
+
+def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path):
+    """The same losses to the bit; the seconds of the killed part are counted."""
+    flags = ("--updates", 100)
+    subprocess.run(symbols_command(tmp_path / "whole", *flags), check=True, stdout=subprocess.DEVNULL)
+    killed = subprocess.Popen(symbols_command(tmp_path / "killed", *flags), stdout=subprocess.DEVNULL)
+    until((tmp_path / "killed" / "state.pt").exists)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed" / "result.json").exists()
+    again = subprocess.run(
+        symbols_command(tmp_path / "killed", *flags), check=True, capture_output=True, text=True
+    ).stdout
+    assert again.startswith("resumed after update 50\n")
+    whole, resumed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))
+    assert resumed["loss"] == whole["loss"] and resumed["sentences_right"] == whole["sentences_right"]
+    assert len(whole["loss"]) == 10 and resumed["seconds"] > 0
+    once_more = subprocess.run(
+        symbols_command(tmp_path / "killed", *flags), check=True, capture_output=True, text=True
+    ).stdout
+    assert once_more.endswith("this training is over\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "ended", "update"),
+    [(("--lr", "1e-9", "--stop-stuck", "60", "--updates", "90"), "stuck", 60), (("--lr", "1e30"), "diverged", 10)],
+)
+def test_stuck_and_diverged_are_results(flags, ended, update, tmp_path):
+    subprocess.run(symbols_command(tmp_path, *flags), check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["ended"], result["update"]) == (ended, update)
+    assert result["silent_layers"].keys() == {"encoder", "decoder"}
+
+
+def test_layers_without_a_gradient_are_counted(symbols):
+    model = symbols.model_of("deepnorm", 3, "copy", 1)
+    source, target = symbols.batch("copy", 1, 1)
+    model(source, None, target.roll(1, 1))[0].sum().backward()
+    assert symbols.silent_layers(model) == {"encoder": 0, "decoder": 0}
+    for parameter in model.decoder.layers[1].parameters():
+        parameter.grad.zero_()
+    assert symbols.silent_layers(model) == {"encoder": 0, "decoder": 1}
+
+
+def test_runner_trains_the_plan_once(tmp_path):
+    """Each cell is recorded as it ends, and what waits for a group takes the best rate of it; nothing is left."""
+    (tmp_path / "plan.toml").write_text(PLAN.format(layers=2, updates=60))
+    command = runner(tmp_path, tmp_path / "plan.toml")
+    before = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout
+    assert "two: waits for one" in before and before.count("to come") == 2
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [one["task"] for one in records] == ["copy", "copy", "reverse"]
+    best = min(records[:2], key=lambda one: one["final_loss"])
+    assert records[2]["lr"] == best["lr"] and records[2]["predicted_hours"] == 0.0
+    assert all(str(tmp_path) not in line for line in (tmp_path / "records.jsonl").read_text().splitlines())
+    again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert again.endswith("nothing is left to train here\n")
+    after = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout
+    assert "to come" not in after and "0.0 predicted for the named cells that are left" in after
+
+
+def test_runner_is_held_by_a_file_and_killed_at_any_moment(tmp_path):
+    """PAUSE stops the training; a killed runner takes its training along, and the next one resumes it."""
+    (tmp_path / "plan.toml").write_text(PLAN.format(layers=18, updates=70))
+    command = runner(tmp_path, tmp_path / "plan.toml")
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until(lambda: list(tmp_path.glob("runs/*/state.pt")))
+    (tmp_path / "PAUSE").touch()
+    log = next(tmp_path.glob("runs/*lr0.002*/train.log"))
+    time.sleep(2)
+    held = log.read_text()
+    time.sleep(2)
+    assert log.read_text() == held
+    first.kill()
+    first.wait()
+    trainings = ["pgrep", "-f", f"symbols.py {tmp_path}"]
+    until(lambda: subprocess.run(trainings, stdout=subprocess.DEVNULL).returncode)  # not one is left
+    (tmp_path / "PAUSE").unlink()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert log.read_text().startswith(held) and "resumed after update 50" in log.read_text()
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert len(records) == 3 and records[0]["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("", "has no [[group]]"),
+        ("[[group", "plan.toml: "),
+        (PLAN.format(layers=2, updates=9).replace('after = "one"', 'after = "none"'), 'there is no group "none"'),
+    ],
+)
+def test_a_plan_that_is_none_is_refused_in_a_line(plan, said, tmp_path):
+    (tmp_path / "plan.toml").write_text(plan)
+    done = subprocess.run(runner(tmp_path, tmp_path / "plan.toml"), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("run.py: error: ") and said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_study_s_plan_names_each_cell_once():
+    """design.md's cells and hours are those of plan.toml; every record is of one of them."""
+    cells = module("cells")
+    records = cells.Records.read(STUDY / "records.jsonl", STUDY / "no runs")
+    named = cells.cells_of(cells.read_plan(STUDY / "plan.toml"), records)
+    names = [cell.name for cell in named]
+    assert len(set(names)) == len(names)
+    assert records.over.keys() <= set(names)
+    assert next(cell for cell in named if cell.layers == 100 and cell.method == "post_ln").lr == 7.1e-4
+
+
+def test_losses_are_read_from_a_log_of_several_attempts(tmp_path):
+    texts = module("texts")
+    lines = [
+        '2026 | INFO | train_inner | {"loss": "9", "nll_loss": "8.5", "num_updates": "25"}',
+        '2026 | INFO | train_inner | {"loss": "7", "nll_loss": "6.5", "num_updates": "50"}',
+        '2026 | INFO | valid | {"valid_nll_loss": "7.25", "valid_num_updates": "50"}',
+        "2026 | INFO | fairseq_cli.train | killed and resumed",
+        '2026 | INFO | train_inner | {"loss": "6", "num_updates": "50"}',
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    found = texts.curves(tmp_path / "train.log")
+    assert found == {"final_loss": 7.25, "train_loss": [(25, 8.5), (50, 6.0)], "valid_loss": [(50, 7.25)]}
+
+
+@needs_venv
+def test_script_trains_a_miniature_from_the_readme_s_command(tmp_path):
+    """scripts/thousand_layers.sh, 6L-6L in place of 500L-500L: prints both entropies, copies what it has not seen."""
+    done = bash("scripts/thousand_layers.sh", tmp_path / "out", "--layers", 6, "--lr", "4e-3", "--updates", 300)
+    assert "bits a token (unigram entropy 3.59, without the source 2.87)" in done.stdout
+    assert done.stdout.endswith("20 of 20 sentences are right\n")
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["loss"][-1] < 0.1
+
+
+@needs_venv
+def test_script_says_what_is_wrong_in_a_line(tmp_path):
+    done = bash("scripts/thousand_layers.sh", tmp_path / "out", "--method", "deepnrom", check=False)
+    assert done.returncode and "deepnrom" in done.stderr and not (tmp_path / "out").exists()
+
+
+@needs_venv
+@pytest.mark.parametrize("words", ["", "begin", "start none", "list"])
+def test_trainings_script_refuses_what_it_cannot_do(words, tmp_path):
+    environment = os.environ | {"TRAININGS": str(tmp_path / "work")}
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/trainings.sh", *words.split()], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode and done.stderr and not (tmp_path / "work").exists()
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_ctrl_c_leaves_a_training_that_resumes(tmp_path):
+    """The script in the foreground, as a reader of the README runs it."""
+    flags = ("--layers", "6", "--lr", "4e-3", "--updates", "300")
+    first = start("thousand_layers", str(tmp_path / "out"), *flags)
+    until((tmp_path / "out" / "state.pt").exists)
+    os.killpg(first.pid, signal.SIGINT)
+    assert first.wait(timeout=60) != 0
+    again = bash("scripts/thousand_layers.sh", tmp_path / "out", *flags).stdout
+    assert again.startswith("resumed after update ") and again.endswith("20 of 20 sentences are right\n")
