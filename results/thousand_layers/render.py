@@ -1,0 +1,180 @@
+"""Render README.md's tables and pictures from plan.toml and records.jsonl.
+
+python results/thousand_layers/render.py            writes them
+python results/thousand_layers/render.py --check    says whether README.md's tables are those of the records
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib
+from cells import Records, cells_of, read_plan
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+
+HERE = Path(__file__).resolve().parent
+NAMES = {
+    "deepnorm": "DeepNorm", "pre_ln": "Pre-LN", "admin": "Admin", "post_ln_init": "Post-LN-init", "post_ln": "Post-LN",
+    "r_fixup": "R-Fixup",
+}  # fmt: skip
+COLOURS = {
+    "deepnorm": "#D55E00", "pre_ln": "#0072B2", "admin": "#009E73", "post_ln_init": "#CC79A7", "post_ln": "#555555",
+}  # fmt: skip
+UNIGRAM, SOURCE_BLIND = 3.59, 2.87  # bits a token, by the formulas of symbols.py
+MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
+
+
+def copying(records: Iterable[dict], layers: int | None = None) -> list[dict]:
+    """Select the records of C1's copying, at one depth or all, methods in NAMES' order, then by depth and rate."""
+    found = [one for one in records if one["task"] == "copy" and layers in (None, one["layers"])]
+    return sorted(found, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["lr"], one["seed"]))
+
+
+def best(records: Iterable[dict]) -> list[dict]:
+    """Select the record of the lowest final loss of each method; those that did not train to the end come last."""
+    chosen: dict[str, dict] = {}
+    for one in records:
+        ranks = [(other["ended"] != "trained", other["final_loss"]) for other in (one, chosen.get(one["method"], one))]
+        if one["method"] not in chosen or ranks[0] < ranks[1]:
+            chosen[one["method"]] = one
+    return list(chosen.values())
+
+
+def draw(records: list[dict], path: Path) -> None:
+    """Draw the training loss of 500L-500L by update, beside the two entropies: best rates in full, others faint."""
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    deepest = copying(records, layers=500)
+    chosen = best(deepest)
+    for one in deepest:
+        updates = range(one["logged_every"], one["update"] + 1, one["logged_every"])
+        label = f"{NAMES[one['method']]}, lr {one['lr']:g}" if one in chosen else None
+        faint = one not in chosen
+        axes.plot(
+            updates, one["loss"], color=COLOURS[one["method"]], label=label, linewidth=1 if faint else 2,
+            alpha=0.35 if faint else 1, zorder=2 if faint else 3,
+        )  # fmt: skip
+    for bits, what in ((UNIGRAM, "unigram entropy"), (SOURCE_BLIND, "entropy without the source")):
+        axes.axhline(bits, color="black", linestyle="--", linewidth=0.8)
+        axes.text(500, bits + 0.04, what, ha="right", va="bottom", fontsize=8)
+    axes.set(
+        xlabel="updates", ylabel="training loss (bits per token)", ylim=(0, 4.5), xlim=(0, 500),
+        title="500 encoder and 500 decoder layers learn to copy",
+    )  # fmt: skip
+    axes.legend(fontsize=8, loc="lower left")
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Lay out a Markdown table; all columns but the first are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def symbols_table(records: list[dict]) -> str:
+    """Lay out the trainings of C1 that `records` has, one a row."""
+    rows = []
+    for one in records:
+        silent = one["silent_layers"]
+        rows.append([
+            f"{NAMES[one['method']]} {one['layers']}L-{one['layers']}L", f"{one['lr']:g}", str(one["seed"]),
+            f"{one['update']}" + ("" if one["ended"] == "trained" else f" ({one['ended']})"),
+            f"{one['final_loss']:.3f}" if math.isfinite(one["final_loss"]) else "-", f"{one['right'][-1]:.0%}",
+            f"{one['sentences_right']} of {one['sentences']}" if "sentences" in one else "-",
+            f"{silent['encoder']} and {silent['decoder']}" if silent else "-", f"{one['processor_seconds'] / 60:.1f}",
+        ])  # fmt: skip
+    header = [
+        "model", "rate", "seed", "updates", "loss", "tokens right", "sentences right",
+        "encoder and decoder layers without a gradient", "minutes",
+    ]  # fmt: skip
+    return table(header, rows)
+
+
+def text_table(records: list[dict]) -> str:
+    """Lay out trainings on text, one a row."""
+    rows = [
+        [
+            f"{one['task']}: {NAMES[one['method']]} {one['layers']}L-{one['layers']}L", f"{one['lr']:g}",
+            str(one["warmup"]), str(one["seed"]),
+            str(one["updates"]) if one["ended"] == "trained" else f"{one['ended']} at {one['ended_at']}",
+            f"{one['final_loss']:.3f}" if one["final_loss"] else "-", f"{one['bleu']:.1f}" if "bleu" in one else "-",
+            f"{one['processor_seconds'] / 60:.0f}",
+        ]
+        for one in records
+    ]  # fmt: skip
+    return table(["model", "rate", "warm-up", "seed", "updates", "held-out bits", "BLEU", "minutes"], rows)
+
+
+def hours_table(records: Records) -> str:
+    """Lay out predicted and measured core-hours of each experiment, for the cells that are over and those to come."""
+    rows = []
+    cells = cells_of(read_plan(HERE / "plan.toml"), records)
+    for experiment in dict.fromkeys(cell.experiment for cell in cells):
+        named = [cell for cell in cells if cell.experiment == experiment]
+        over = [cell for cell in named if cell.name in records.over]
+        spent = sum(records.over[cell.name]["processor_seconds"] for cell in over) / 3600
+        predicted = sum(cell.hours for cell in over)
+        left = sum(cell.hours for cell in named if cell not in over)
+        rows.append(
+            [experiment, str(len(over)), f"{predicted:.2f}", f"{spent:.2f}", str(len(named) - len(over)), f"{left:.1f}"]
+        )
+    header = [
+        "experiment",
+        "cells over",
+        "hours predicted",
+        "hours taken",
+        "cells left that can be named",
+        "hours predicted for them",
+    ]
+    return table(header, rows)
+
+
+def made_with(records: Iterable[dict]) -> str:
+    """Name the commits, versions and processors of the records."""
+    environments = [one["environment"] for one in records]
+    commits = sorted({one["commit"] for one in environments})
+    versions = sorted({f"PyTorch {one['versions']['torch']}" for one in environments})
+    hardware = sorted({one["hardware"] for one in environments})
+    return (
+        f"Commits {', '.join(commits)}; {', '.join(versions)}; {', '.join(hardware)}, of which a training uses one.\n"
+    )
+
+
+def sections(records: Records) -> dict[str, str]:
+    """Render the marked sections of README.md by name."""
+    every = list(records.over.values())
+    return {
+        "deepest": symbols_table(copying(every, layers=500)),
+        "shallower": symbols_table([one for one in copying(every) if one["layers"] != 500]),
+        "reversing": symbols_table([one for one in every if one["task"] == "reverse"]),
+        "texts": text_table([one for one in every if one["experiment"] != "C1"]),
+        "hours": hours_table(records),
+        "made_with": made_with(every),
+    }
+
+
+def render(page: str, made: dict[str, str]) -> str:
+    """Put sections in their places of a page."""
+    return MARKED.sub(lambda found: found[1] + made[found[2]] + found[3], page)
+
+
+def main() -> None:
+    """Write the page and its picture, or check the page."""
+    records = Records.read(HERE / "records.jsonl", HERE / "runs")
+    path = HERE / "README.md"
+    page = path.read_text(encoding="utf-8")
+    rendered = render(page, sections(records))
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(None if rendered == page else f"{path}: not of the records; run results/thousand_layers/render.py")
+    path.write_text(rendered, encoding="utf-8")
+    draw(list(records.over.values()), HERE / "copying.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The trainings of the golden checkpoints: their flags, and what a checkpoint is asked for.
+
+python -m tests.golden.training       wrote checkpoints/ and data/ with commit 45b0f76; never to be run again
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+
+from ..support import ranks
+from ..support.helpers import USER_DIR, run
+
+GOLDEN = Path(__file__).parent
+DATA, CHECKPOINTS = GOLDEN / "data", GOLDEN / "checkpoints"
+COMMON = (
+    "--user-dir", USER_DIR, "--cpu", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10",
+    "--warmup-init-lr", "1e-7", "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1",
+    "--max-tokens", "600", "--num-workers", "0", "--log-format", "json", "--log-interval", "1",
+    "--no-epoch-checkpoints", "--disable-validation", "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2",
+    "--decoder-layers", "2", "--encoder-embed-dim", "8", "--encoder-ffn-embed-dim", "16",
+    "--encoder-attention-heads", "2", "--dropout", "0", "--adam-eps", "1e-6",
+)  # fmt: skip
+ADAM, OURS = ("--optimizer", "adam"), ("--optimizer", "deepnet_adam")
+TWO = (DATA / "pair", "--share-all-embeddings")
+MANY = (
+    DATA / "many", "--task", "translation_multi_simple_epoch", "--lang-dict", DATA / "many" / "langs.txt",
+    "--encoder-langtok", "tgt", "--lang-pairs", "de-en,en-de", "--sampling-method", "temperature",
+    "--sampling-temperature", "5", "--share-all-embeddings",
+)  # fmt: skip
+KINDS = {  # name -> processes, flags
+    "fp32": (1, (*TWO, *ADAM)),
+    "fp16": (1, (*TWO, *ADAM, "--fp16", "--fp16-init-scale", "64")),
+    "deepnet_adam": (1, (*TWO, *OURS, "--fp16", "--fp16-init-scale", "64")),
+    "zero": (2, (*TWO, *OURS, "--zero-sharding", "os")),
+    "admin": (1, (*TWO, *ADAM, "--method", "admin", "--admin-profile", "auto")),
+    "ema": (1, (*TWO, *ADAM, "--store-ema", "--ema-decay", "0.9")),
+    "multilingual": (1, (*MANY, *ADAM)),
+    "flags_that_went": (1, (*TWO, *ADAM)),  # their checkpoint had --watch-interval 2 and --compile-layers
+    "fully_sharded": (2, (*TWO, *ADAM, "--ddp-backend", "fully_sharded", "--use-sharded-state")),
+}
+SAVED, RESUMED = 4, 8  # updates
+
+
+def train(kind: str, folder: Path, updates: int) -> list[float]:
+    """Train in a folder, from its checkpoint if it has one; return the loss of each update of this call."""
+    world, flags = KINDS[kind]
+    log = folder / f"log{updates}"
+    rows = ranks.train(world, log, *flags, *COMMON, "--max-update", updates, "--save-dir", folder)
+    return [float(row["loss"]) for row in rows]
+
+
+def translate(kind: str, folder: Path) -> dict[str, str]:
+    """Translate the test set; return the best hypothesis of each sentence, its score in front."""
+    flags = (
+        "--path",
+        folder / "checkpoint_last.pt",
+        "--user-dir",
+        USER_DIR,
+        "--cpu",
+        "--beam",
+        "2",
+        "--max-len-b",
+        "5",
+    )
+    task = (*MANY[:-1], "-s", "de", "-t", "en") if kind == "multilingual" else (DATA / "pair",)
+    said = run("fairseq-generate", *task, *flags, "--gen-subset", "test").stdout
+    return dict(sorted(re.findall(r"^H-(\d+)\t(.*)$", said, re.MULTILINE)))
+
+
+def without_paths(value):
+    """Replace the paths in a checkpoint's settings by their last parts."""
+    if isinstance(value, dict):
+        return {key: without_paths(one) for key, one in value.items()}
+    if isinstance(value, Namespace):  # of multilingual tasks
+        return Namespace(**without_paths(vars(value)))
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_paths(one) for one in value)
+    return Path(value).name if str(value).startswith("/") else value
+
+
+def write() -> None:
+    """Write the checkpoints, what resuming them gave, and what they translate."""
+    import torch
+
+    expected = {}
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            went = ("--watch-interval", "2") if kind == "flags_that_went" else ()
+            world, flags = KINDS[kind]
+            ranks.train(world, folder / "log", *flags, *COMMON, *went, "--max-update", SAVED, "--save-dir", folder)
+            for path in folder.glob("checkpoint_best*"):
+                path.unlink()
+            kept = CHECKPOINTS / kind
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            for path in folder.glob("checkpoint_last*"):
+                state = torch.load(path, weights_only=False)
+                state["cfg"] = without_paths(state["cfg"])
+                if kind == "flags_that_went":
+                    state["cfg"]["model"]["compile_layers"] = True
+                torch.save(state, kept / path.name)
+            if kind == "fully_sharded":
+                continue
+            translated = translate(kind, kept)
+            expected[kind] = {"losses": train(kind, folder, RESUMED), "translations": translated}
+            print(kind, expected[kind]["losses"], len(translated), file=sys.stderr)
+    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()

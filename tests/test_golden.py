@@ -1,0 +1,35 @@
+"""Checkpoints of an earlier version: they load, resume and translate as they did then; see golden/training.py."""
+
+import json
+import shutil
+
+import pytest
+
+from .golden.training import CHECKPOINTS, GOLDEN, KINDS, RESUMED, train, translate
+
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+
+
+def numbers(hypothesis: str) -> tuple[float, str]:
+    score, tokens = hypothesis.split("\t")
+    return float(score), tokens
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_checkpoint_resumes_with_the_losses_of_then(kind, tmp_path):
+    """Updates 5 to 8; printed losses have three decimals."""
+    shutil.copytree(CHECKPOINTS / kind, tmp_path, dirs_exist_ok=True)
+    assert train(kind, tmp_path, RESUMED) == pytest.approx(EXPECTED[kind]["losses"], abs=0.0021)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_checkpoint_translates_as_then(kind):
+    wanted, found = EXPECTED[kind]["translations"], translate(kind, CHECKPOINTS / kind)
+    assert found.keys() == wanted.keys()
+    for number, hypothesis in wanted.items():
+        (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(found[number])
+        assert now_tokens == tokens and now_score == pytest.approx(score, abs=1e-3)
+
+
+def test_every_kind_has_its_checkpoint():
+    assert sorted(KINDS) == sorted(path.name for path in CHECKPOINTS.iterdir())
