@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib
 from cells import Records, cells_of, read_plan
+from symbols import SOURCE_BLIND, UNIGRAM
 
 matplotlib.use("Agg")
 
@@ -27,7 +28,6 @@ NAMES = {
 COLOURS = {
     "deepnorm": "#D55E00", "pre_ln": "#0072B2", "admin": "#009E73", "post_ln_init": "#CC79A7", "post_ln": "#555555",
 }  # fmt: skip
-UNIGRAM, SOURCE_BLIND = 3.59, 2.87  # bits a token, by the formulas of symbols.py
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 
 

@@ -27,8 +27,8 @@ from deepnet_fairseq.core import EOS, METHODS, SPECIALS, beam_search, build
 from deepnet_fairseq.core.profile import profile_omegas
 from deepnet_fairseq.files import save, whole
 
-SYMBOLS = 12  # kinds of symbols, besides the end of the sentence
-LENGTH = 4  # symbols of a sentence: there are 20,736 sentences
+SYMBOLS = 20  # kinds of symbols, besides the end of the sentence
+LENGTH = 3  # symbols of a sentence: there are 8,000 sentences
 SENTENCES = 64  # of a batch
 WIDTH, FFN, HEADS = 32, 64, 2
 BETAS = (0.9, 0.98)
