@@ -43,8 +43,8 @@ start() {  # start N: each worker holds a lock, so that a second one of its numb
     [[ "$1" =~ ^[1-9][0-9]*$ ]] || fail "start $1: give a number of workers"
     make_clone
     for ((worker = 1; worker <= $1; worker++)); do
-        (cd "$work/clone" && setsid nohup nice -n 10 flock --nonblock --no-fork "$work/worker-$worker" \
-            .venv/bin/python "$study/run.py" "$work" --plan "$work/plan.toml" --commit >>"$work/log" 2>&1 </dev/null &)
+        (cd "$work/clone" && exec setsid nohup nice -n 10 flock --nonblock --no-fork "$work/worker-$worker" \
+            .venv/bin/python "$study/run.py" "$work" --plan "$work/plan.toml" --commit) >>"$work/log" 2>&1 </dev/null &
     done
     echo "trainings run in the background; log: $work/log"
 }
