@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {  # lines of code at most
-    "core": 3300, "plugin": 3400, "data": 2700, "study": 1700, "tools": 3300, "cli": 800,
-    "package and scripts": 15500, "benchmarks": 1000, "tests": 12500,
+    "core": 3300, "plugin": 4900, "data": 2700, "study": 3700, "tools": 5900, "cli": 1000,
+    "package and scripts": 22300, "benchmarks": 1000, "tests": 18000,
 }  # fmt: skip
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

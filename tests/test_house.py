@@ -1,24 +1,25 @@
-"""Rules of the house, read off the sources: sizes, rooms and their order, no crumb, no cycle, nothing private taken.
+"""Rules of the house, checked on the sources: rooms' budgets and order, no cycle, no private name, a core on torch.
 
-docs/house.md is the map of the rooms; nothing is imported here, so that this takes few seconds.
+docs/house.md is the map of the rooms. The package is not imported, so this takes a few seconds.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from .support.helpers import ROOT
 
 PACKAGE = "deepnet_fairseq"
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-LINES, FUNCTION_LINES = 400, 60  # at most
-CRUMB = 60
-STAND_ALONE = {"methods", "probes", "recipes"}  # folders of which each file is found by what is in it
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # and what it brings
 TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
 ROOMS = [room for row in TABLE.splitlines() for room in re.findall("`(.*?)`", row.split("|")[1])]  # lower ones first
@@ -26,7 +27,7 @@ HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
 
 
 class Import(NamedTuple):
-    """module: where from, dotted; name: what of it, "" for a module; late: only when a function is called."""
+    """An import: dotted module, name taken from it ("" for the module), whether it waits for a function call."""
 
     module: str
     name: str
@@ -34,7 +35,7 @@ class Import(NamedTuple):
 
 
 def tracked(ending: str) -> list[Path]:
-    """Files of the repository whose names end so, those that are still to be added among them."""
+    """List files of the repository by the end of their names, those that git does not track yet included."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     return [ROOT / name for name in found if name and (ROOT / name).is_file()]
@@ -42,7 +43,7 @@ def tracked(ending: str) -> list[Path]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of the package and its tests."""
+    """Map dotted names to files, of the package and its tests."""
     files = {path.relative_to(ROOT): path for path in tracked(".py")}
     dotted = {".".join(short.with_suffix("").parts): path for short, path in files.items() if len(short.parts) > 1}
     return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
@@ -50,19 +51,19 @@ def modules() -> dict[str, Path]:
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """A Python file, parsed."""
+    """Parse a Python file."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 @cache
 def inside() -> set[str]:
-    """Names of the package's modules; nothing is asked of git before a test runs, for a copy of the tree has none."""
+    """Name the package's modules; git is called when a test runs, because a copy of the tree has no repository."""
     return {name for name in modules() if name.startswith(f"{PACKAGE}.")}
 
 
 @cache
 def imports(importer: str) -> list[Import]:
-    """What a module takes from others."""
+    """List the imports of a module."""
     parsed, package = tree(modules()[importer]), importer.split(".")
     if modules()[importer].name != "__init__.py":
         package.pop()
@@ -82,26 +83,36 @@ def imports(importer: str) -> list[Import]:
 
 
 def taken() -> list[tuple[str, str]]:
-    """Module of the package, what it imports."""
+    """Pair each module of the package with the modules that it imports."""
     return [(name, found.module) for name in inside() for found in imports(name)]
 
 
 def room(module: str) -> str:
-    """The room of the package in which a module is, or the module itself where it has none; else ""."""
+    """Name the room of a module of the package, or the module itself if it is in none; "" for other modules."""
     return module.split(".")[1] if module in inside() else ""
 
 
-def test_files_are_short():
-    lines = {str(path): path.read_bytes().count(b"\n") for ending in (".py", ".sh") for path in tracked(ending)}
-    assert {path: count for path, count in lines.items() if count > LINES} == {}
+def test_rooms_keep_their_budgets():
+    """Lines of code; `python scripts/count_code.py` prints them all."""
+    found = subprocess.run([sys.executable, ROOT / "scripts" / "count_code.py"], capture_output=True, text=True)
+    assert found.returncode == 0 and len(found.stdout.splitlines()) > 10, found.stderr
+    assert [line for line in found.stdout.splitlines() if "OVER" in line] == []
 
 
-def test_functions_are_short():
-    functions = (
-        (path, node) for path in tracked(".py") for node in ast.walk(tree(path)) if isinstance(node, FUNCTIONS)
-    )
-    long = [f"{path}: {f.name}" for path, f in functions if f.end_lineno - f.lineno >= FUNCTION_LINES]
-    assert long == []
+@pytest.mark.parametrize(
+    ("text", "lines", "statements"),
+    [
+        ('"""Documented."""\n\n# comment\nx = 1\n', 1, 1),
+        ("def f(\n    a,\n):\n    'Documented.'\n    return a\n", 4, 2),
+        ("x = 1; y = 2\n", 1, 2),
+        ("text = '''\n\nlong\n'''\n", 4, 1),
+    ],
+)
+def test_code_is_counted_without_docstrings_and_comments(text, lines, statements):
+    spec = importlib.util.spec_from_file_location("count_code", ROOT / "scripts" / "count_code.py")
+    count_code = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(count_code)
+    assert count_code.count_python(text) == (lines, statements)
 
 
 def test_no_import_cycle():
@@ -130,11 +141,3 @@ def test_the_core_stands_on_torch_alone():
     base = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"} | {"core"}
     found = [(name, module) for name, module in taken() if room(name) in base]
     assert [pair for pair in found if pair[1].split(".")[0] in FAIRSEQ or room(pair[1]) in set(ROOMS) - base] == []
-
-
-def test_no_crumbs():
-    """A file of fewer lines belongs in its only importer."""
-    importers = {name: {user for user, module in taken() if module == name} for name in inside()}
-    short = {name for name in inside() if modules()[name].read_bytes().count(b"\n") < CRUMB}
-    alone = {name for name in short if modules()[name].name == "__init__.py" or name.split(".")[-2] in STAND_ALONE}
-    assert {name: importers[name] for name in short - alone if len(importers[name] - {name}) == 1} == {}
