@@ -62,9 +62,9 @@ def draw(records: list[dict], path: Path) -> None:
         )  # fmt: skip
     for bits, what in ((UNIGRAM, "unigram entropy"), (SOURCE_BLIND, "entropy without the source")):
         axes.axhline(bits, color="black", linestyle="--", linewidth=0.8)
-        axes.text(500, bits + 0.04, what, ha="right", va="bottom", fontsize=8)
+        axes.text(700, bits + 0.04, what, ha="right", va="bottom", fontsize=8)
     axes.set(
-        xlabel="updates", ylabel="training loss (bits per token)", ylim=(0, 4.5), xlim=(0, 500),
+        xlabel="updates", ylabel="training loss (bits per token)", ylim=(0, 4.5), xlim=(0, 700),
         title="500 encoder and 500 decoder layers learn to copy",
     )  # fmt: skip
     axes.legend(fontsize=8, loc="lower left")

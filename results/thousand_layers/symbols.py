@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--method", choices=sorted(METHODS), default="deepnorm", help="default: deepnorm")
     parser.add_argument("--layers", type=int, default=500, help="of encoder and of decoder (default: 500)")
     parser.add_argument("--lr", type=float, default=2.5e-4, help="peak learning rate (default: 2.5e-4)")
-    parser.add_argument("--updates", type=int, default=500, help="default: 500")
+    parser.add_argument("--updates", type=int, default=700, help="default: 700")
     parser.add_argument("--warmup", type=int, default=40, help="updates of warm-up (default: 40)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and sentences (default: 1)")
     parser.add_argument(
