@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study import depth_rates, depth_tables, depth_verdicts
+from deepnet_fairseq.study import depth_tables, depth_verdicts
 from deepnet_fairseq.study.depth_study import read_plan
 from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
 from deepnet_fairseq.study.figures.layer_use import rows_by_layers
@@ -62,9 +62,6 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "rates": depth_tables.rows_of_rates,
         "other_lengths": depth_tables.rows_of_other_lengths,
         "courses": depth_tables.rows_of_courses,
-        "exponents": depth_rates.rows_of_exponents,
-        "predictions": depth_rates.rows_of_predictions,
-        "lengths": depth_rates.rows_of_lengths,
         "winners": depth_tables.rows_of_winners,
         "agreement": depth_tables.rows_of_agreement,
         "verdicts": depth_verdicts.rows_of_verdicts,
@@ -74,26 +71,23 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "costs": depth_tables.rows_of_costs,
         "layer_use": rows_by_layers,
         "other_text": depth_tables.rows_of_losses,
-        "other_text_rates": depth_rates.rows_of_exponents,
     },
 }
 APART = {  # place on a page -> folder of its runs, which is another, and what stands below
     "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
     "other_text": ("other_text", ""),
-    "other_text_rates": ("other_text", ""),
 }
 DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
     "depth_study": {
         "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
         "loss_by_length": (depth_study.loss_by_length, "Held-out loss of trainings that are six times as long"),
-        "best_rate": (depth_study.best_rate, "Best learning rate by depth, with the fitted powers"),
         "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
     },
 }
 WORDS = {  # heads of columns that hold no numbers
     "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
     "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
-    "does it stay?", "why", "updates",
+    "updates",
 }  # fmt: skip
 MINIATURES = """# Figures in miniature
 

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from deepnet_fairseq.study import paper
-from deepnet_fairseq.study.depth_rates import rows_of_exponents, rows_of_lengths, rows_of_predictions
 from deepnet_fairseq.study.depth_study import read_plan, spent_hours
 from deepnet_fairseq.study.depth_tables import (
     rows_of_agreement,
@@ -224,49 +223,7 @@ def test_costs_and_what_is_left_out(runs):
     assert int(nothing[-1][4]) > 19 * 3 + 6
 
 
-@pytest.fixture(scope="module")
-def drifting(tmp_path_factory):
-    """Parabolas in log2 of the rate: Pre-LN's best is 2e-3 (layers / 6)^-0.5, DeepNorm's 2e-3; one training longer."""
-    root = tmp_path_factory.mktemp("drifting")
-    for layers in (6, 18, 50):
-        for method, b in (("pre_ln", -0.5), ("deepnorm", 0.0)):
-            best = math.log2(0.002) + b * math.log2(layers / 6)
-            for step in range(-2, 3):
-                rate = 0.002 * 2.0 ** (step + round(b * math.log2(layers / 6)))
-                cell_run(root, method, layers, rate, 7.0 + 0.1 * (math.log2(rate) - best) ** 2)
-    for layers, best in ((6, 0), (18, -1)):
-        for step, loss in ((-1, 6.2), (0, 6.0), (1, 6.1)):
-            cell_run(root, "deepnorm", layers, 0.002 * 2.0 ** (best + step), loss, updates=3000)
-    cell_run(root, "deepnorm", 50, 0.002, 6.5, updates=3000)
-    cell_run(root, "complete_p", 18, 0.002, 7.0)
-    return recorded_below(root / "depth_study", over=True)
-
-
-def test_exponents_and_predictions(drifting):
-    """b as it was put in; 50 layers follow from 6 and 18: 2e-3 sqrt(6 / 50) = 6.9e-4. CompleteP at 6 is Pre-LN."""
-    head, *rows = rows_of_exponents(drifting)
-    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    assert float(found["Pre-LN"]["b"]) == pytest.approx(-0.5, abs=0.011)
-    assert float(found["Pre-LN"]["50L-50L"]) == pytest.approx(0.002 * math.sqrt(6 / 50), rel=0.01)
-    assert float(found["DeepNorm"]["b"]) == 0 and found["DeepNorm"]["18L-18L"] == "0.002"
-    assert found["CompleteP"]["6L-6L"] == "0.002" and found["CompleteP"]["18L-18L"] == "not placed"
-    told = {tuple(row[:2]): row[2:] for row in rows_of_predictions(drifting)[1:]}
-    assert float(told["Pre-LN", "50"][0]) == pytest.approx(0.002 * math.sqrt(6 / 50), rel=0.02)
-    assert told["Pre-LN", "50"][4] == "1.00" and told["CompleteP", "50"][0] == "refused"
-
-
-def test_best_rates_of_longer_trainings(drifting):
-    """By hand: the vertex is 0.1 / (2 x 0.3) of an octave above the best; half of it at 18 layers, b = -ln 2 / ln 3."""
-    head, *rows = rows_of_lengths(drifting)
-    short, longer = (dict(zip(head, row, strict=True)) for row in rows)
-    assert "50L-50L" not in head  # where one rate was tried for so long
-    assert list(short.values())[:4] == ["DeepNorm", "500", "0.002", "0.002"]
-    assert (longer["updates"], longer["b"]) == ("3,000", f"{-math.log(2) / math.log(3):.2f}")
-    assert float(longer["6L-6L"]) == pytest.approx(0.002 * 2 ** (0.1 / 0.6), rel=0.03)
-    assert float(longer["18L-18L"]) == pytest.approx(0.001 * 2 ** (0.1 / 0.6), rel=0.03)
-
-
-@pytest.mark.parametrize("draw", [depth_study.best_rate, depth_study.loss_by_depth, depth_study.loss_by_rate])
+@pytest.mark.parametrize("draw", [depth_study.loss_by_depth, depth_study.loss_by_rate])
 def test_pictures(draw, runs, tmp_path):
     """Small, on white, with every method's name; the same runs give the same bytes, without a date."""
     for name in ("one", "two"):
@@ -277,7 +234,7 @@ def test_pictures(draw, runs, tmp_path):
     root = ElementTree.fromstring(written)
     words = {text.text for text in root.iter(f"{SVG}text")}
     assert {"DeepNorm", "Post-LN", "Admin", "Pre-LN", "CompleteP"} <= words
-    assert ("diverged or stuck" in words) == (draw is not depth_study.best_rate)
+    assert "diverged or stuck" in words
     background = next(root.iter(f"{SVG}path"))
     assert "fill: #ffffff" in background.get("style") and b"<dc:date>" not in written
     draw(runs, tmp_path / "picture.png")

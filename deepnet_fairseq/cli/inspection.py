@@ -174,9 +174,6 @@ def check(args) -> None:
     where the verdict is "diverging".
     """
     register()
-    from pathlib import Path
-
-    from ..study.transfer_report import quote, read_transfers
     from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
 
     if args.updates < 2 * LATEST:
@@ -186,7 +183,6 @@ def check(args) -> None:
     if args.seconds <= 0:
         raise UserError(f"--seconds {args.seconds:g}: must be more than 0")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
-    transfers = read_transfers(Path(args.transfer)) if args.transfer else []
 
     def progress(update: int, loss: float) -> None:
         if sys.stderr.isatty():
@@ -195,12 +191,7 @@ def check(args) -> None:
     short_training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
     if sys.stderr.isatty():
         print(end="\r" + " " * 40 + "\r", file=sys.stderr)
-    said, more = [], {}
-    if args.transfer:
-        said = [quote(transfers, short_training.method, short_training.width, short_training.layers)]
-        more = {"transfer": said[0]}
-    found = as_dict(short_training) | more
-    print(json.dumps(found) if args.json else "\n".join([text(short_training), *said]))
+    print(json.dumps(as_dict(short_training)) if args.json else text(short_training))
     if judge(short_training).kind == DIVERGING:
         sys.exit(3)
 
@@ -330,7 +321,6 @@ def add(command) -> None:
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
-    sub.add_argument("--transfer", metavar="FILE", help="quote the best rate that `deepnet transfer --json` wrote")
     sub.add_argument("--json", action="store_true")
 
     sub = command("verify", verify)

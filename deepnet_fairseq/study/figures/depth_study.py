@@ -1,4 +1,4 @@
-"""The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth, best rate by depth.
+"""The depth study's pictures: loss by depth at each method's best rate, loss by rate at each depth.
 
 Rates are drawn of CORE, losses by depth of all that were trained at two depths, and trainings as long as those of most
 cells, longer ones in a picture of their own. A vertical line is the range of seeds, a cross at the top a training that
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..depth_rates import transfers
 from ..depth_study import leaders, outcome
 from ..depth_tables import CORE, bests, followed, grids, rate_of
 from ..runs import RecordedRun
@@ -21,7 +20,6 @@ from .sheet import Sheet
 
 DEPTH = "layers N of an N-N model"
 HOLLOW = {"linestyle": "none", "markerfacecolor": "none", "markersize": 4.5}
-FITTED = {"linestyle": "--", "linewidth": 1.1}
 LOSS = "held-out loss (bits per token)"
 
 
@@ -86,36 +84,6 @@ def loss_by_rate(runs: list[RecordedRun], path: Path) -> None:
                 _range(sheet, panel, rate, losses, style.colour)
         rates_axis(sheet.panels[panel].xaxis, set().union(*tried.values()))
     _room(sheet, len(depths))
-    _save(sheet, path)
-
-
-def best_rate(runs: list[RecordedRun], path: Path) -> None:
-    """N -> best rate by the parabola, the rates that cost no more than seeds differ, the fitted power as a dashed line.
-
-    Hollow is the best that was tried where no parabola places it.
-    """
-    sheet, tried = Sheet(1, 1, "", size=(5.8, 4.2)), {rate_of(run) for run in grids(runs) if run.method in CORE}
-    depths: set[int] = set()
-    best = {(method, place.layers): one for (method, place), one in bests(grids(runs)).items() if one.losses}
-    for rank, transfer in enumerate(transfers(runs)):
-        style, beside = style_of(transfer.method), 1.03 ** (rank - (len(CORE) - 1) / 2)  # so that none hides another
-        placed = {one.layers: one for one in transfer.optima if one.placed}
-        unplaced = [one.layers for one in transfer.optima if not one.placed and (transfer.method, one.layers) in best]
-        depths |= {one.layers for one in transfer.optima}
-        rates = [one.rate for one in placed.values()]
-        sheet.curve(0, [n * beside for n in placed], rates, style, linestyle="none" if transfer.law else "-")
-        same = [(n * beside, one.low, one.high) for n, one in placed.items() if math.isfinite(one.low)]
-        for n, low, high in same:
-            sheet.panels[0].vlines(n, low, high, color=style.colour, linewidth=3, alpha=0.35)
-        hollow = [best[transfer.method, n].rate for n in unplaced]
-        sheet.panels[0].plot([n * beside for n in unplaced], hollow, color=style.colour, marker=style.marker, **HOLLOW)
-        if transfer.law:
-            ends = [min(placed), max(placed)]
-            sheet.panels[0].plot(ends, [transfer.law.at(n).rate for n in ends], color=style.colour, **FITTED)
-    sheet.kinds |= {"fitted": FITTED, "not placed: the best tried": HOLLOW | {"marker": "o"}}
-    sheet.label(0, "", DEPTH, "best peak learning rate")
-    depths_axis(sheet, 0, sorted(depths))
-    rates_axis(sheet.panels[0].yaxis, tried)
     _save(sheet, path)
 
 
