@@ -16,10 +16,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study import depth_tables, depth_verdicts
-from deepnet_fairseq.study.depth_study import read_plan
-from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
-from deepnet_fairseq.study.figures.layer_use import rows_by_layers
+from deepnet_fairseq.study.figures import EVERY, Figure, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
 from deepnet_fairseq.study.runs import (
@@ -52,43 +49,12 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
     "layer_use": ("What each layer does", "deepnet layer-use"),
 }
-PLAN = Path(__file__).parent / "depth_study" / "plan.toml"
-TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or text, by the name of their place on it
+TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables by the name of their place on it
     "quickstart": {"quickstart": rows_by_depth},
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
     "later_methods": {"later_methods": rows_by_method},
-    "depth_study": {
-        "depth_study": depth_tables.rows_of_losses,
-        "rates": depth_tables.rows_of_rates,
-        "other_lengths": depth_tables.rows_of_other_lengths,
-        "courses": depth_tables.rows_of_courses,
-        "winners": depth_tables.rows_of_winners,
-        "agreement": depth_tables.rows_of_agreement,
-        "verdicts": depth_verdicts.rows_of_verdicts,
-        "right": depth_verdicts.said_of_verdicts,
-        "misjudged": depth_verdicts.rows_of_misjudged,
-        "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
-        "costs": depth_tables.rows_of_costs,
-        "layer_use": rows_by_layers,
-        "other_text": depth_tables.rows_of_losses,
-    },
 }
-APART = {  # place on a page -> folder of its runs, which is another, and what stands below
-    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
-    "other_text": ("other_text", ""),
-}
-DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
-    "depth_study": {
-        "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
-        "loss_by_length": (depth_study.loss_by_length, "Held-out loss of trainings that are six times as long"),
-        "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
-    },
-}
-WORDS = {  # heads of columns that hold no numbers
-    "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
-    "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
-    "updates",
-}  # fmt: skip
+WORDS = {"model", "method", "variant", "depth", "updates"}  # heads of columns that hold no numbers
 MINIATURES = """# Figures in miniature
 
 > **{banner}**
@@ -200,22 +166,11 @@ def render(results: Path) -> Iterator[str]:
     yield from _render_figures(results, rows)
     yield from _put(results / "README.md", "index", _index(rows, results))
     for name, tables in TABLES_OF_RUNS.items():
-        recorded = recorded_below(runs / name, over=True)
+        if not (recorded := recorded_below(runs / name, over=True)):
+            continue
         for place, table in tables.items():
-            folder, more = APART.get(place, (name, ""))
-            found = recorded_below(runs / folder, over=True) if place in APART else recorded
-            if found:
-                made, said = table(found), _trained_with(found) if place == name else ""
-                text = made if isinstance(made, str) else _of_runs(place, made)
-                yield from _put(results / f"{name}.md", place, "\n".join(filter(None, [text + said, more])))
-        if recorded and name == "depth_study":
-            yield from _put(results.parent / "README.md", name, _of_runs(name, depth_tables.rows_of_summary(recorded)))
-        drawable = any(run.method in depth_tables.CORE for run in recorded)
-        for place, (draw, title) in DRAWN.get(name, {}).items() if drawable else ():
-            path = results / "figures" / f"{place}.svg"
-            path.parent.mkdir(exist_ok=True)
-            draw(recorded, path)
-            yield from _put(results / f"{name}.md", place, f"![{title}](figures/{path.name})\n")
+            said = _trained_with(recorded) if place == name else ""
+            yield from _put(results / f"{name}.md", place, _of_runs(place, table(recorded)) + said)
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
