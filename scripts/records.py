@@ -47,7 +47,6 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
-    "layer_use": ("What each layer does", "deepnet layer-use"),
 }
 TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables by the name of their place on it
     "quickstart": {"quickstart": rows_by_depth},
