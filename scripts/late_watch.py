@@ -101,9 +101,9 @@ def train(data: Path, fault: str, seed: int = 1, updates: int = UPDATES) -> dict
     return {"fault": fault, "seed": seed, "alarms": trainer.late.alarms, "ended": ended, "milliseconds": cost} | kept
 
 
-def replay(record: Path) -> list[tuple[int, str]] | None:
+def replay(record: dict) -> list[tuple[int, str]] | None:
     """Alarms of a recorded run, each with what had grown; None if it has too few rows for one."""
-    rows = json.loads(record.read_text(encoding="utf-8")).get("log", {}).get("train_inner", [])  # not all are trainings
+    rows = record.get("log", {}).get("train_inner", [])  # not all are trainings
     histories = {name: of_blocks(name) for name in GROWTH}
     first = histories["loss"]
     if len(rows) < first.enough + first.last:
@@ -135,12 +135,14 @@ def main() -> None:
         print(*table(json.loads(place.read_text(encoding="utf-8"))["runs"]), sep="\n")
         return
     if what == "replay":
-        found = {record: replay(record) for record in sorted(place.rglob("*.run.json"))}
+        lines = [(file, line) for file in sorted(place.rglob("*.jsonl")) for line in file.read_bytes().splitlines()]
+        records = [(file, json.loads(line)) for file, line in lines]
+        found = {f"{file}: {record['name']}": replay(record) for file, record in records}
         judged = {record: alarms for record, alarms in found.items() if alarms is not None}
         print(f"{len(found)} records, {len(judged)} with rows enough, {sum(map(bool, judged.values()))} with an alarm")
         for record, alarms in judged.items():
             if alarms:
-                print(f"{record.parent.name}/{record.name.removesuffix('.run.json')}: {alarms}")
+                print(f"{record}: {alarms}")
         return
     register()
     kept = {"environment": environment(0), "runs": []}

@@ -1,6 +1,6 @@
 """Records of finished runs, and what readers see of them; scripts/render_results.sh calls both.
 
-keep RUNS DEST     what reports and figures need of the runs, without the machine's own paths
+keep RUNS DEST     what reports and figures need of the runs, without the machine's own paths, a line a run
 render RESULTS     RESULTS/runs as tables, pictures, an index
 """
 
@@ -16,21 +16,19 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study import depth_rates, depth_tables, depth_verdicts
-from deepnet_fairseq.study.depth_study import read_plan
-from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
-from deepnet_fairseq.study.figures.layer_use import rows_by_layers
+from deepnet_fairseq.study.figures import EVERY, Figure, redraw
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
 from deepnet_fairseq.study.runs import (
     FILES,
-    RECORD,
+    RECORDS,
     RecordedRun,
     folder_of,
+    holds_runs,
     is_over,
     name_of,
+    read_records,
     recorded_below,
-    run_paths,
     runs_of,
 )
 from deepnet_fairseq.study.tables.collect import TableReport, collect
@@ -50,51 +48,13 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
-    "layer_use": ("What each layer does", "deepnet layer-use"),
 }
-PLAN = Path(__file__).parent / "depth_study" / "plan.toml"
-TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or text, by the name of their place on it
+TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables by the name of their place on it
     "quickstart": {"quickstart": rows_by_depth},
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
     "later_methods": {"later_methods": rows_by_method},
-    "depth_study": {
-        "depth_study": depth_tables.rows_of_losses,
-        "rates": depth_tables.rows_of_rates,
-        "other_lengths": depth_tables.rows_of_other_lengths,
-        "courses": depth_tables.rows_of_courses,
-        "exponents": depth_rates.rows_of_exponents,
-        "predictions": depth_rates.rows_of_predictions,
-        "lengths": depth_rates.rows_of_lengths,
-        "winners": depth_tables.rows_of_winners,
-        "agreement": depth_tables.rows_of_agreement,
-        "verdicts": depth_verdicts.rows_of_verdicts,
-        "right": depth_verdicts.said_of_verdicts,
-        "misjudged": depth_verdicts.rows_of_misjudged,
-        "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
-        "costs": depth_tables.rows_of_costs,
-        "layer_use": rows_by_layers,
-        "other_text": depth_tables.rows_of_losses,
-        "other_text_rates": depth_rates.rows_of_exponents,
-    },
 }
-APART = {  # place on a page -> folder of its runs, which is another, and what stands below
-    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
-    "other_text": ("other_text", ""),
-    "other_text_rates": ("other_text", ""),
-}
-DRAWN = {  # the same of pictures: draws it, and what it shows; the file has the name of its place
-    "depth_study": {
-        "loss_by_depth": (depth_study.loss_by_depth, "Held-out loss by depth, each method at its own best rate"),
-        "loss_by_length": (depth_study.loss_by_length, "Held-out loss of trainings that are six times as long"),
-        "best_rate": (depth_study.best_rate, "Best learning rate by depth, with the fitted powers"),
-        "loss_by_rate": (depth_study.loss_by_rate, "Held-out loss by learning rate, a panel a depth"),
-    },
-}
-WORDS = {  # heads of columns that hold no numbers
-    "model", "method", "variant", "depth", "lowest", "a tie by their seeds", "behind by their seeds",
-    "too few seeds to say", "ours", "the paper's", "verdict", "cell", "outcome", "its rate", "what it found", "what",
-    "does it stay?", "why", "updates",
-}  # fmt: skip
+WORDS = {"model", "method", "variant", "depth", "updates"}  # heads of columns that hold no numbers
 MINIATURES = """# Figures in miniature
 
 > **{banner}**
@@ -106,8 +66,9 @@ environment of each run are in [runs](runs); `scripts/render_results.sh` writes 
 
 
 def keep(runs: Path, dest: Path) -> Iterator[str]:
-    """Records every finished run below `runs` in a file at its place below `dest`; one that is there is replaced.
+    """Record every finished run below `runs`; a record of the same name is replaced, others stay.
 
+    dest: a folder, in which the runs of RUNS/EXPERIMENT get a file EXPERIMENT.jsonl, or a file .jsonl for them all.
     Yields what it did. UserError, before that, if no run is over, one is broken or says nothing of its environment, or
     if `dest` lies in `runs`.
     """
@@ -123,27 +84,32 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         if not run.environment:
             raise UserError(f"{run.place}: has no environment.json; write it with `deepnet environment`")
     tests = _paired_tests(runs, {run.place.parent for run in over})
+    files: dict[Path, dict[str, dict]] = {}
     for run in over:
+        file, name = _line_of(run, runs, dest)
         parts = run.parts | tests.get(run.place, {})
-        parts = {part: _relative_values(parts[part], runs) for part in FILES if part in parts}
-        path = dest / run.place.parent.relative_to(runs) / f"{run.name}{RECORD}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
-            part.write_text(laid_out(parts) + "\n", encoding="utf-8")
+        record = {part: _relative_values(parts[part], runs) for part in FILES if part in parts}
+        files.setdefault(file, {})[name] = {"name": name} | record
+    for file, records in files.items():
+        before = read_records(file) if file.is_file() else []
+        every = {run.parts["name"]: run.parts for run in before} | records
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(file) as part:
+            lines = (json.dumps(every[name], ensure_ascii=False) + "\n" for name in sorted(every, key=Path))
+            part.write_text("".join(lines), encoding="utf-8")
     yield f"recorded {len(over)} runs in {dest}"
     if left_out := [str(place.relative_to(runs)) for place in found if not is_over(place)]:
         yield f"not over, left out: {', '.join(left_out)}"
 
 
-def laid_out(value, left: str = "\n", deep: int = 3) -> str:
-    """JSON with a line for each member, down to so many levels: a fact, a score, a row of the log, a probe."""
-    if not deep or not value or not isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
-    inner = left + " "
-    if isinstance(value, list):
-        return f"[{','.join(inner + laid_out(item, inner, deep - 1) for item in value)}{left}]"
-    rows = (f"{inner}{json.dumps(name)}: {laid_out(item, inner, deep - 1)}" for name, item in value.items())
-    return f"{{{','.join(rows)}{left}}}"
+def _line_of(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
+    """Return the file of a run's record and its name there."""
+    words = run.place.relative_to(runs).parts
+    if dest.suffix == RECORDS:
+        return dest, "/".join(words)
+    if len(words) < 2:
+        raise UserError(f"{run.place}: lies in no experiment's folder of {runs}; name a file {RECORDS} for its record")
+    return dest / f"{words[0]}{RECORDS}", "/".join(words[1:])
 
 
 def _paired_tests(runs: Path, experiments: set[Path]) -> dict[Path, dict]:
@@ -194,7 +160,7 @@ def render(results: Path) -> Iterator[str]:
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
         title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"
-        if any(run_paths(runs / folder) for folder in table.folders):
+        if any(holds_runs(runs / folder) for folder in table.folders):
             report, out = collect(runs, table), results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)
             with whole(out) as part:
@@ -206,22 +172,11 @@ def render(results: Path) -> Iterator[str]:
     yield from _render_figures(results, rows)
     yield from _put(results / "README.md", "index", _index(rows, results))
     for name, tables in TABLES_OF_RUNS.items():
-        recorded = recorded_below(runs / name, over=True)
+        if not (recorded := recorded_below(runs / name, over=True)):
+            continue
         for place, table in tables.items():
-            folder, more = APART.get(place, (name, ""))
-            found = recorded_below(runs / folder, over=True) if place in APART else recorded
-            if found:
-                made, said = table(found), _trained_with(found) if place == name else ""
-                text = made if isinstance(made, str) else _of_runs(place, made)
-                yield from _put(results / f"{name}.md", place, "\n".join(filter(None, [text + said, more])))
-        if recorded and name == "depth_study":
-            yield from _put(results.parent / "README.md", name, _of_runs(name, depth_tables.rows_of_summary(recorded)))
-        drawable = any(run.method in depth_tables.CORE for run in recorded)
-        for place, (draw, title) in DRAWN.get(name, {}).items() if drawable else ():
-            path = results / "figures" / f"{place}.svg"
-            path.parent.mkdir(exist_ok=True)
-            draw(recorded, path)
-            yield from _put(results / f"{name}.md", place, f"![{title}](figures/{path.name})\n")
+            said = _trained_with(recorded) if place == name else ""
+            yield from _put(results / f"{name}.md", place, _of_runs(place, table(recorded)) + said)
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -265,7 +220,7 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
             text = redraw(results / "runs", figure, picture.parent, COLOURS)
             picture.with_suffix(".txt").unlink()
         except UserError as error:
-            if (results / "runs" / folder_of(figure)).is_dir():
+            if holds_runs(results / "runs" / folder_of(figure)):
                 yield f"left out {name_of(figure)}: {error}"
             rows.append((what, script, "not run", "–", None))
             continue
@@ -318,7 +273,7 @@ def main(argv: list[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     sub = commands.add_parser("keep", help="records finished runs")
     sub.add_argument("runs", type=Path, metavar="RUNS", help="folder with runs at any depth, each with run.json")
-    sub.add_argument("dest", type=Path, metavar="DEST", help="folder for the records, as results/runs")
+    sub.add_argument("dest", type=Path, metavar="DEST", help="folder for the records, or one file .jsonl for all")
     sub = commands.add_parser("render", help="renders records")
     sub.add_argument("results", type=Path, metavar="RESULTS", help="folder with runs, the records; as results")
     args = parser.parse_args(argv)

@@ -4,7 +4,7 @@
 #
 #   scripts/render_results.sh                        from the records that are there
 #   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
-#   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart; so any NAME=RUNS
+#   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart.jsonl; so any NAME=RUNS
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/render_results.sh
 set -euo pipefail
 start="$PWD"
@@ -16,6 +16,6 @@ source scripts/setup.sh
 for words in "$@"; do
     name="" runs="$words"
     [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
-    python scripts/records.py keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name}"
+    python scripts/records.py keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
 done
 python scripts/records.py render results

@@ -22,7 +22,7 @@ from deepnet_fairseq.plugin.datasets import check_mapped
 from deepnet_fairseq.plugin.probe_record import read_record
 from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
-from deepnet_fairseq.study.runs import RecordedRun
+from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
 from deepnet_fairseq.tools.bench import deployed_table, results
 from deepnet_fairseq.tools.bench import synthetic_task as lengths
@@ -111,9 +111,10 @@ def whole_run(path):
 
 
 def log_of_a_record(path):
-    record = path.with_suffix(".run.json")
-    record.write_bytes(b'{"run": %b, "log": %b}' % (json.dumps(FACTS).encode(), path.read_bytes()))
-    found = RecordedRun(record)
+    record = path.with_name("record.jsonl")
+    log = path.read_bytes().replace(b"\n", b" ").replace(b"\r", b" ")
+    record.write_bytes(b'{"name": "a", "run": %b, "log": %b}\n' % (json.dumps(FACTS).encode(), log))
+    (found,) = read_records(record)
     return found.parameters, found.hours, found.log
 
 

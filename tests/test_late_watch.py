@@ -1,5 +1,6 @@
 """A stable training that begins to grow is told of before its numbers end, and few others are."""
 
+import json
 import logging
 import math
 import random
@@ -78,7 +79,8 @@ def test_numbers_that_are_not_finite_or_equal():
 
 def test_false_alarms_on_all_recorded_runs():
     """None of them ended in numbers that are not finite. The page says how many, of those that there were then."""
-    found = [late_watch.replay(record) for record in sorted((ROOT / "results" / "runs").rglob("*.run.json"))]
+    lines = [line for file in sorted((ROOT / "results").rglob("*.jsonl")) for line in file.read_bytes().splitlines()]
+    found = [late_watch.replay(json.loads(line)) for line in lines]
     judged = [one for one in found if one is not None]
     count, alarmed = map(int, re.search(r"\| (\d+) of (\d+) \|", PAGE).groups()[::-1])
     assert len(judged) >= count > 150 and sum(map(bool, judged)) >= alarmed

@@ -12,7 +12,7 @@ import pytest
 
 from deepnet_fairseq.cli import main as deepnet
 from deepnet_fairseq.study.logs import short
-from deepnet_fairseq.study.runs import RecordedRun
+from deepnet_fairseq.study.runs import read_records
 from scripts.records import main, relative
 
 from .support.helpers import ROOT
@@ -25,7 +25,10 @@ LISTING = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | DeepTransformer(\n  
 PARAMETERS = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | num. shared model params: 61,000,000 (num. trained: 1)\n"
 BLOCK = "<!-- report {0} -->\nold\n<!-- /report {0} -->\n"
 RESULTS = ROOT / "results"
-RUNS = sorted(path for path in (RESULTS / "runs").rglob("*") if path.is_file())
+RECORDS = [
+    *(RESULTS / "runs").iterdir(),
+    *(RESULTS / "depth_study" / f"{name}.jsonl" for name in ("records", "other_text")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,33 +68,44 @@ def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
     assert {entry.pop("command") for entry in kept["runs"]} == {said}
     assert all(entry.pop("command") for entry in whole["runs"])
     records, logs = ([entry.pop("log") for entry in report["runs"]] for report in (kept, whole))
-    assert kept == whole and records == [path.replace("/train.log", ".run.json") for path in logs]
+    assert kept == whole and {*records} == {"table1.jsonl"} and {path.split("/")[-1] for path in logs} == {"train.log"}
     found = {entry["name"]: entry for entry in kept["runs"]}
     assert found["worse"]["p"] == pytest.approx(1 / 1001) and found["worse"]["baseline_run"] == "base"
     assert found["worse"]["parameters"] == 61_000_000 and found["worse"]["wall_hours"] == 3
     assert found["gone"]["diverged_at"] == 150
     page = printed(capsys, finished, "--table", "1")
-    assert printed(capsys, recorded, "--table", "1") == page.replace("/train.log)", ".run.json)")
+    assert printed(capsys, recorded, "--table", "1") == re.sub(r"\(table1/\S+/train.log\)", "(table1.jsonl)", page)
 
 
 def test_nothing_heavy_and_no_path_is_kept(recorded):
-    files = [path for path in recorded.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"base.run.json", "worse.run.json", "gone.run.json"}
-    for path in files:
-        assert not MACHINE.search(path.read_text()) and "Encoder" not in path.read_text(), path
+    (file,) = (path for path in recorded.rglob("*") if path.is_file())
+    assert [run.name for run in read_records(file)] == ["base", "gone", "worse"]
+    assert not MACHINE.search(file.read_text()) and "Encoder" not in file.read_text()
 
 
-def test_recording_again_replaces(runs, tmp_path, capsys):
+def test_recording_again_replaces_and_keeps_the_others(runs, tmp_path, capsys):
     copy, dest = tmp_path / "runs", tmp_path / "records"
     shutil.copytree(runs, copy)
     main(["keep", str(copy), str(dest)])
-    first = {path.relative_to(dest): path.read_bytes() for path in dest.rglob("*") if path.is_file()}
+    file = dest / "table1.jsonl"
+    first = file.read_bytes()
     main(["keep", str(copy), str(dest)])
-    assert {path.relative_to(dest): path.read_bytes() for path in dest.rglob("*") if path.is_file()} == first
+    assert file.read_bytes() == first
     (copy / "table1" / "worse" / "score.json").unlink()
+    shutil.rmtree(copy / "table1" / "gone")
     main(["keep", str(copy), str(dest)])
-    assert RecordedRun(dest / "table1" / "worse.run.json").score is None
+    found = {run.name: run for run in read_records(file)}
+    assert found.keys() == {"base", "gone", "worse"} and found["worse"].score is None
     assert "not over, left out: table1/begun" in capsys.readouterr().out
+
+
+def test_records_of_one_experiment_in_a_file(runs, tmp_path):
+    """Their names are the places below RUNS, so that a run's address is as it was."""
+    main(["keep", str(runs), str(tmp_path / "quickstart.jsonl")])
+    (first, *_) = read_records(tmp_path / "quickstart.jsonl")
+    assert (first.parts["name"], first.name, first.address) == ("table1/base", "base", "table1/base")
+    with pytest.raises(SystemExit, match="lies in no experiment's folder"):
+        main(["keep", str(runs / "table1"), str(tmp_path / "records")])
 
 
 @pytest.mark.parametrize(
@@ -141,13 +155,21 @@ def test_mistakes(change, said, runs, tmp_path):
         main(["render", str(tmp_path / "none")])
 
 
-def test_paired_test_that_is_no_number(recorded, tmp_path):
-    copy = tmp_path / "records"
-    shutil.copytree(recorded, copy)
-    path = copy / "table1/worse.run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"paired": {"table1/base": "x"}}))
-    with pytest.raises(SystemExit, match=r"worse\.run\.json: paired: p against table1/base is 'x'"):
-        deepnet(["report", str(copy), "--table", "1"])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda record: record | {"paired": {"table1/base": "x"}}, "worse: paired: p against table1/base is 'x'"),
+        (lambda record: record | {"name": 1}, "line 3: must hold one JSON object with a name"),
+        (lambda record: record | {"run": []}, "worse: run: is broken"),
+        (lambda record: [], "line 3: must hold one JSON object"),
+    ],
+)
+def test_broken_records(change, said, recorded, tmp_path):
+    first, second, record = (recorded / "table1.jsonl").read_text().splitlines()
+    changed = json.dumps(change(json.loads(record)))
+    (tmp_path / "table1.jsonl").write_text(f"{first}\n{second}\n{changed}\n")
+    with pytest.raises(SystemExit, match=f"table1.jsonl: {said}"):
+        deepnet(["report", str(tmp_path), "--table", "1"])
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +194,7 @@ def rendered(tmp_path_factory):
 def test_rendered_pages(rendered):
     said = (rendered / "said").read_text()
     assert "28.50" in (rendered / "results/tables/table1.md").read_text()
-    assert f"left out figure5: {rendered / 'results/runs/figure5/broken.run.json'}: probes: has no model_up" in said
+    assert f"left out figure5: {rendered / 'results/runs/figure5.jsonl'}: broken: probes: has no model_up" in said
     assert "wrote" in said and (rendered / "results/figures/miniature/figure4.png").stat().st_size > 5000
     numbers = (rendered / "results/miniatures.md").read_text()
     assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
@@ -205,20 +227,14 @@ def test_results_are_what_the_records_give(tmp_path):
 
 
 def test_every_record_says_what_it_is():
-    """Log, command, commit, versions, hardware; nothing else lies there, and no path of a machine."""
-    for path in RUNS:
-        found = RecordedRun(path)
-        assert path.name.endswith(".run.json"), path
-        trained = found.log.updates and found.hours and found.command if "layer_use" not in found.parts else True
-        assert trained, path
-        assert re.fullmatch(r"[0-9a-f]{7,40}", found.environment["commit"]) and not found.environment["modified"]
-        assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= found.environment["versions"].keys(), path
-        assert found.environment["hardware"]
-    for path in (RESULTS / "coordinates").iterdir():
-        found = json.loads(path.read_text())
-        assert found["command"].endswith(f"--method {path.stem}") and len(found["coordinates"]) > 2, path
-        assert re.fullmatch(r"[0-9a-f]{7,40}", found["environment"]["commit"]), path
-        assert found["environment"]["modified"] is False and found["environment"]["hardware"], path
-    texts = [path for path in RESULTS.rglob("*") if path.suffix in (".md", ".json")]
+    """Log, command, commit, versions, hardware; no path of a machine."""
+    found = [one for path in RECORDS for one in read_records(path)]
+    assert len(found) == 153 + 205 + 16
+    for one in found:
+        assert one.log.updates and one.hours and one.command, one.where()
+        assert re.fullmatch(r"[0-9a-f]{7,40}", one.environment["commit"]) and not one.environment["modified"]
+        assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= one.environment["versions"].keys(), one.where()
+        assert one.environment["hardware"]
+    texts = [path for path in RESULTS.rglob("*") if path.suffix in (".md", ".json", ".jsonl")]
     assert len(texts) > 20 and not [path for path in texts if MACHINE.search(path.read_text())]
-    assert RUNS and sum(path.stat().st_size for path in RUNS) < 4_000_000
+    assert sum(path.stat().st_size for path in RECORDS) < 4_000_000

@@ -26,8 +26,6 @@ def plan(args) -> None:
     How it is computed, and how far it is from what was measured: docs/planning.md.
     """
     register()
-    from ..core import archs
-    from ..study.transfer_report import quote, read_transfers
     from ..tools.plan.measured import cases, check_table
     from ..tools.plan.setting import parse
     from ..tools.plan.summary import as_dict, as_text
@@ -35,28 +33,20 @@ def plan(args) -> None:
     if args.rows:
         return _rows(args)
     if args.check:
-        if args.json or args.transfer:
-            raise UserError(f"--check: prints a table; drop {'--json' if args.json else '--transfer'}")
+        if args.json:
+            raise UserError("--check: prints a table; drop --json")
         print(check_table([args.rest] if args.rest else cases()))
         return
     setting = parse(args.rest)
-    transfers = read_transfers(Path(args.transfer)) if args.transfer else []
     speed = _speed(args, setting)
-    said, more = [], {}
-    if args.transfer:
-        cfg = setting.cfg
-        width = getattr(cfg, f"{setting.stacks[0]}_embed_dim")
-        said = [quote(transfers, cfg.method, width, archs.depths(cfg))]
-        more = {"transfer": said[0]}
-    found = as_dict(setting, speed) | more
-    print(json.dumps(found) if args.json else "\n\n".join([as_text(setting, speed), *said]))
+    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
 
 
 def _rows(args) -> None:
     """What the scripts of tables print before they begin."""
     from ..tools.plan import rows
 
-    if args.json or args.check or args.measure or args.transfer or args.rest:
+    if args.json or args.check or args.measure or args.rest:
         raise UserError("--rows: the flags of each training stand in its line; drop them here")
     if args.rows != "-" and not Path(args.rows).is_file():
         raise UserError(f"--rows {args.rows}: no such file")
@@ -90,7 +80,6 @@ def add(command) -> None:
     """Registers `deepnet plan` and its flags; command: as parser() gives it."""
     sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
-    sub.add_argument("--transfer", metavar="FILE", help="quote the best rate that `deepnet transfer --json` wrote")
     rate = sub.add_mutually_exclusive_group()
     rate.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
     rate.add_argument("--measure", action="store_true", help="measure them here, on a 4L-4L model of these widths")

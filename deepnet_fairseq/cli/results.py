@@ -45,7 +45,8 @@ def significance(args) -> None:
 def table_report(args) -> None:
     """a table of a paper, measured beside published, from recorded runs
 
-    Reads RUNS/EXPERIMENT, one folder a run, and trains nothing: what was not run says so.
+    Reads RUNS/EXPERIMENT, one folder a run, and the records in RUNS/EXPERIMENT.jsonl, one line a run. Trains nothing:
+    what was not run says so.
     """
     from ..study.tables.formats import FORMATS, render_report
 

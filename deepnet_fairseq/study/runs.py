@@ -1,4 +1,4 @@
-"""A training run on disk, as a live folder or as the one file of its record: settings, log, probes, score."""
+"""A training run on disk, as a live folder or as a line in a file of records: settings, log, probes, score."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from ..core.methods import METHODS
 from ..errors import UserError
-from ..files import read_object
+from ..files import parse, read_object
 from ..plugin.probe_record import FILE, Record, read_rows, record_of
 from .logs import RunLog, Validation, short, training_curve, training_hours, validation_curve
 
-RECORD = ".run.json"  # how the name of a record ends, behind the run's
+RECORDS = ".jsonl"  # behind the name of a folder of runs: the file of their records
 FILES = {  # in a live folder, by the part of a record
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
-    "stuck": "stuck", "check": "check.json", "spent": "spent.json", "score": "score.json", "paired": "paired.json",
+    "stuck": "stuck", "check": "check.json", "score": "score.json", "paired": "paired.json",
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
-KINDS = {"command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
+KINDS = {"name": str, "command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
 MEND = "record the run again"
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
@@ -28,21 +28,26 @@ STUCK = 0.68  # of the loss of the first logged interval
 
 
 class RecordedRun:
-    """One run, live or recorded. place: its folder, with run.json and what else a figure needs, or its record.
+    """One run, live or recorded.
 
-    parts: what is there, by FILES, as a record has it. facts: the part "run", with method, a name of METHODS, and
-    encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there has 0 layers.
-    seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was not recorded.
-    command, score: None where there is none. paired: address of a baseline's run -> p, of a record, which has neither
-    translations nor references. log_file: where its log stands.
+    place: its folder, with run.json and what else a figure needs, or the file that holds its record. path: where the
+    run lies, or would lie if it were live. parts: the contents, by FILES. facts: the part "run", with method, a name of
+    METHODS, and encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there
+    has 0 layers. seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was
+    not recorded. command, score: None where there is none. paired: address of a baseline's run -> p, of a record, which
+    has neither translations nor references. log_file: where its log stands.
     """
 
-    def __init__(self, place: Path):
-        """UserError if something is broken, or facts are missing."""
-        self.place, self.name = place, place.name.removesuffix(RECORD)
-        self.address = f"{place.parent.name}/{self.name}"
-        self.parts = read_object(place, MEND) if is_record(place) else _parts(place)
-        self.log_file = place if is_record(place) else place / FILES["log"]
+    def __init__(self, place: Path, record: dict[str, Any] | None = None):
+        """Read a live run's folder, or take the `record` that a line of the file `place` holds.
+
+        UserError if something is broken, or facts are missing.
+        """
+        self.place, self.recorded = place, record is not None
+        self.parts = _parts(place) if record is None else record
+        self.path = place if record is None else place.with_suffix("") / record["name"]
+        self.name, self.address = self.path.name, f"{self.path.parent.name}/{self.path.name}"
+        self.log_file = place if self.recorded else place / FILES["log"]
         for part, value in self.parts.items():
             if not isinstance(value, KINDS.get(part, dict)):
                 raise UserError(f"{self.where(part)}: is broken; {MEND}")
@@ -61,8 +66,8 @@ class RecordedRun:
         self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
     def where(self, part: str = "run") -> str:
-        """Names a part of it in errors."""
-        return f"{self.place}: {part}" if is_record(self.place) else str(self.place / FILES[part])
+        """Name a part of it in errors."""
+        return f"{self.place}: {self.name}: {part}" if self.recorded else str(self.place / FILES[part])
 
     @property
     def depth(self) -> str:
@@ -83,8 +88,8 @@ class RecordedRun:
 
     @property
     def finished(self) -> bool:
-        """Is its training over, well or not?"""
-        return is_over(self.place)
+        """Whether its training is over, well or not; records are of such runs alone."""
+        return self.recorded or is_over(self.place)
 
     @property
     def ended_in_nan(self) -> bool:
@@ -207,12 +212,40 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
 
 def unfinished(folder: Path, figure: int | str) -> list[str]:
     """Names of the figure's runs below folder that were begun and are not over."""
-    return [place.name for place in run_paths(folder / folder_of(figure)) if not is_over(place)]
+    return [place.name for place in live_runs(folder / folder_of(figure)) if not is_over(place)]
+
+
+def holds_runs(folder: Path) -> bool:
+    """Whether there is such a folder of live runs, or the file of its records."""
+    return folder.is_dir() or _records_file(folder).is_file()
 
 
 def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
-    """The runs in `folder`, by name. over: only those that are; others may be half-written."""
-    return [RecordedRun(place) for place in run_paths(folder) if is_over(place) or not over]
+    """Read the live runs in `folder` and the records in the file FOLDER.jsonl, in the order of their names.
+
+    over: read only live runs that are over; others may be half-written.
+    """
+    live = [RecordedRun(place) for place in live_runs(folder) if is_over(place) or not over]
+    file = _records_file(folder)
+    return sorted([*live, *(read_records(file) if file.is_file() else ())], key=lambda run: run.path)
+
+
+def read_records(path: Path) -> list[RecordedRun]:
+    """Read a file of records, a JSON object with a name a line; UserError, naming the line, for one that is broken."""
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            record = parse(line.decode("utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path}: line {number}: is no JSON ({error}); {MEND}") from error
+        if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+            raise UserError(f"{path}: line {number}: must hold one JSON object with a name; {MEND}")
+        found.append(RecordedRun(path, record))
+    return found
+
+
+def _records_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{RECORDS}")
 
 
 def _parts(folder: Path) -> dict[str, Any]:
@@ -232,21 +265,14 @@ def _text(path: Path) -> str:
 READERS = {"command": _text, "diverged": _text, "stuck": _text, "log": short, "probes": read_rows}
 
 
-def is_record(place: Path) -> bool:
-    """By its name; else it is a live run's folder."""
-    return place.name.endswith(RECORD)
-
-
 def is_over(place: Path) -> bool:
-    """The scripts add an empty file `trained` to a live run that is; of others there are no records."""
-    return is_record(place) or (place / "trained").exists()
+    """Whether a live run is over: the scripts add an empty file `trained` then."""
+    return (place / "trained").exists()
 
 
-def run_paths(folder: Path) -> list[Path]:
-    """Of the runs in `folder`, in the order of their names: records, and folders with a run.json.
+def live_runs(folder: Path) -> list[Path]:
+    """List the folders of the live runs in `folder`, by name: those with a run.json.
 
     The quickstart's lie one deeper, in a folder of their depth, length and seed.
     """
-    found = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern)]
-    found += [path for pattern in (f"*{RECORD}", f"*/*{RECORD}") for path in folder.glob(pattern)]
-    return sorted(found, key=lambda place: place.with_name(place.name.removesuffix(RECORD)))
+    return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern))

@@ -97,7 +97,7 @@ class ShortTraining:
     """What a check saw.
 
     layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
-    gave up, if so; seconds: without set-up; width: of the first stack.
+    gave up, if so; seconds: without set-up.
     """
 
     method: str
@@ -107,7 +107,6 @@ class ShortTraining:
     observed: list[Observed]
     failure: str | None
     seconds: float
-    width: int = 0
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -166,7 +165,6 @@ def train_briefly(
         [replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
         failure,
         elapsed,
-        getattr(cfg, f"{archs.STACKS[archs.model_of(cfg)][0]}_embed_dim"),
     )
 
 

@@ -24,7 +24,7 @@ run_json() {  # run_json FACTS FLAGS...: one JSON object
         "\"batch_tokens\": $(batch_of "$@")${paper_batch:+, \"paper_batch_tokens\": $paper_batch}}"
 }
 
-# trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json; before_training: a command to call with the run
+# trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json
 run_train() {  # run_train NAME FACTS FLAGS...
     local run="$out/$experiment/$1" facts="$2" number words ending=("${stuck_flags[@]}")
     shift 2
@@ -57,7 +57,6 @@ run_train() {  # run_train NAME FACTS FLAGS...
     [ -f "$run/environment.json" ] || deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
     echo "fairseq-train $(printf '%q ' "${words[@]}")" >"$run/command"
     run_profile "$run" "${words[@]}"
-    [ -z "${before_training:-}" ] || "$before_training" "$run"
     train "$run" "${words[@]}"
     touch "$run/trained"
 }

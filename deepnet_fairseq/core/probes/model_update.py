@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,22 +36,6 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
         features = model.features(**net_input)
     masks = token_masks(model, **net_input)
     return {name: found[masks[name]].float() for name, found in features.items()}
-
-
-def layer_outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """As `outputs`, and behind each layer, "decoder.18": (tokens, W) of the stream."""
-    masks, found = token_masks(model, **net_input), {}
-
-    def keep(address: str, mask: Tensor, y: Tensor) -> None:
-        found[address] = y[mask].float()
-
-    with ExitStack() as hooks:
-        for name, stack in model.stacks().items():
-            for number, layer in enumerate(stack.layers, 1):
-                kept = partial(keep, f"{name}.{number}", masks[name])
-                hooks.enter_context(layer.register_forward_hook(lambda _layer, _inputs, y, kept=kept: kept(y)))
-        of_stacks = outputs(model, net_input)
-    return found | of_stacks
 
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:

@@ -13,18 +13,17 @@ from PIL import Image
 
 from ...errors import UserError
 from ...files import whole
-from ..runs import folder_of, name_of, runs_of, unfinished
+from ..runs import folder_of, holds_runs, name_of, runs_of, unfinished
 from .by_depth import figure5, figure6, figure8
 from .early import figure3, figure4
 from .languages import figure10
-from .layer_use import layer_use
 from .losses import depth, figure7
 from .normformer import normformer3, normformer4
 from .small import inverted_gain
 
 FIGURES = {3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8}
 EVERY = FIGURES | {10: figure10, "depth": depth, "normformer3": normformer3, "normformer4": normformer4}
-EVERY |= {"inverted_gain": inverted_gain, "layer_use": layer_use}
+EVERY |= {"inverted_gain": inverted_gain}
 Figure = int | str  # a number of the DeepNet paper, or a name
 
 
@@ -42,7 +41,7 @@ def chosen(runs: Path, only: str | None) -> list[Figure]:
             if word not in known:
                 raise UserError(f"--only {word}: no such figure; choose some of {','.join(known)}")
         return [known[word] for word in words]
-    found = [figure for figure in EVERY if (runs / folder_of(figure)).is_dir()]
+    found = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
     if not found:
         names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
         raise UserError(f"{runs}: holds none of {names}; record runs first")
