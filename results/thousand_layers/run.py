@@ -55,7 +55,13 @@ def record(cell: Cell, run: Path, work: Path, held: Held) -> dict:
     for key in ("seconds", "stop_stuck"):
         del facts[key]
     ended_on = {"ended_on": datetime.now(UTC).isoformat(timespec="seconds")}
-    return facts | result | held.spent | ended_on | {"environment": environment(gpus=0)}
+    return facts | result | held.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
+
+
+def code_commit() -> str:
+    """Find the last commit that changed the code; later ones of the clone add records and are nowhere else."""
+    words = ["git", "log", "-1", "--format=%H", "--", "deepnet_fairseq", "results/thousand_layers/*.py"]
+    return subprocess.run(words, cwd=HERE.parents[1], capture_output=True, text=True).stdout[:10]
 
 
 def write_records(runs: Path, file: Path, commit: bool) -> None:
