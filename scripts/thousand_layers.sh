@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# 1,000 layers learn to copy sentences that they have never seen: DeepNorm 500L-500L, on torch alone, with 3 GB of
+# 1,000 layers learn to copy sentences that they have never seen: DeepNorm 500L-500L, on torch alone, with 2 GB of
 # memory, in 20 minutes on one core of a recent CPU (up to 45 minutes on an older one). Prints the loss beside the
 # entropies of models that ignore their source, and at the end how many of 20 held-out sentences come out right. Killed,
 # it resumes with the same command.
