@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +12,11 @@ from torch import nn
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
 from deepnet_fairseq.plugin.optimisers.half_precision import gradient_scale
-from deepnet_fairseq.plugin.optimisers.papers import clip_apart
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
-from .support.helpers import USER_DIR, batch, run, small
+from .support.helpers import USER_DIR, run
 from .test_deepnet_adam import optimiser, parameters, settings
 from .test_every_method import TRANSLATE
 
@@ -118,15 +115,6 @@ def test_gates_of_gpas_are_clipped_apart(mode, data):
     assert torch.allclose(clipped, free * (0.01 / free.norm()), rtol=1e-4)
 
 
-def test_gates_in_shards_are_refused():
-    model = small(method="gpas", gpas_clip=0.01)
-    backend = SimpleNamespace(ddp_backend="fully_sharded")
-    cfg = SimpleNamespace(distributed_training=backend, model=SimpleNamespace(method="gpas"))
-    trainer = SimpleNamespace(cfg=cfg, model=model, get_model=lambda: model, use_distributed_wrapper=True)
-    with pytest.raises(UserError, match="^--gpas-clip: not with --ddp-backend fully_sharded; take pytorch_ddp$"):
-        clip_apart(None, trainer, 0.0)
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_hundred_layers_stay_finite(method, data):
@@ -190,34 +178,3 @@ def test_shards_are_saved_before_the_first_update(group):
         states.append(built.state_dict())
         built.load_state_dict(states[0])
     assert states[0]["state"] == {} and len(states[0]["fp32_params"]) == len(states[1]["fp32_params"]) > 0
-
-
-WORST = ("dlcl", torch.float16)  # vectors of any length, some shorter than there are ranks
-TYPES = [(method, dtype) for method in sorted(METHODS) for dtype in (torch.bfloat16, torch.float16)]
-
-
-@pytest.mark.parametrize(
-    "method, dtype", [pytest.param(*case, marks=() if case == WORST else pytest.mark.smoke) for case in TYPES]
-)
-def test_fsdp_of_a_model_with_numbers_in_float32(method, dtype, group):
-    """One process, as if it were one of many: gradients of the model by itself, and the state there and back."""
-    inputs, found = batch(), []
-    plain, sharded = (small(3, method=method).train().to(dtype) for _ in range(2))
-    sharded = FullySharded(sharded, group, torch.device("cpu"))
-    for model in (plain, sharded):
-        model(inputs[0], None, inputs[1])[0].float().pow(2).mean().backward()
-        if model is sharded:
-            model.all_reduce_grads()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=0, msg=name)  # of one type, or both None
-    state = {name: value.clone() for name, value in sharded.state_dict().items()}
-    torch.testing.assert_close(state, dict(plain.state_dict()), rtol=0, atol=0)
-    for name, _ in plain.named_parameters(remove_duplicate=False):
-        state[name] += 1
-    sharded.load_state_dict(state)
-    for name, value in sharded.local_state_dict().items():
-        assert torch.equal(value, state[name]), name
-    for name, parameter in sharded.named_parameters():
-        assert torch.equal(parameter, state[name]), name

@@ -117,7 +117,7 @@ def alarmed(*process):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["ddp", "zero", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", "zero"])
 def test_two_processes_say_it_once_and_train_as_without(mode, data, tmp_path, monkeypatch):
     """A rank of a sharded model has parts of gradients, and names no layer."""
     monkeypatch.setattr(ranks, "be_rank", alarmed)

@@ -23,7 +23,7 @@ from ..core.modifiers import from_config
 from ..errors import UserError, user_error_line
 from . import config, datasets
 from .admin_profile import check_source
-from .distributed.sharded_trainer import check_sharding
+from .distributed import zero
 from .divergence import stuck
 from .optimisers import deepnet_adam
 
@@ -108,7 +108,7 @@ def _check_training(args: argparse.Namespace) -> None:
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
-    check_sharding(lambda _, name: getattr(args, name, None))
+    zero.check_settings(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if args.arch not in archs.PRESETS:
@@ -117,8 +117,6 @@ def _check_training(args: argparse.Namespace) -> None:
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
-    if cfg.deepnet_probe and args.ddp_backend == "fully_sharded":
-        raise UserError("--deepnet-probe: not with --ddp-backend fully_sharded, where no rank has a whole gradient")
     method = from_config(cfg)
     if method.profiled and not _resumes(args):
         check_source(method.profile)

@@ -7,7 +7,6 @@ is and knows of no other handler. Where fairseq copied a name (`from x import y`
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
@@ -35,7 +34,7 @@ from ..core import attention
 from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, memory_trial, waits, yaml_config, yaml_file
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
-from .distributed import launch, sharded_trainer
+from .distributed import launch, zero
 from .divergence import late, stuck, watched_trainer
 from .optimisers import deepnet_adam, half_precision, papers
 
@@ -79,7 +78,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (distributed_utils, "distributed_init"): {launch.meet_once: "gloo waits for ever for one who dies at a meeting"},
     (distributed_fairseq_model, "DistributedDataParallel"): {launch.parallel_on_any_device: "CPUs take no device ids"},
     (models, "DistributedFairseqModel"): {
-        sharded_trainer.shard_model: "--ddp-backend fully_sharded without fairscale",
         launch.without_heartbeat: "fairseq's kills the whole process group without a word",
     },
     # updates
@@ -89,7 +87,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         late.begin_watch: "and whether it begins to grow",
     },
     (Trainer, "_build_optimizer"): {
-        sharded_trainer.build_optimizer: "--zero-sharding os without fairscale",
+        zero.build_optimizer: "--zero-sharding os without fairscale",
         half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
     },
     (FP16Optimizer, "build_optimizer"): {
@@ -115,7 +113,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         train_loop.tell_others: "a signal is answered by all ranks after the same update",
     },
     (Trainer, "clip_grad_norm"): {
-        waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
+        waits.clip_on_host: "the norm and all that is logged come to the host by one copy",
         papers.clip_apart: "gradients that a method limits apart",
         watched_trainer.watch_norm: "an overflow",
         late.look_at_gradients: "of each layer, now and then",
@@ -132,21 +130,19 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     # saving
     (checkpoint_utils, "save_checkpoint"): {
         epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",
-        sharded_trainer.save_from_all: "all ranks give what they have before the first writes",
         watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
         saving.save_or_warn: "a full disk is no end of the run; --write-checkpoints-asynchronously",
     },
     (Trainer, "consolidate_optimizer"): {
-        sharded_trainer.consolidate_unless_sharded: "it is done, or the other ranks are gone",
+        zero.consolidate_unless_alone: "after an error the other ranks are gone",
         watched_trainer.end_diverged: "before fairseq writes crash.pt and trains on under NanDetector",
     },
     (Trainer, "save_checkpoint"): {
-        sharded_trainer.write_unless_alone: "after an error the other ranks' parts are not there",
+        zero.write_unless_alone: "after an error the other ranks' parts are not there",
         exact_resume.save_forgotten: "what fairseq keeps in the process only",
         stuck.keep_count: "since when it has learnt nothing",
         saving.lose_no_error: "a crash.pt that cannot be written hid the crash",
     },
-    (Trainer, "state_dict"): {sharded_trainer.whole_state: "what the ranks gave"},
     **{(kind, "state_dict"): {exact_resume.state_with_weights: "float32 weights, the loss scale"} for kind in HALF},
     (checkpoint_utils, "torch_persistent_save"): {
         saving.write_whole: "a file is whole or absent",
@@ -156,12 +152,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     # loading
     (checkpoint_utils, "load_checkpoint"): {train_loop.resume_from_whole: "of the newest that is whole; what was left"},
     (checkpoint_utils, "load_checkpoint_to_cpu"): {
-        sharded_trainer.read_shards: "the whole of a checkpoint that lies in shards",
         train_loop.read_verified: "torch does not look at its checksums",
         reading.explain_unreadable: "whatever a damaged file makes its readers raise, in one line",
     },
     (Trainer, "load_checkpoint"): {
-        sharded_trainer.read_on_every_rank: "sent by the first, all would come to lie on each GPU",
         watched_trainer.resume_rollbacks: "the rollbacks that the run has had count on",
         exact_resume.load_forgotten: "what fairseq kept in the process only",
         stuck.resume_count: "since when it has learnt nothing",
@@ -173,7 +167,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
 PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs: fairseq_cli.train or __main__
     "add_defaults": {
         saving.begin: "main's first step with a config: the folder is this training's",
-        epoch_weights.check_whole: "--epoch-weights with --use-sharded-state, before anything is made",
+        zero.check_config: "--ddp-backend fully_sharded, before anything is made",
     },
     "train": {
         memory_trial.try_once: "--memory-trial: out of memory before anything is trained",
@@ -189,10 +183,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
     },
 }
 
-# also set
-PROGRAM_ASSIGNED = {"fsdp_enable_wrap": contextlib.nullcontext, "fsdp_wrap": lambda model: model}  # fairscale's
 ASSIGNED: dict[tuple[Any, str], Any] = {
-    (Trainer, "is_fsdp"): property(lambda self: False),  # fairscale's
     (AMPOptimizer, "step"): half_precision.step_amp,  # fairseq's unscales the gradients twice
     (utils, "move_to_cpu"): reading.move_to_cpu,  # views of one memory stay
     (data_utils, "get_buckets"): datasets.get_buckets,  # --num-batch-buckets needs a name that numpy 2 lacks
@@ -236,7 +227,6 @@ def around_program() -> None:
     """Patches fairseq-train's own functions, if it is there; other programs do not have them. Idempotent."""
     for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
         if hasattr(module, "validate_and_save"):
-            vars(module).update(PROGRAM_ASSIGNED)
             for name, handlers in PROGRAM.items():
                 for handler in handlers:
                     wrap(module, name, handler)

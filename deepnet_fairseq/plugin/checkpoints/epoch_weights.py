@@ -33,13 +33,6 @@ def check(flag: str | None) -> None:
         raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
 
 
-def check_whole(original, cfg):
-    """Around the first step of fairseq-train's main: UserError where no process will have whole weights to write."""
-    if getattr(cfg.model, "epoch_weights", None) and cfg.distributed_training.use_sharded_state:
-        raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
-    return original(cfg)
-
-
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
     """May an average read the weights at the end of `epoch`?
 

@@ -31,6 +31,8 @@ from . import saving
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
+SHARDS = "deepnet_shards"  # in a checkpoint whose tensors lie in a file for each process
+GATHERS = "45b0f76"  # the last commit that reads those
 
 
 def allow_plain_data() -> None:
@@ -123,6 +125,11 @@ def check_content(path: str, state: dict) -> None:
 
     state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
     """
+    if SHARDS in state:
+        raise UserError(
+            f"{path}: lies in shards, which commit {GATHERS} of this package gathers; resume the run there "
+            "without --use-sharded-state"
+        )
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")

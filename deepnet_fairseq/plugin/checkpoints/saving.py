@@ -93,11 +93,11 @@ def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
 
 
 def save_or_warn(original, cfg, trainer, epoch_itr, val_loss):
-    """Now, or put together for a thread, but for shards, which the ranks write themselves."""
+    """Now, or put together for a thread."""
     global _failure, _held, _thread
     wait()
     rules = cfg
-    if _in_background and not trainer.cfg.distributed_training.use_sharded_state:
+    if _in_background:
         remove = partial(remove_old, rules, trainer.checkpoint_suffix, not epoch_itr.end_of_epoch())
         cfg, _held = copy.deepcopy(cfg), []
         for rule in RULES[:2]:  # the third says too that the best are saved under names of their own

@@ -12,7 +12,6 @@ from pathlib import Path
 from ...errors import UserError
 from ...files import whole
 from ..distributed import agreement
-from ..distributed.sharded_trainer import sharded
 from ..probe_record import FILE as PROBES_FILE
 from . import GRADIENTS, LOSS, Stop
 from .advice import advice
@@ -34,8 +33,7 @@ logger = logging.getLogger(__name__)
 def event(trainer, stop: Stop, epoch: int, *, search: bool = True) -> dict:
     """All that is known of a divergence, plain data; on every rank at the same time, the same on each.
 
-    Losses are in bits per token, lengths in tokens. search: repeat the update, which tells where it began. UserError
-    where one rank cannot and others wait for it in the passes of a sharded model.
+    Losses are in bits per token, lengths in tokens. search: repeat the update, which tells where it began.
     """
     watch, cfg = trainer.watch, trainer.cfg
     everyone = agreement.gathered(_on_this_rank(trainer, stop, search))
@@ -69,11 +67,7 @@ def _on_this_rank(trainer, stop: Stop, search: bool) -> dict:
     try:
         found |= repeat(trainer, stop.samples, stop.update - 1) if search else {"failed": "the search did not end"}
     except Exception as error:  # whatever it is, the training has diverged, and that is to be told
-        found["failed"] = failed = f"{type(error).__name__}: {error}".splitlines()[0]
-        if sharded(trainer) and agreement.several():  # the others wait for this rank's part of weights
-            place = Path(trainer.cfg.checkpoint.save_dir, TEXT)
-            said = f"diverged at update {stop.update}: {stop.kind}; where, was not found ({failed[:150]})"
-            raise UserError(f"{said}; the rest of the report: {place}") from error
+        found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
         drop_gradients(trainer)
     target = getattr(trainer.task, "target_dictionary", None)
     return found | {"batch": describe(stop.samples, -1 if target is None else target.pad())}

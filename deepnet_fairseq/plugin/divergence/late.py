@@ -152,13 +152,12 @@ class LateWatch:
         self.growth, self.layers, self.update = Growth(), None, 0
         self.alarms: list[int] = []  # their updates
         self.wanted = False  # a look after an alarm
-        self.whole = cfg.distributed_training.ddp_backend != "fully_sharded"  # has a rank all of a gradient?
         self.hooks = not getattr(cfg.model, "compile_layers", False)  # which would not be compiled then
 
     def begin(self, trainer) -> None:
         """Of an update: is it looked at?"""
         made = trainer.get_num_updates()
-        if self.layers is None and self.whole and isinstance(trainer.get_model(), DeepModel):
+        if self.layers is None and isinstance(trainer.get_model(), DeepModel):
             self.layers = Layers(trainer.get_model(), self.hooks)
         if self.layers and (self.wanted or (made and made % self.interval == 0)):
             self.layers.session.begin()

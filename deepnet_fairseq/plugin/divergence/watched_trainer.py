@@ -18,7 +18,6 @@ from fairseq.logging import metrics
 
 from ..checkpoints import holding
 from ..distributed import agreement
-from ..distributed.sharded_trainer import sharded
 from . import FLOOR, GRADIENTS, LOSS, STATUS, WEIGHTS, Diverged, Stop, diagnosis
 from .rollback import Rollbacks
 from .search import broken_parameters
@@ -146,11 +145,6 @@ def _set_back(trainer, epoch_itr, stop: Stop) -> bool:
     """Reports, and takes back what can be. On every rank; rank 0 writes."""
     folder, first = Path(trainer.cfg.checkpoint.save_dir), agreement.is_first()
     before = diagnosis.read(folder) if first else []
-    if sharded(trainer):  # the search is one of all ranks, and ends if one of them cannot go on
-        event = diagnosis.event(trainer, stop, epoch_itr.epoch, search=False)
-        if first:
-            diagnosis.write(folder, [*before, event])
-        agreement.meet()
     event = diagnosis.event(trainer, stop, epoch_itr.epoch)
     if first:
         events = [*before, event]
