@@ -11,7 +11,6 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.stack import Padding
 from deepnet_fairseq.plugin.admin_profile import take_profile
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.compiled_layers import compile_layers
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
@@ -76,17 +75,6 @@ def test_no_pass_waits_for_the_gpu(method, padded):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@pytest.mark.parametrize("method", ["deepnorm", "admin", "dlcl"])
-def test_compiled_layers(method):
-    """The gradients of the plain layers."""
-    plain, compiled = (small(4, method=method).cuda().train() for _ in range(2))
-    compile_layers(compiled)
-    (loss, expected), (own, found) = gradients(plain), gradients(compiled)
-    assert own.item() == pytest.approx(loss.item(), rel=1e-4)
-    largest = max(float(gradient.abs().max()) for gradient in expected)
-    assert all(torch.allclose(a, b, atol=1e-3 * largest) for a, b in zip(found, expected, strict=True))
 
 
 def test_profile_of_a_half_precision_model_is_the_cpus():

@@ -18,17 +18,13 @@ from ..core.config import check_probability, flag
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
-from . import memory_trial
 from .checkpoints import epoch_weights
 
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that are of its training: compilation, probes, when it is given up."""
+    """Flags of every model that concern its training: probes, when it is given up, what is saved of an epoch."""
 
-    compile_layers: bool = flag(
-        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/speed.md"
-    )
     deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = flag(".", "folder of the probes' file: the run's")
@@ -37,9 +33,6 @@ class TrainingFlags:
     stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
     watch_interval: int = flag(
         100, "updates from one look at the layers to the next, for a warning when a stable run begins to grow; 0: none"
-    )
-    memory_trial: str = flag(
-        "auto", "the corpus's largest batch first: auto is beyond 100 layers in all, on a GPU", memory_trial.WHEN
     )
     epoch_weights: Optional[str] = flag(
         None, "of epochs keep weights alone, weightsN.pt, and no checkpoint_best: last:N or A-B, those to be averaged"

@@ -32,7 +32,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, memory_trial, waits, yaml_config, yaml_file
+from . import calm_root_logger, command_line, datasets, waits, yaml_config, yaml_file
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import late, stuck, watched_trainer
@@ -170,7 +170,6 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
         zero.check_config: "--ddp-backend fully_sharded, before anything is made",
     },
     "train": {
-        memory_trial.try_once: "--memory-trial: out of memory before anything is trained",
         train_loop.explain_lost_loader: "a process that loads data was killed",
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
         watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",

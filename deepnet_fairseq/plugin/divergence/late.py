@@ -152,7 +152,7 @@ class LateWatch:
         self.growth, self.layers, self.update = Growth(), None, 0
         self.alarms: list[int] = []  # their updates
         self.wanted = False  # a look after an alarm
-        self.hooks = not getattr(cfg.model, "compile_layers", False)  # which would not be compiled then
+        self.hooks = True
 
     def begin(self, trainer) -> None:
         """Of an update: is it looked at?"""
