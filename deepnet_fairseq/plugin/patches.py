@@ -35,7 +35,7 @@ from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, waits, yaml_config, yaml_file
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
-from .divergence import late, stuck, watched_trainer
+from .divergence import stuck, watched_trainer
 from .optimisers import deepnet_adam, half_precision, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
@@ -81,11 +81,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         launch.without_heartbeat: "fairseq's kills the whole process group without a word",
     },
     # updates
-    (Trainer, "__init__"): {
-        watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks",
-        stuck.begin: "and since when it has learnt nothing",
-        late.begin_watch: "and whether it begins to grow",
-    },
+    (Trainer, "__init__"): {stuck.begin: "since when it has learnt nothing"},
     (Trainer, "_build_optimizer"): {
         zero.build_optimizer: "--zero-sharding os without fairscale",
         half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
@@ -101,7 +97,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
         waits.note_step: "what an update's batches log",
         watched_trainer.watch_step: "a loss that is not finite",
-        late.watch_growth: "a loss or a gradient that begins to grow",
     },
     (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
     (FairseqTask, "train_step"): {
@@ -115,8 +110,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (Trainer, "clip_grad_norm"): {
         waits.clip_on_host: "the norm and all that is logged come to the host by one copy",
         papers.clip_apart: "gradients that a method limits apart",
-        watched_trainer.watch_norm: "an overflow",
-        late.look_at_gradients: "of each layer, now and then",
     },
     (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
     (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},
@@ -156,7 +149,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         reading.explain_unreadable: "whatever a damaged file makes its readers raise, in one line",
     },
     (Trainer, "load_checkpoint"): {
-        watched_trainer.resume_rollbacks: "the rollbacks that the run has had count on",
         exact_resume.load_forgotten: "what fairseq kept in the process only",
         stuck.resume_count: "since when it has learnt nothing",
         reading.explain_unusable: "an optimiser's state that is another's, in one line",
@@ -172,7 +164,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
     "train": {
         train_loop.explain_lost_loader: "a process that loads data was killed",
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
-        watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
+        watched_trainer.train_or_end: "a divergence: a line and a status",
         stuck.end_stuck: "--stop-stuck: a line and a status",
     },
     "get_valid_stats": {stuck.compare: "--stop-stuck: a validation loss with that of guessing"},

@@ -21,7 +21,6 @@ from fairseq.logging import metrics
 
 from ...errors import UserError, behind
 from ..distributed import agreement
-from ..divergence import Diverged
 from . import atomic, exact_resume, holding, integrity, saving
 
 log = logging.getLogger(__name__)
@@ -78,9 +77,6 @@ def train_until_over(original, cfg, trainer, task, epoch_itr):
         if ended:
             saving.check(trainer)
         return over
-    except Diverged:
-        ended = False  # it may be set back
-        raise
     finally:
         if ended:
             unwatch()
