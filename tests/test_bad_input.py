@@ -64,9 +64,6 @@ def test_a_mistake_ends_a_program(data, tmp_path):
 
 YAML_MISTAKES = {
     "model.method=deepnrom": "--method deepnrom: unknown",
-    "+model.adaptive_softmax_cutoff=[10]": "model.adaptive_softmax_cutoff: deepnet_transformer has no such setting",
-    "model._name=deepnet_transformer_18_19": "model._name deepnet_transformer_18_19: no such architecture",
-    "+model.encoder_layers=many": "model.encoder_layers: ",
     "optimizer.adam_betas=\"__import__('os').abort()\"": "is no plain value",
 }
 

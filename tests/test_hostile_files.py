@@ -10,6 +10,7 @@ from datetime import timedelta
 import numpy
 import pytest
 from fairseq.data import Dictionary
+from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.datasets import check_mapped
 from deepnet_fairseq.plugin.probe_record import read_record
-from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
+from deepnet_fairseq.plugin.settings import LONGEST, literal
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
@@ -194,6 +195,7 @@ def test_settings_refused(text):
 def test_settings_as_fairseqs_models_have():
     assert literal("[(512, 3)] * 2 + [(1024, 1)]") == [(512, 3), (512, 3), (1024, 1)]
     assert literal("{'a': (0.9, -1e-8), 'b': [None, True]}") == {"a": (0.9, -1e-8), "b": [None, True]}
+    assert literal(True) is True and eval_bool(False) is False and eval_bool(True) is True  # as checkpoints hold them
 
 
 @bounded

@@ -19,7 +19,6 @@ import numpy
 from fairseq import checkpoint_utils, models, options, tasks, utils
 from fairseq.data import Dictionary, LanguagePairDataset, bucket_pad_length_dataset, data_utils, indexed_dataset
 from fairseq.data.iterators import EpochBatchIterator
-from fairseq.dataclass import utils as dataclass_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
@@ -27,12 +26,11 @@ from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
 from fairseq.tasks import FairseqTask, translation
 from fairseq.trainer import Trainer
-from hydra._internal.config_repository import ConfigRepository
 from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, waits, yaml_config, yaml_file
+from . import calm_root_logger, command_line, datasets, settings, waits
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import stuck, watched_trainer
@@ -50,13 +48,10 @@ def import_user_module(original, *args, **kwargs) -> None:
 
 
 PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its handlers
-    # the command line and YAML: a mistake in one line, before anything is made
+    # the command line: a mistake in one line, before anything is made
     (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
-    (ConfigRepository, "load_config"): {yaml_file.check_before_loading: "`deepnet train`: a YAML that cannot be read"},
-    (dataclass_utils, "merge_with_parent"): {yaml_config.name_setting: "an unknown key, a value of the wrong type"},
-    (models, "build_model"): {yaml_config.refuse_unknown_arch: "the nearest architecture in place of an assertion"},
     (tasks, "setup_task"): {
-        yaml_config.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
+        settings.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
         command_line.refuse_misfits: "a task, loss and model that fairseq pairs by what fails",
     },
     (utils, "import_user_module"): {import_user_module: "by fairseq-train's main: now the program is there"},
@@ -196,7 +191,7 @@ CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
     attention.leave_cudnn_out: "it would make a plan for each new shape",
     launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
-    yaml_config.read_without_running: "eval of settings, in 18 modules",
+    settings.read_without_running: "eval of settings, in 18 modules",
     command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",
     know_this_package: "--user-dir in a process that has imported it has nothing to do",
 }
