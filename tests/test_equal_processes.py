@@ -191,5 +191,5 @@ def test_language_models_on_two_processes(kind, mode, text, tmp_path):
 def test_a_killed_language_model_ends_as_one_left_alone(kind, text, tmp_path):
     """In the first epoch and in the second; the tokens that are masked are the same again."""
     command = (text, *FLAGS, *KINDS[kind], "--dropout", "0.1", "--max-tokens", "800", "--save-interval-updates", "4")
-    command += ("--keep-interval-updates", "1", "--max-update", "10", "--write-checkpoints-asynchronously")
+    command += ("--keep-interval-updates", "1", "--max-update", "10")
     assert_ends_as_one_left_alone(tmp_path, command, [("update", 6), ("update", 5)])

@@ -119,7 +119,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (checkpoint_utils, "save_checkpoint"): {
         epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",
         watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
-        saving.save_or_warn: "a full disk is no end of the run; --write-checkpoints-asynchronously",
+        saving.save_or_warn: "a full disk is no end of the run",
     },
     (Trainer, "consolidate_optimizer"): {
         zero.consolidate_unless_alone: "after an error the other ranks are gone",

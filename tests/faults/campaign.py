@@ -15,17 +15,15 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
 
 from . import states
-from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
+from .life import FAILED, FLAGS, SAVED, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
 from .states import Lost
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
-BACKGROUND = "--write-checkpoints-asynchronously"
 SOON = ("--heartbeat-timeout", "15")
 KINDS = {  # name: processes, flags, whom a kill is for
     "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
-    "background": (1, ("--optimizer", "adam", BACKGROUND), "ranks"),
     "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
     "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
     "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
@@ -142,7 +140,7 @@ class Campaign:
             START: next(moment for moment, line in log.lines if START in line) - life.started,
             UPDATE: log.seconds(UPDATE, UPDATE),
             VALIDATES: log.seconds(VALIDATES, VALIDATED),
-            SAVES: log.seconds(SAVES, log.end_of_save),
+            SAVES: log.seconds(SAVES, SAVED),
         }
 
     def run(self, kills: int, full: float) -> Counter:
@@ -169,7 +167,7 @@ class Campaign:
 
     def _birth(self, folder: Path) -> Life:
         self._lives += 1
-        log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
+        log = Log(self._logs / f"life{self._lives}.log")
         kind = Launched if self.training.killed == "the launcher" else Life
         return kind(self.training.flags(folder), self.training.processes, log)
 

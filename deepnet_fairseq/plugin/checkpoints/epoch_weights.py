@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
-from . import saving
 
 WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
 FILE = re.compile(r"weights(\d+)\.pt")
@@ -80,7 +79,7 @@ def write_too(original, obj, filename, *args, **kwargs) -> None:
     if _beside is not None:
         path, flag = _beside
         original(weights_of(obj), str(path), *args, **kwargs)
-        saving.in_turn(lambda: remove_old(path.parent, flag))
+        remove_old(path.parent, flag)
 
 
 def weights_of(state: dict) -> dict:

@@ -44,7 +44,6 @@ def read_verified(original, path, *args, **kwargs):
 
 def resume_from_whole(original, cfg, trainer, **kwargs):
     """Of what --restore-file names, or of the newest checkpoint that is whole."""
-    saving.wait()
     trainer.over = None
     if cfg.restore_file == integrity.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
