@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import numpy
 import pytest
-from fairseq.data import Dictionary
 from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,7 +131,6 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
-    "dict.txt": (lambda path: Dictionary.load(str(path)), ("a",), b"word 1\n"),
     "lines.txt": (lambda path: list(read_lines(path)), ("a",), b""),
 }
 

@@ -17,14 +17,14 @@ from typing import Any
 import hydra._internal.utils
 import numpy
 from fairseq import checkpoint_utils, models, options, tasks, utils
-from fairseq.data import Dictionary, LanguagePairDataset, bucket_pad_length_dataset, data_utils, indexed_dataset
+from fairseq.data import bucket_pad_length_dataset, data_utils, indexed_dataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
-from fairseq.tasks import FairseqTask, translation
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
@@ -52,17 +52,11 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
     (tasks, "setup_task"): {
         settings.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
-        command_line.refuse_misfits: "a task, loss and model that fairseq pairs by what fails",
     },
     (utils, "import_user_module"): {import_user_module: "by fairseq-train's main: now the program is there"},
     # data
-    (Dictionary, "add_from_file"): {datasets.read_dictionary: "a file that is no dictionary, by name"},
     (indexed_dataset, "make_dataset"): {datasets.open_checked: "binarised files that are truncated or another's"},
-    (LanguagePairDataset, "__init__"): {datasets.require_pairs: "sides of different lengths"},
-    (translation, "load_langpair_dataset"): {datasets.load_pairs: "files that are not there, by name"},
-    **{(task, "load_dataset"): {datasets.load_sentences: "missing files, wrong labels"} for task in datasets.LONGER},
-    (FairseqTask, "filter_indices_by_size"): {datasets.explain_lengths: "sentences that are too long, and the way out"},
-    (FairseqTask, "inference_step"): {datasets.refuse_empty_prefix: "--prefix-size with an empty line never ends"},
+    (FairseqTask, "filter_indices_by_size"): {datasets.check_lengths: "sentences that are too long"},
     (data_utils, "batch_by_size"): {datasets.keep_last_batch: "fairseq drops the last sentences"},
     (FairseqTask, "get_batch_iterator"): {exact_resume.batches_as_before: "a resumed run gets the batches it would"},
     (EpochBatchIterator, "state_dict"): {datasets.note_processes: "how many read the batches that are counted"},
