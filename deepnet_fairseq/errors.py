@@ -23,11 +23,13 @@ def behind(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def user_error_line(error: BaseException | None) -> str | None:
-    """The line to print for `error`, or None if no UserError stands behind it.
+    """Return the line to print for `error`, or None if it is neither a missing file nor caused by a UserError.
 
     fairseq wraps whatever goes wrong while loading into "Cannot load model parameters from checkpoint FILE; ...":
     the wrapper knows the file, the UserError behind it knows the reason.
     """
+    if isinstance(error, FileNotFoundError):
+        return str(error)
     file = ""
     for one in behind(error):
         if isinstance(one, UserError):

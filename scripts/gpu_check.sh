@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What no CPU can prove: the tests marked gpu; 100L-100L of base width (736 M parameters) trained in fp16 and bf16, with
-# deepnet_adam and adam, with compiled layers; and what a step asks of this GPU beside what was predicted without one.
+# deepnet_adam and adam; and what a step asks of this GPU beside what was predicted without one.
 #
 #   scripts/gpu_check.sh [DATA] [OUT]   DATA: binarised text, e.g. of scripts/prepare_text.sh (default: an artificial
 #                                       language); OUT: default gpu_check, where logs and tables lie afterwards
@@ -67,12 +67,11 @@ if wanted train; then
     train fp16 --fp16 --optimizer deepnet_adam
     train fp16-adam --fp16 --optimizer adam
     train bf16 --bf16 --optimizer deepnet_adam
-    train compiled --fp16 --optimizer deepnet_adam --compile-layers
 fi
 
 if wanted bench; then
     echo "== a training step beside stock fairseq's, and beside what was predicted"
     deepnet bench --device cuda --precision fp16 --max-tokens 4096 --depths 18-18,100-100 --widths base \
         --only train,kernels --candidates ours,stock --variant adam="--optimizer adam" \
-        --variant compiled=--compile-layers --out "$out/bench.json" | tee "$out/bench.md"
+        --out "$out/bench.json" | tee "$out/bench.md"
 fi

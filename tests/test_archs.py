@@ -1,10 +1,12 @@
 """Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
 
+import argparse
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq.models import MODEL_REGISTRY
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.core import archs
@@ -14,7 +16,6 @@ from deepnet_fairseq.core.methods.deepnorm import DeepNorm
 from deepnet_fairseq.core.models import parameter_count
 from deepnet_fairseq.core.modifiers import MODIFIERS
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.command_line import peer_flags
 from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
 
 from .support.single_stacks import KINDS, stack_of
@@ -63,12 +64,13 @@ def test_flags_override_and_the_decoder_follows_the_encoder():
 
 def test_flags_are_those_of_fairseqs_transformer():
     own = {"method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name"}
-    own |= {"compile_layers", "rollbacks", "rollback_lr_factor", "stop_stuck", "watch_interval", "epoch_weights"}
-    own |= {"memory_trial"}
+    own |= {"stop_stuck", "epoch_weights"}
     own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
     own |= {*MODIFIERS, *(f"{name}_{key}" for name, modifier in MODIFIERS.items() for key in modifier.options)}
     flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
-    assert flags <= peer_flags("deepnet_transformer")
+    parser = argparse.ArgumentParser(add_help=False)
+    MODEL_REGISTRY["transformer"].add_args(parser)
+    assert flags <= {flag for action in parser._actions for flag in action.option_strings}
 
 
 @pytest.mark.parametrize(

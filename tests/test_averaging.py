@@ -88,14 +88,6 @@ def test_epochs_that_cannot_be(flag):
         epoch_weights.check(flag)
 
 
-def test_epochs_of_sharded_checkpoints_are_refused(data, tmp_path):
-    """Before anything is made."""
-    sharded = ("--epoch-weights", "last:2", "--ddp-backend", "fully_sharded", "--use-sharded-state")
-    done = run("fairseq-train", data, *FLAGS, *ARCH, *sharded, "--save-dir", tmp_path / "run", check=False)
-    assert done.returncode and "error: --epoch-weights: not with --use-sharded-state" in done.stdout + done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_best(folder, tmp_path):
     average(folder, "--best", "2", "--out", tmp_path / "mean.pt")
     files = [*folder.glob("checkpoint_*_*.pt"), *folder.glob("checkpoint[0-9].pt")]

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import signal
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.checkpoints import atomic, integrity, saving
+from deepnet_fairseq.plugin.checkpoints import atomic, integrity
 from deepnet_fairseq.plugin.checkpoints.reading import move_to_cpu
 
 from .support.helpers import small
@@ -159,26 +158,6 @@ def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
     assert integrity.updates(atomic.previous_of(last)) == 1
     atomic.save(state(4), last)
     assert integrity.updates(atomic.previous_of(last)) == 3
-
-
-def test_what_the_background_writes_stays_as_it_was(monkeypatch):
-    """Copies, once for each memory, of what is on the CPU already."""
-    flat = torch.arange(6.0)
-    monkeypatch.setattr(saving, "_held", [])
-    copies = move_to_cpu({"a": flat[:2], "b": flat[2:].view(2, 2)})
-    flat.zero_()
-    assert copies["b"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
-    assert copies["a"].untyped_storage().data_ptr() == copies["b"].untyped_storage().data_ptr()
-
-
-def test_background_keeps_order_and_tells_of_failures(tmp_path):
-    """What comes after a failure is not done: old checkpoints stay."""
-    cfg, done = argparse.Namespace(save_dir=tmp_path, checkpoint_suffix=""), []
-    broken = Mock(side_effect=atomic.SaveError(tmp_path / "x.pt", OSError(28, "No space left on device")))
-    saving._work([lambda: done.append(1), lambda: done.append(2), broken, lambda: done.append(3)], cfg, "x.pt")
-    assert done == [1, 2] and str(saving._failure) == f"{tmp_path}/x.pt: could not be saved (No space left on device)"
-    saving._work([], cfg, "x.pt")
-    assert saving._failure is None
 
 
 def test_views_stay_views():

@@ -22,7 +22,6 @@ from deepnet_fairseq.plugin.chunked_cross_entropy import (
     ChunkedLabelSmoothedCrossEntropyConfig,
     label_smoothed_loss,
 )
-from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
 
 from .support.diverging import TINY, train
 from .support.helpers import PAD, VOCAB, batch, small
@@ -174,9 +173,6 @@ def test_refusals(group):
     unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))
     with pytest.raises(UserError, match="--find-unused-parameters: not with"):
         ours(unused, sample())
-    sharded = FullySharded(small(1), group, torch.device("cpu"))
-    with pytest.raises(UserError, match="--ddp-backend fully_sharded: not with"):
-        ours(sharded, sample())
     cfg = OmegaConf.structured(ChunkedLabelSmoothedCrossEntropyConfig(loss_chunk_tokens=-1, sentence_avg=False))
     with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
         ChunkedLabelSmoothedCrossEntropy.build_criterion(cfg, blank_task(VOCAB))

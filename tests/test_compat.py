@@ -144,8 +144,3 @@ def test_translations_begin_with_them(prefixes, beam):
     for prefix, tokens in zip(prefixes, translate(prefixes, beam), strict=True):
         begun = [token for token in prefix if token != PAD]
         assert tokens[: len(begun)] == begun
-
-
-def test_an_empty_reference_is_named():
-    with pytest.raises(UserError, match=r"--prefix-size 3: line 18 of the data has an empty translation"):
-        translate(EMPTY, 3)

@@ -1,4 +1,4 @@
-"""Several processes train the same model on the same batches as one: by DDP, ZeRO and FSDP, of every kind of model."""
+"""Several processes train the same model on the same batches as one: by DDP and ZeRO, of every kind of model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from itertools import product
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
 
 from deepnet_fairseq.core.methods import METHODS
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.distributed import zero
+from deepnet_fairseq.plugin.trainer import parse
 
 from .conftest import TRAIN_FLAGS
+from .faults import states
 from .support import ranks
 from .support.lives import assert_ends_as_one_left_alone
 from .support.lm_trainings import FLAGS, KINDS, make_text
@@ -23,11 +28,9 @@ MODEL = (
 MODES = {
     "ddp": (),
     "zero": ("--optimizer", "deepnet_adam", "--zero-sharding", "os"),
-    "fsdp": ("--ddp-backend", "fully_sharded"),
-    "fsdp in files": ("--ddp-backend", "fully_sharded", "--use-sharded-state"),
 }
-# with scalars (rezero) where they are sharded; the rest are slow
-SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "fsdp", 1)]
+# The rest are slow.
+SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "zero", 1)]
 ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, (0, 1))]
 CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]
 CPU = torch.device("cpu")
@@ -101,13 +104,11 @@ def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
 
 
 RESUMED = {  # world and mode before, world and mode after
-    "files of 2 on 4": (2, "fsdp in files", 4, "fsdp in files"),
-    "zero on 4 by fsdp": (2, "zero", 4, "fsdp"),
-    "1 on 2 by fsdp": (1, "ddp", 2, "fsdp"),
+    "zero of 2 on 4": (2, "zero", 4, "zero"),
+    "1 on 2 by zero": (1, "ddp", 2, "zero"),
     "zero on 1": (4, "zero", 1, "ddp"),
-    "files of 2 by zero": (2, "fsdp in files", 2, "zero"),
 }
-QUICK = ("files of 2 by zero",)
+QUICK = ("1 on 2 by zero",)
 
 
 @pytest.mark.parametrize("change", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in RESUMED])
@@ -121,14 +122,50 @@ def test_resumes_on_another_number_in_another_mode(alone, change, data, tmp_path
     assert_same(state, one)
 
 
+EXACT = [(precision, mode) for precision in ((), ("--bf16",), ("--fp16",)) for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    "precision, mode",
+    [pytest.param(*case, marks=() if case == (("--fp16",), "zero") else pytest.mark.slow) for case in EXACT],
+)
+def test_resumed_on_two_processes_bit_for_bit(precision, mode, data, tmp_path):
+    """6 updates, and 3 and 3 more: weights and state of the optimiser, with its float32 weights in half precision."""
+    found = []
+    for name, stops in (("at once", [6]), ("in two", [3, 6])):
+        (folder := tmp_path / name).mkdir()
+        for stop in stops:
+            _, state = train(folder, data, 2, "dlcl", *precision, *MODES[mode], "--max-update", stop)
+        found.append({key: state[key] for key in ("model", "last_optimizer_state", "optimizer_history")})
+    assert bool(precision) == ("fp32_params" in found[1]["last_optimizer_state"])
+    assert list(states.differences(*found)) == []
+
+
+REFUSED = {
+    ("--ddp-backend", "fully_sharded"): "--ddp-backend fully_sharded: not supported; use --zero-sharding os",
+    ("--zero-sharding", "os", "--optimizer", "adam"): "--zero-sharding os: with --optimizer deepnet_adam",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_cannot_be_sharded_is_refused(flags, data, tmp_path, capsys):
+    words = [str(data), *TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--save-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit):
+        parse([*words, *flags])
+    assert f"error: {REFUSED[flags]}" in capsys.readouterr().err
+    cfg = OmegaConf.create({"distributed_training": {"ddp_backend": "fully_sharded"}, "optimizer": {}})
+    with pytest.raises(UserError, match="--ddp-backend fully_sharded: not supported"):
+        zero.check_config(None, cfg)
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """Of language models."""
     return make_text(tmp_path_factory.mktemp("text"))
 
 
-OF_ONE_STACK = [(kind, mode) for kind in KINDS for mode in ("ddp", "zero", "fsdp")]
-DEFAULT = [("causal", "ddp"), ("masked", "fsdp")]
+OF_ONE_STACK = [(kind, mode) for kind in KINDS for mode in MODES]
+DEFAULT = [("causal", "ddp"), ("masked", "zero")]
 
 
 @pytest.mark.parametrize(
@@ -154,5 +191,5 @@ def test_language_models_on_two_processes(kind, mode, text, tmp_path):
 def test_a_killed_language_model_ends_as_one_left_alone(kind, text, tmp_path):
     """In the first epoch and in the second; the tokens that are masked are the same again."""
     command = (text, *FLAGS, *KINDS[kind], "--dropout", "0.1", "--max-tokens", "800", "--save-interval-updates", "4")
-    command += ("--keep-interval-updates", "1", "--max-update", "10", "--write-checkpoints-asynchronously")
+    command += ("--keep-interval-updates", "1", "--max-update", "10")
     assert_ends_as_one_left_alone(tmp_path, command, [("update", 6), ("update", 5)])

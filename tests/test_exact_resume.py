@@ -35,7 +35,6 @@ MORE = {
     "--max-update 12": [("end", 12)],  # when it was over
     f"{PLATEAU} --max-update 42": [("update", 35)],
     "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],
-    "--write-checkpoints-asynchronously --max-update 16": [("write", 3), ("rename", 2)],
     "--update-epoch-batch-itr True --max-update 24": [("update", 16)],
 }
 

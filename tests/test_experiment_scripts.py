@@ -278,7 +278,7 @@ def test_hopeless_trainings_are_ended_if_asked_for(name, setting, updates, tmp_p
 
 ENDS = {  # what fairseq-train says last, and its status -> the run's file of that name, or None: the script fails
     "stuck": ("fairseq-train: error: stuck at update 400: since update 100 no better; try", 4),
-    "diverged": ("fairseq-train: error: diverged at update 812: loss not finite; report: RUN/divergence.txt", 3),
+    "diverged": ("fairseq-train: error: diverged at update 812: loss not finite, first at decoder.2.ffn (forward)", 3),
     None: ("fairseq-train: error: --lr: no", 2),
 }
 TRAIN = """

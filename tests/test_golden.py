@@ -4,6 +4,9 @@ import json
 import shutil
 
 import pytest
+from fairseq import checkpoint_utils
+
+from deepnet_fairseq.errors import UserError
 
 from .golden.training import CHECKPOINTS, GOLDEN, KINDS, RESUMED, train, translate
 
@@ -29,6 +32,12 @@ def test_checkpoint_translates_as_then(kind):
     for number, hypothesis in wanted.items():
         (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(found[number])
         assert now_tokens == tokens and now_score == pytest.approx(score, abs=1e-3)
+
+
+def test_a_checkpoint_in_shards_is_refused():
+    """The line names the commit that gathers them."""
+    with pytest.raises(UserError, match=r"checkpoint_last.pt: lies in shards, which commit 45b0f76 .* gathers"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(CHECKPOINTS / "fully_sharded" / "checkpoint_last.pt"))
 
 
 def test_every_kind_has_its_checkpoint():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +12,11 @@ from torch import nn
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.distributed.fully_sharded import FullySharded
 from deepnet_fairseq.plugin.optimisers.half_precision import gradient_scale
-from deepnet_fairseq.plugin.optimisers.papers import clip_apart
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
-from .support.helpers import USER_DIR, batch, run, small
+from .support.helpers import USER_DIR, run
 from .test_deepnet_adam import optimiser, parameters, settings
 from .test_every_method import TRANSLATE
 
@@ -74,7 +71,8 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     assert max(apart) < (EFFICIENT if efficient else BETWEEN) and apart[-1] < (EFFICIENT if efficient else AT_LAST)
     assert expected[-1] < expected[0] - 0.5
     overflows, amp = 28 - math.log2(scale), trainer.cfg.common.amp
-    assert overflows >= 15 and (trainer.watch.skipped_in_all == overflows or amp)  # which tries a batch three times
+    noticed = sum("overflow detected" in message for message in caplog.messages)
+    assert overflows >= 15 and (noticed == overflows or amp)  # which tries a batch three times
     (line,) = (line for line in caplog.messages if "on a CPU" in line)
     assert line.startswith(f"--{'amp' if amp else 'fp16'} on a CPU: what a GPU would compute")
 
@@ -116,15 +114,6 @@ def test_gates_of_gpas_are_clipped_apart(mode, data):
     free, clipped = (gates_clipped(data, limit, *mode) for limit in (100, 0.01))
     assert len(free) == 6 and 0.01 < free.norm() < 10
     assert torch.allclose(clipped, free * (0.01 / free.norm()), rtol=1e-4)
-
-
-def test_gates_in_shards_are_refused():
-    model = small(method="gpas", gpas_clip=0.01)
-    backend = SimpleNamespace(ddp_backend="fully_sharded")
-    cfg = SimpleNamespace(distributed_training=backend, model=SimpleNamespace(method="gpas"))
-    trainer = SimpleNamespace(cfg=cfg, model=model, get_model=lambda: model, use_distributed_wrapper=True)
-    with pytest.raises(UserError, match="^--gpas-clip: not with --ddp-backend fully_sharded; take pytorch_ddp$"):
-        clip_apart(None, trainer, 0.0)
 
 
 @pytest.mark.smoke
@@ -190,34 +179,3 @@ def test_shards_are_saved_before_the_first_update(group):
         states.append(built.state_dict())
         built.load_state_dict(states[0])
     assert states[0]["state"] == {} and len(states[0]["fp32_params"]) == len(states[1]["fp32_params"]) > 0
-
-
-WORST = ("dlcl", torch.float16)  # vectors of any length, some shorter than there are ranks
-TYPES = [(method, dtype) for method in sorted(METHODS) for dtype in (torch.bfloat16, torch.float16)]
-
-
-@pytest.mark.parametrize(
-    "method, dtype", [pytest.param(*case, marks=() if case == WORST else pytest.mark.smoke) for case in TYPES]
-)
-def test_fsdp_of_a_model_with_numbers_in_float32(method, dtype, group):
-    """One process, as if it were one of many: gradients of the model by itself, and the state there and back."""
-    inputs, found = batch(), []
-    plain, sharded = (small(3, method=method).train().to(dtype) for _ in range(2))
-    sharded = FullySharded(sharded, group, torch.device("cpu"))
-    for model in (plain, sharded):
-        model(inputs[0], None, inputs[1])[0].float().pow(2).mean().backward()
-        if model is sharded:
-            model.all_reduce_grads()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=0, msg=name)  # of one type, or both None
-    state = {name: value.clone() for name, value in sharded.state_dict().items()}
-    torch.testing.assert_close(state, dict(plain.state_dict()), rtol=0, atol=0)
-    for name, _ in plain.named_parameters(remove_duplicate=False):
-        state[name] += 1
-    sharded.load_state_dict(state)
-    for name, value in sharded.local_state_dict().items():
-        assert torch.equal(value, state[name]), name
-    for name, parameter in sharded.named_parameters():
-        assert torch.equal(parameter, state[name]), name

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import numpy
 import pytest
-from fairseq.data import Dictionary
+from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.datasets import check_mapped
 from deepnet_fairseq.plugin.probe_record import read_record
-from deepnet_fairseq.plugin.yaml_config import LONGEST, literal
+from deepnet_fairseq.plugin.settings import LONGEST, literal
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
@@ -132,7 +132,6 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
     "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
-    "dict.txt": (lambda path: Dictionary.load(str(path)), ("a",), b"word 1\n"),
     "lines.txt": (lambda path: list(read_lines(path)), ("a",), b""),
 }
 
@@ -195,6 +194,7 @@ def test_settings_refused(text):
 def test_settings_as_fairseqs_models_have():
     assert literal("[(512, 3)] * 2 + [(1024, 1)]") == [(512, 3), (512, 3), (1024, 1)]
     assert literal("{'a': (0.9, -1e-8), 'b': [None, True]}") == {"a": (0.9, -1e-8), "b": [None, True]}
+    assert literal(True) is True and eval_bool(False) is False and eval_bool(True) is True  # as checkpoints hold them
 
 
 @bounded

@@ -153,14 +153,10 @@ def test_two_ranks_are_one_larger_batch(data, tmp_path, accumulated):
     close(record.rows[0], accumulated, 1e-3)
 
 
-def test_mistakes(data, tmp_path):
-    """An interval of none, sharded gradients; names are tried where they are read."""
+def test_mistakes():
+    """Names are tried where they are read."""
     with pytest.raises(UserError, match="--probe-interval 0: must be at least 1"):
         small(2, deepnet_probe="all", probe_interval=0)
-    flags = (*PROBES, "--max-update", "1", "--ddp-backend", "fully_sharded")
-    out = train(data, tmp_path / "run", *flags, check=False)
-    assert "--deepnet-probe: not with --ddp-backend fully_sharded" in out.splitlines()[-1] and "Traceback" not in out
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp_path):

@@ -1,10 +1,8 @@
-"""What a new installation is asked first: where it is, whether it works, what a YAML trains."""
+"""Commands for a new installation: where it is, and whether it works."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-from .. import register
 
 
 def path(args) -> None:
@@ -29,20 +27,8 @@ def quickstart(args) -> None:
     print(compare(Setting(methods, args.depth, args.updates, args.seed, Path(args.out))))
 
 
-def train(args) -> None:
-    """a training from a YAML, as fairseq-hydra-train, with each mistake in the file in one line
-
-    FILE is one of configs/, or one's own; KEY=VALUE, +KEY=VALUE and ~KEY change it as they do there. It runs in the
-    folder where it is called, makes none of hydra's folders, and has no -m. docs/yaml.md.
-    """
-    register()
-    from ..plugin import yaml_file
-
-    yaml_file.train(Path(args.config), args.settings)
-
-
 def add(command) -> None:
-    """Registers `deepnet path`, `quickstart` and `train`; command: as parser() gives it."""
+    """Registers `deepnet path` and `quickstart`; command: as parser() gives it."""
     command("path", path)
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
@@ -51,7 +37,3 @@ def add(command) -> None:
     sub.add_argument("--updates", type=int, default=1200, help="default 1200")
     sub.add_argument("--seed", type=int, default=1, help="default 1")
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
-
-    sub = command("train", train)
-    sub.add_argument("--config", required=True, metavar="FILE", help="a YAML of fairseq's settings")
-    sub.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="task.data=/text, +model.encoder_layers=50")

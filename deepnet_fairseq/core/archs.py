@@ -112,5 +112,5 @@ def fill(cfg: Any) -> None:
         for field in ("embed_dim", "ffn_embed_dim", "attention_heads"):
             if getattr(cfg, f"decoder_{field}", None) is None:
                 setattr(cfg, f"decoder_{field}", getattr(cfg, f"encoder_{field}"))
-    if getattr(cfg, "checkpoint_every", None) is not None or getattr(cfg, "offload_activations", False):
+    if getattr(cfg, "checkpoint_every", None) is not None:
         cfg.checkpoint_activations = True  # how to recompute is said, so that it is to be recomputed

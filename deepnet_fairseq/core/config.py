@@ -45,7 +45,6 @@ class Common:
     layernorm_embedding: bool = flag(False, "LayerNorm after the embeddings")
     checkpoint_activations: bool = flag(False, "recompute each layer in the backward pass to save memory")
     checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
-    offload_activations: bool = flag(False, "recompute, and keep what that starts from in the CPU's memory")
 
 
 @dataclass

@@ -10,7 +10,6 @@ a function of x and of what lives as long as the graph, so that a saved tensor c
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +23,16 @@ Part = Callable[[Tensor, list[Tensor]], Tensor]  # x (B, T, C), history -> x; ma
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What is recomputed: `every` layers together; offload: inputs of groups wait for the backward pass on the CPU."""
+    """Recompute `every` layers together."""
 
     every: int = 1
-    offload: bool = False
 
     @classmethod
     def from_config(cls, cfg: Any) -> Recomputation | None:
         """What a filled config asks for; None to keep all activations."""
         if not cfg.checkpoint_activations:
             return None
-        return cls(cfg.checkpoint_every or 1, cfg.offload_activations)
+        return cls(cfg.checkpoint_every or 1)
 
     def __call__(self, part: Part, x: Tensor, history: list[Tensor]) -> Tensor:
         """part(x, history), with nothing of it kept but x; without gradients that and no more.
@@ -43,58 +41,18 @@ class Recomputation:
         """
         if not torch.is_grad_enabled():
             return part(x, history)
-        group = _Group(part, x, list(history), self.offload and x.is_cuda)
+        group = _Group(part, x, list(history))
         with saved_tensors_hooks(group.number, group.tensor):
             y = part(x, history)
         group.freed()
         return y
 
 
-class Offloaded:
-    """A tensor of a GPU that waits in pinned memory of the CPU; called, it is a copy on the GPU again.
-
-    Copies run on a stream of their own, beside the computation. A call also starts the copy of the one made before it:
-    the backward pass asks for that next.
-    """
-
-    streams: dict[torch.device, torch.cuda.Stream] = {}
-    newest: dict[torch.device, Callable[[], Offloaded | None]] = {}
-
-    def __init__(self, x: Tensor):
-        self.device, self.requires_grad = x.device, x.requires_grad
-        self.stream = self.streams.setdefault(x.device, torch.cuda.Stream(x.device))
-        self.stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.no_grad(), torch.cuda.stream(self.stream):
-            self.copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-        x.record_stream(self.stream)
-        self.before = self.newest.get(x.device, lambda: None)
-        self.newest[x.device] = weakref.ref(self)  # its graph keeps it
-        self.back: Tensor | None = None
-
-    def fetch(self) -> Tensor:
-        """The copy on the GPU, which waits for nothing that is computed; started once, there after `arrived`."""
-        if self.back is None:
-            with torch.no_grad(), torch.cuda.stream(self.stream):
-                self.back = self.copy.to(self.device, non_blocking=True)
-            self.arrived = self.stream.record_event()
-        return self.back
-
-    def __call__(self) -> Tensor:
-        x, self.back = self.fetch(), None
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(self.arrived)
-        x.record_stream(current)  # its memory is the copying stream's
-        if (before := self.before()) is not None:
-            before.fetch()
-        return x.requires_grad_(self.requires_grad)
-
-
 class _Group:
     """The tensors that the graph of one group asks for, by number, in the order in which it saved them."""
 
-    def __init__(self, part: Part, x: Tensor, history: list[Tensor], offload: bool):
-        self.part, self.history = part, history
-        self.x: Callable[[], Tensor] = Offloaded(x) if offload else lambda: x
+    def __init__(self, part: Part, x: Tensor, history: list[Tensor]):
+        self.part, self.x, self.history = part, x, history
         device = x.device.type
         self.random, self.on_heap = random_state(x), x.is_cpu
         self.autocast = torch.autocast(
@@ -119,7 +77,7 @@ class _Group:
         return self.tensors.pop(number)
 
     def recompute(self) -> None:
-        x = self.x()
+        x = self.x
         found, random = [], random_state(x)
         set_random_state(x, self.random)
         try:

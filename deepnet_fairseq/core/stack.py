@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,14 +85,14 @@ class Stack(nn.Module):
         """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
-    def transform(self, x: Tensor, *inputs: Any, layers: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+    def transform(self, x: Tensor, *inputs: Any) -> Tensor:
         """x (B, T, C) through mixer and all layers -> (B, T, W): what training runs.
 
-        inputs: those of every layer; layers: what is called in place of the stack's own.
+        inputs: those of every layer.
         """
         history: list[Tensor] = []
         x = self.begin(x, history)
-        layers = layers or list(self.layers)
+        layers = list(self.layers)
         every = len(layers) if self.recomputation is None else self.recomputation.every
         for first in range(0, len(layers), every):
             x = self.run(layers[first : first + every], inputs, x, history)

@@ -215,7 +215,7 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
     """The matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
 
-    UserError, naming the flag, where there is no such matrix, or none that is whole or that autograd sees used.
+    UserError, naming the flag, where there is no such matrix or none that autograd sees used.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
@@ -224,8 +224,6 @@ def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
         kind = "no output projection" if linear is None else f"a {type(linear).__name__} for output projection"
         plain = criterion.removeprefix(PREFIX)
         raise UserError(f"--criterion {criterion}: the model has {kind}, not one matrix; take {plain}")
-    if hasattr(linear.weight, "full_tensor"):  # of FSDP2
-        raise UserError(f"--ddp-backend fully_sharded: not with --criterion {criterion}, which needs a whole matrix")
     return linear.weight
 
 

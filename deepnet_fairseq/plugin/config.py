@@ -18,29 +18,17 @@ from ..core.config import check_probability, flag
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
-from . import memory_trial
 from .checkpoints import epoch_weights
 
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that are of its training: compilation, probes, when it is given up."""
+    """Flags of every model that concern its training: probes, when it is given up, what is saved of an epoch."""
 
-    compile_layers: bool = flag(
-        False, "train with layers that torch.compile has fused: for GPUs, a CPU is slower by it; docs/speed.md"
-    )
     deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
     probe_dir: str = flag(".", "folder of the probes' file: the run's")
-    rollbacks: int = flag(0, "so often a diverged run goes on from its last checkpoint; docs/troubleshooting.md")
-    rollback_lr_factor: float = flag(0.5, "times this --lr at each of --rollbacks")
     stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
-    watch_interval: int = flag(
-        100, "updates from one look at the layers to the next, for a warning when a stable run begins to grow; 0: none"
-    )
-    memory_trial: str = flag(
-        "auto", "the corpus's largest batch first: auto is beyond 100 layers in all, on a GPU", memory_trial.WHEN
-    )
     epoch_weights: Optional[str] = flag(
         None, "of epochs keep weights alone, weightsN.pt, and no checkpoint_best: last:N or A-B, those to be averaged"
     )
@@ -120,13 +108,7 @@ def check(cfg) -> None:
     epoch_weights.check(cfg.epoch_weights)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
-    if cfg.rollbacks < 0:
-        raise UserError(f"--rollbacks {cfg.rollbacks}: must be 0 or more")
     if cfg.stop_stuck < 0:
         raise UserError(f"--stop-stuck {cfg.stop_stuck}: must be 0 or more")
-    if cfg.watch_interval < 0:
-        raise UserError(f"--watch-interval {cfg.watch_interval}: must be 0 or more")
-    if not 0 < cfg.rollback_lr_factor <= 1:
-        raise UserError(f"--rollback-lr-factor {cfg.rollback_lr_factor}: must be above 0 and at most 1")
     if hasattr(cfg, "pooler_dropout"):
         check_probability(cfg, "pooler_dropout")

@@ -34,7 +34,7 @@ from ..core.methods import Method
 from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
-from . import compiled_layers, config
+from . import config
 from .admin_profile import profile_before_training
 from .probing import attach_probes
 
@@ -98,7 +98,6 @@ class FairseqShell(DeepModel):
         if method.profiled:
             profile_before_training(model, task, method.profile)
         attach_probes(model, task, cfg)
-        compiled_layers.attach(model, task, cfg)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:

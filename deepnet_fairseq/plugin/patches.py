@@ -7,7 +7,6 @@ is and knows of no other handler. Where fairseq copied a name (`from x import y`
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
@@ -18,25 +17,23 @@ from typing import Any
 import hydra._internal.utils
 import numpy
 from fairseq import checkpoint_utils, models, options, tasks, utils
-from fairseq.data import Dictionary, LanguagePairDataset, bucket_pad_length_dataset, data_utils, indexed_dataset
+from fairseq.data import bucket_pad_length_dataset, data_utils, indexed_dataset
 from fairseq.data.iterators import EpochBatchIterator
-from fairseq.dataclass import utils as dataclass_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
-from fairseq.tasks import FairseqTask, translation
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from hydra._internal.config_repository import ConfigRepository
 from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, memory_trial, waits, yaml_config, yaml_file
+from . import calm_root_logger, command_line, datasets, settings, waits
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
-from .distributed import launch, sharded_trainer
-from .divergence import late, stuck, watched_trainer
+from .distributed import launch, zero
+from .divergence import stuck, watched_trainer
 from .optimisers import deepnet_adam, half_precision, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
@@ -51,24 +48,15 @@ def import_user_module(original, *args, **kwargs) -> None:
 
 
 PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its handlers
-    # the command line and YAML: a mistake in one line, before anything is made
+    # the command line: a mistake in one line, before anything is made
     (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
-    (ConfigRepository, "load_config"): {yaml_file.check_before_loading: "`deepnet train`: a YAML that cannot be read"},
-    (dataclass_utils, "merge_with_parent"): {yaml_config.name_setting: "an unknown key, a value of the wrong type"},
-    (models, "build_model"): {yaml_config.refuse_unknown_arch: "the nearest architecture in place of an assertion"},
     (tasks, "setup_task"): {
-        yaml_config.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
-        command_line.refuse_misfits: "a task, loss and model that fairseq pairs by what fails",
+        settings.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
     },
     (utils, "import_user_module"): {import_user_module: "by fairseq-train's main: now the program is there"},
     # data
-    (Dictionary, "add_from_file"): {datasets.read_dictionary: "a file that is no dictionary, by name"},
     (indexed_dataset, "make_dataset"): {datasets.open_checked: "binarised files that are truncated or another's"},
-    (LanguagePairDataset, "__init__"): {datasets.require_pairs: "sides of different lengths"},
-    (translation, "load_langpair_dataset"): {datasets.load_pairs: "files that are not there, by name"},
-    **{(task, "load_dataset"): {datasets.load_sentences: "missing files, wrong labels"} for task in datasets.LONGER},
-    (FairseqTask, "filter_indices_by_size"): {datasets.explain_lengths: "sentences that are too long, and the way out"},
-    (FairseqTask, "inference_step"): {datasets.refuse_empty_prefix: "--prefix-size with an empty line never ends"},
+    (FairseqTask, "filter_indices_by_size"): {datasets.check_lengths: "sentences that are too long"},
     (data_utils, "batch_by_size"): {datasets.keep_last_batch: "fairseq drops the last sentences"},
     (FairseqTask, "get_batch_iterator"): {exact_resume.batches_as_before: "a resumed run gets the batches it would"},
     (EpochBatchIterator, "state_dict"): {datasets.note_processes: "how many read the batches that are counted"},
@@ -79,17 +67,12 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     (distributed_utils, "distributed_init"): {launch.meet_once: "gloo waits for ever for one who dies at a meeting"},
     (distributed_fairseq_model, "DistributedDataParallel"): {launch.parallel_on_any_device: "CPUs take no device ids"},
     (models, "DistributedFairseqModel"): {
-        sharded_trainer.shard_model: "--ddp-backend fully_sharded without fairscale",
         launch.without_heartbeat: "fairseq's kills the whole process group without a word",
     },
     # updates
-    (Trainer, "__init__"): {
-        watched_trainer.begin_watch: "what is known of the last updates, and of rollbacks",
-        stuck.begin: "and since when it has learnt nothing",
-        late.begin_watch: "and whether it begins to grow",
-    },
+    (Trainer, "__init__"): {stuck.begin: "since when it has learnt nothing"},
     (Trainer, "_build_optimizer"): {
-        sharded_trainer.build_optimizer: "--zero-sharding os without fairscale",
+        zero.build_optimizer: "--zero-sharding os without fairscale",
         half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
     },
     (FP16Optimizer, "build_optimizer"): {
@@ -103,7 +86,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
         waits.note_step: "what an update's batches log",
         watched_trainer.watch_step: "a loss that is not finite",
-        late.watch_growth: "a loss or a gradient that begins to grow",
     },
     (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
     (FairseqTask, "train_step"): {
@@ -115,10 +97,8 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         train_loop.tell_others: "a signal is answered by all ranks after the same update",
     },
     (Trainer, "clip_grad_norm"): {
-        waits.clip_on_host: "a norm over shards; it and all that is logged come to the host by one copy",
+        waits.clip_on_host: "the norm and all that is logged come to the host by one copy",
         papers.clip_apart: "gradients that a method limits apart",
-        watched_trainer.watch_norm: "an overflow",
-        late.look_at_gradients: "of each layer, now and then",
     },
     (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
     (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},
@@ -132,21 +112,19 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     # saving
     (checkpoint_utils, "save_checkpoint"): {
         epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",
-        sharded_trainer.save_from_all: "all ranks give what they have before the first writes",
         watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
-        saving.save_or_warn: "a full disk is no end of the run; --write-checkpoints-asynchronously",
+        saving.save_or_warn: "a full disk is no end of the run",
     },
     (Trainer, "consolidate_optimizer"): {
-        sharded_trainer.consolidate_unless_sharded: "it is done, or the other ranks are gone",
+        zero.consolidate_unless_alone: "after an error the other ranks are gone",
         watched_trainer.end_diverged: "before fairseq writes crash.pt and trains on under NanDetector",
     },
     (Trainer, "save_checkpoint"): {
-        sharded_trainer.write_unless_alone: "after an error the other ranks' parts are not there",
+        zero.write_unless_alone: "after an error the other ranks' parts are not there",
         exact_resume.save_forgotten: "what fairseq keeps in the process only",
         stuck.keep_count: "since when it has learnt nothing",
         saving.lose_no_error: "a crash.pt that cannot be written hid the crash",
     },
-    (Trainer, "state_dict"): {sharded_trainer.whole_state: "what the ranks gave"},
     **{(kind, "state_dict"): {exact_resume.state_with_weights: "float32 weights, the loss scale"} for kind in HALF},
     (checkpoint_utils, "torch_persistent_save"): {
         saving.write_whole: "a file is whole or absent",
@@ -156,13 +134,10 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
     # loading
     (checkpoint_utils, "load_checkpoint"): {train_loop.resume_from_whole: "of the newest that is whole; what was left"},
     (checkpoint_utils, "load_checkpoint_to_cpu"): {
-        sharded_trainer.read_shards: "the whole of a checkpoint that lies in shards",
         train_loop.read_verified: "torch does not look at its checksums",
         reading.explain_unreadable: "whatever a damaged file makes its readers raise, in one line",
     },
     (Trainer, "load_checkpoint"): {
-        sharded_trainer.read_on_every_rank: "sent by the first, all would come to lie on each GPU",
-        watched_trainer.resume_rollbacks: "the rollbacks that the run has had count on",
         exact_resume.load_forgotten: "what fairseq kept in the process only",
         stuck.resume_count: "since when it has learnt nothing",
         reading.explain_unusable: "an optimiser's state that is another's, in one line",
@@ -173,13 +148,12 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
 PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs: fairseq_cli.train or __main__
     "add_defaults": {
         saving.begin: "main's first step with a config: the folder is this training's",
-        epoch_weights.check_whole: "--epoch-weights with --use-sharded-state, before anything is made",
+        zero.check_config: "--ddp-backend fully_sharded, before anything is made",
     },
     "train": {
-        memory_trial.try_once: "--memory-trial: out of memory before anything is trained",
         train_loop.explain_lost_loader: "a process that loads data was killed",
         train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
-        watched_trainer.train_or_set_back: "a divergence: report and status, or a rollback",
+        watched_trainer.train_or_end: "a divergence: a line and a status",
         stuck.end_stuck: "--stop-stuck: a line and a status",
     },
     "get_valid_stats": {stuck.compare: "--stop-stuck: a validation loss with that of guessing"},
@@ -189,10 +163,7 @@ PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs
     },
 }
 
-# also set
-PROGRAM_ASSIGNED = {"fsdp_enable_wrap": contextlib.nullcontext, "fsdp_wrap": lambda model: model}  # fairscale's
 ASSIGNED: dict[tuple[Any, str], Any] = {
-    (Trainer, "is_fsdp"): property(lambda self: False),  # fairscale's
     (AMPOptimizer, "step"): half_precision.step_amp,  # fairseq's unscales the gradients twice
     (utils, "move_to_cpu"): reading.move_to_cpu,  # views of one memory stay
     (data_utils, "get_buckets"): datasets.get_buckets,  # --num-batch-buckets needs a name that numpy 2 lacks
@@ -214,7 +185,7 @@ CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
     attention.leave_cudnn_out: "it would make a plan for each new shape",
     launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
-    yaml_config.read_without_running: "eval of settings, in 18 modules",
+    settings.read_without_running: "eval of settings, in 18 modules",
     command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",
     know_this_package: "--user-dir in a process that has imported it has nothing to do",
 }
@@ -236,7 +207,6 @@ def around_program() -> None:
     """Patches fairseq-train's own functions, if it is there; other programs do not have them. Idempotent."""
     for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
         if hasattr(module, "validate_and_save"):
-            vars(module).update(PROGRAM_ASSIGNED)
             for name, handlers in PROGRAM.items():
                 for handler in handlers:
                     wrap(module, name, handler)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..core.models import DeepModel
 from ..core.stack import Padding
-from .distributed import sharded_trainer
 
 LOGGED = "deepnet_logged"  # attribute of a task: what the batches of this update have logged
 
@@ -74,11 +73,11 @@ def sums_on_host(aggregate, trainer, logged, *sums, **kwargs):
 
 
 def clip_on_host(original, trainer, clip_norm):
-    """By the norm of all shards; it comes to the host together with what the update's batches have logged."""
+    """Copy the norm to the host together with what the update's batches have logged."""
     logged = vars(trainer.task).pop(LOGGED, [])
 
     def on_host(norm: Tensor) -> Tensor:
-        return fetch([sharded_trainer.norm_over_ranks(trainer, norm)], logged)[0]
+        return fetch([norm], logged)[0]
 
     norm = trainer.optimizer.clip_grad_norm(clip_norm, aggregate_norm_fn=on_host)
     return fetch([norm])[0]  # of no gradients at all fairseq's clipping asks nobody

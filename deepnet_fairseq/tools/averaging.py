@@ -19,7 +19,7 @@ EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: of --epoch-we
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # within one run, between attempts
-MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "offload_activations", "admin_profile", "compile_layers",
+MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "admin_profile",
               "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
 
 

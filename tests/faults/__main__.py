@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
-KINDS = ("alone", "background", "pair", "zero", "sharded", "shards", "loaders", "launcher")
+KINDS = ("alone", "pair", "zero", "loaders", "launcher")
 
 
 def arguments() -> argparse.Namespace:

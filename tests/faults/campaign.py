@@ -13,25 +13,19 @@ from typing import NamedTuple
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
-from deepnet_fairseq.plugin.checkpoints import integrity
 
 from . import states
-from .life import FAILED, FLAGS, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
+from .life import FAILED, FLAGS, SAVED, SAVES, START, UPDATE, VALIDATED, VALIDATES, Launched, Life, Log
 from .states import Lost
 
 PATIENCE = 60  # seconds that a rank may take to notice the death of another, and a life to end by itself
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
-BACKGROUND = "--write-checkpoints-asynchronously"
 SOON = ("--heartbeat-timeout", "15")
-SHARDED = ("--optimizer", "adam", "--ddp-backend", "fully_sharded", *SOON)
 KINDS = {  # name: processes, flags, whom a kill is for
     "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
-    "background": (1, ("--optimizer", "adam", BACKGROUND), "ranks"),
     "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
     "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
-    "sharded": (2, SHARDED, "ranks"),
-    "shards": (2, (*SHARDED, "--use-sharded-state"), "ranks"),
     "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
     "launcher": (2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
 }
@@ -146,7 +140,7 @@ class Campaign:
             START: next(moment for moment, line in log.lines if START in line) - life.started,
             UPDATE: log.seconds(UPDATE, UPDATE),
             VALIDATES: log.seconds(VALIDATES, VALIDATED),
-            SAVES: log.seconds(SAVES, log.end_of_save),
+            SAVES: log.seconds(SAVES, SAVED),
         }
 
     def run(self, kills: int, full: float) -> Counter:
@@ -173,7 +167,7 @@ class Campaign:
 
     def _birth(self, folder: Path) -> Life:
         self._lives += 1
-        log = Log(self._logs / f"life{self._lives}.log", BACKGROUND in self.training.more)
+        log = Log(self._logs / f"life{self._lives}.log")
         kind = Launched if self.training.killed == "the launcher" else Life
         return kind(self.training.flags(folder), self.training.processes, log)
 
@@ -239,6 +233,5 @@ class Campaign:
         if apart:
             places = f"{len(apart)} places, {'; '.join(apart[:3])}"
             raise Lost(f"{folder.name}/{LAST} is not the undisturbed training's: {places}")
-        named = {path.parent for last in folder.glob("*.pt") for path in integrity.shards_of(last)}
-        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt" and path not in named]:
+        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt"]:
             raise Lost(f"{folder.name}: {', '.join(left)} was left behind")

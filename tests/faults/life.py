@@ -20,7 +20,7 @@ from ..support.ranks import be_rank, free_port
 
 START, VALIDATES, VALIDATED = "Start iterating over samples", 'begin validation on "', "| valid | {"
 UPDATE, SAVES, SAVED = "| train_inner | {", "Preparing to save checkpoint", "Saved checkpoint"
-WRITTEN, FAILED = "written in the background", "the training goes on"
+FAILED = "the training goes on"
 PHASES = ("start", "training", "validation", "saving")
 POLL = 5e-4  # seconds
 RUNS = 999  # in place of a status
@@ -38,9 +38,8 @@ FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third upda
 class Log:
     """A file that grows; reading it notes when each line was first seen."""
 
-    def __init__(self, path: Path, background: bool = False) -> None:
-        """background: does it go on while it saves?"""
-        self.path, self.background, self.end_of_save = path, background, WRITTEN if background else SAVED
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.text, self.lines, self._read = "", [], 0  # lines: (moment, line)
 
     def read(self) -> str:
@@ -62,17 +61,17 @@ class Log:
     def phase(self) -> str:
         """One of PHASES: what the training was at when it said its last."""
         last = {text: self.text.rfind(text) for text in (START, UPDATE, VALIDATES, VALIDATED, SAVES)}
-        saved = max(self.text.rfind(self.end_of_save), self.text.rfind(FAILED))
+        saved = max(self.text.rfind(SAVED), self.text.rfind(FAILED))
         if last[START] < 0 and last[UPDATE] < 0:
             return "start"
-        if last[SAVES] > saved and (self.background or last[SAVES] > last[UPDATE]):
+        if last[SAVES] > max(saved, last[UPDATE]):
             return "saving"
         return "validation" if last[VALIDATES] > max(last[VALIDATED], last[UPDATE], saved) else "training"
 
     def saved(self) -> int:
         """The last number of updates that it says it has saved; 0 without."""
         saves = self.text.split(SAVES)[1:]  # "... @ 3 updates" and what follows
-        return max((int(re.search(r"@ (\d+)", save).group(1)) for save in saves if self.end_of_save in save), default=0)
+        return max((int(re.search(r"@ (\d+)", save).group(1)) for save in saves if SAVED in save), default=0)
 
     def rows(self) -> dict:
         """(train_inner | train | valid, number of updates) -> what was logged, without what depends on the clock."""

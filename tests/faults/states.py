@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from deepnet_fairseq.plugin.distributed import shards
-
 CLOCKS = {"TimeMeter", "StopwatchMeter"}
 HISTORY = "optimizer_history"
 ELSEWHERE = {  # what differs by folder and by clock, and sums over a life that fairseq shows nobody
@@ -22,10 +20,9 @@ class Lost(Exception):
 
 
 def load(path: Path) -> dict:
-    """The whole of it, where its parts lie in files of the ranks too; Lost if it cannot be read."""
+    """Return the checkpoint; Lost if it cannot be read."""
     try:
-        state = torch.load(path, map_location="cpu")
-        return shards.read(str(path), state) if shards.KEY in state else state
+        return torch.load(path, map_location="cpu")
     except Exception as error:
         raise Lost(f"{path.name} cannot be read ({str(error).splitlines()[0][:100]})") from error
 

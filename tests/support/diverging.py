@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import fairseq_cli.train
@@ -10,7 +9,8 @@ import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from deepnet_fairseq.plugin.divergence import Diverged, diagnosis
+from deepnet_fairseq.plugin.divergence import Diverged
+from deepnet_fairseq.plugin.divergence.watched_trainer import headline
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from ..conftest import TRAIN_FLAGS
@@ -37,22 +37,18 @@ class Training:
     def step(self) -> None:
         self.trainer.train_step([next(self.batches)])
 
-    def event(self) -> dict:
-        """Of the step that comes now, which diverges."""
+    def diverge(self) -> str:
+        """Make the next step, which diverges; return what fairseq-train would print."""
         with pytest.raises(Diverged) as caught:
             self.step()
-        return diagnosis.event(self.trainer, caught.value.stop, 1)
+        error = caught.value
+        return headline(self.trainer, error.update, error.kind, error.samples)
 
 
 def train(data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS) -> None:
     """fairseq-train, in this process."""
     args = parse([str(data), *common, "--save-dir", str(folder), *flags])
     fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
-
-
-def events(folder: Path) -> list[dict]:
-    """Strict JSON, without NaN."""
-    return json.loads((folder / diagnosis.JSON).read_text(), parse_constant=pytest.fail)["events"]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

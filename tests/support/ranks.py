@@ -14,8 +14,6 @@ from pathlib import Path
 import fairseq_cli.train
 import torch
 import torch._dynamo  # a second and a half, which comes with the first optimiser
-import torch.distributed.fsdp
-import torch.distributed.tensor
 
 from deepnet_fairseq.errors import user_error_line
 

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
-from . import saving
 
 WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
 FILE = re.compile(r"weights(\d+)\.pt")
@@ -31,13 +30,6 @@ def check(flag: str | None) -> None:
     match = WHICH.fullmatch(flag)
     if not match or (match[2] and int(match[2]) > int(match[3])):
         raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
-
-
-def check_whole(original, cfg):
-    """Around the first step of fairseq-train's main: UserError where no process will have whole weights to write."""
-    if getattr(cfg.model, "epoch_weights", None) and cfg.distributed_training.use_sharded_state:
-        raise UserError("--epoch-weights: not with --use-sharded-state, where no process has whole weights")
-    return original(cfg)
 
 
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
@@ -87,7 +79,7 @@ def write_too(original, obj, filename, *args, **kwargs) -> None:
     if _beside is not None:
         path, flag = _beside
         original(weights_of(obj), str(path), *args, **kwargs)
-        saving.in_turn(lambda: remove_old(path.parent, flag))
+        remove_old(path.parent, flag)
 
 
 def weights_of(state: dict) -> dict:

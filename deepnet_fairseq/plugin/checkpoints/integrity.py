@@ -1,14 +1,12 @@
 """Is a checkpoint as it was written, and which one does a training resume from? The last, or the newest that is whole.
 
-torch stores a checksum for every tensor and does not look at it. A checkpoint of shards (distributed/shards.py) is
-whole if the files that it names are.
+torch stores a checksum for every tensor and does not look at it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import pickle
 import re
 import struct
 import zipfile
@@ -26,9 +24,7 @@ NUMBERED = r"checkpoint(?:(\d+)|_(\d+)_(\d+)){}\.pt"  # the end of an epoch; an 
 BEST = r"checkpoint(?:_best|\.best_.+){}\.pt"
 BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch < 1.6: a pickle, without checksums
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
-BROKEN = (*UNREADABLE, pickle.UnpicklingError, KeyError, TypeError, AttributeError)  # of what torch unpickles
 FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
-SHARDS = "deepnet_shards"  # of a checkpoint in a file for each rank: {"folder", "files"}
 
 
 def check(path: str | Path) -> None:
@@ -46,7 +42,7 @@ def damage(path: str | Path) -> str | None:
         stat = path.stat()
     except OSError as error:
         return error.strerror
-    return _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)) or _of_shards(path)
+    return _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,29 +71,6 @@ def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
             return f"{info.filename.partition('/')[2]} is not stored as torch does"
     broken = archive.testzip()
     return broken and f"the checksum of {broken.partition('/')[2]} is another"
-
-
-def _of_shards(path: Path) -> str | None:
-    try:
-        named = shards_of(path)
-    except BROKEN as error:
-        return str(error).split("\n")[0] or type(error).__name__
-    for file in named:
-        if found := damage(file):
-            return f"its part {file.parent.name}/{file.name}: {found}"
-    return None
-
-
-def shards_of(path: Path) -> list[Path]:
-    """The ranks' files that a checkpoint names, beside it or what it is a link to; BROKEN if it cannot be read."""
-    if not zipfile.is_zipfile(path):  # torch's from before 1.6
-        return []
-    with zipfile.ZipFile(path) as archive:
-        text = archive.read(next((name for name in archive.namelist() if name.endswith("/data.pkl")), ""))
-    if SHARDS.encode() not in text:  # as of most: reading all the tensors' names takes seconds
-        return []
-    found = torch.load(path, map_location="cpu", mmap=True, weights_only=True).get(SHARDS) or {"files": ()}
-    return [path.resolve().parent / found["folder"] / file for file in found["files"]]
 
 
 def other_than_last(folder: Path, suffix: str) -> Path | None:

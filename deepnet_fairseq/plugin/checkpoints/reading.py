@@ -27,10 +27,11 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from ...errors import UserError
-from . import saving
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
+SHARDS = "deepnet_shards"  # in a checkpoint whose tensors lie in a file for each process
+GATHERS = "45b0f76"  # the last commit that reads those
 
 
 def allow_plain_data() -> None:
@@ -123,6 +124,11 @@ def check_content(path: str, state: dict) -> None:
 
     state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
     """
+    if SHARDS in state:
+        raise UserError(
+            f"{path}: lies in shards, which commit {GATHERS} of this package gathers; resume the run there "
+            "without --use-sharded-state"
+        )
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
@@ -150,15 +156,15 @@ def move_to_cpu(sample):
 
     fairseq moves each tensor by itself. Parameters and Adam's state under deepnet_adam are views of a few buffers:
     copied as such they take one transfer, and one entry of the file. Float32 tensors that are on the CPU already are
-    themselves, or copies for a save in the background.
+    themselves.
     """
-    used, moved, copied = Counter(), {}, saving.in_background()
+    used, moved = Counter(), {}
 
     def count(tensor: Tensor) -> None:
         used[_memory(tensor)] += tensor.numel()
 
     def move(tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and tensor.dtype not in HALF and not copied:
+        if tensor.device.type == "cpu" and tensor.dtype not in HALF:
             return tensor
         key = _memory(tensor)
         if key is None or used[key] * tensor.element_size() < tensor.untyped_storage().nbytes() / 2:
@@ -180,6 +186,4 @@ def _memory(tensor: Tensor) -> tuple | None:
 
 def _plain(tensor: Tensor) -> Tensor:
     moved = tensor.detach().cpu()  # first, for a float32 copy of a whole buffer may not fit on the GPU
-    if tensor.dtype in HALF:
-        return moved.float()
-    return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+    return moved.float() if tensor.dtype in HALF else moved

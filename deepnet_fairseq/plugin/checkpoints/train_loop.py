@@ -21,7 +21,6 @@ from fairseq.logging import metrics
 
 from ...errors import UserError, behind
 from ..distributed import agreement
-from ..divergence import Diverged
 from . import atomic, exact_resume, holding, integrity, saving
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ def read_verified(original, path, *args, **kwargs):
 
 def resume_from_whole(original, cfg, trainer, **kwargs):
     """Of what --restore-file names, or of the newest checkpoint that is whole."""
-    saving.wait()
     trainer.over = None
     if cfg.restore_file == integrity.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
@@ -78,9 +76,6 @@ def train_until_over(original, cfg, trainer, task, epoch_itr):
         if ended:
             saving.check(trainer)
         return over
-    except Diverged:
-        ended = False  # it may be set back
-        raise
     finally:
         if ended:
             unwatch()

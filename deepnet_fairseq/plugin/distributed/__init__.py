@@ -1,4 +1,1 @@
-"""A model that no GPU holds whole: parameters, gradients and optimiser state in shards (`--ddp-backend fully_sharded`).
-
-fairseq's own way stands on fairscale; this one on torch's FSDP2, behind the same flags.
-"""
+"""Trainings on several processes: how they start (launch.py), agree (agreement.py) and shard Adam's state (zero.py)."""

@@ -1,40 +1,23 @@
-"""A training whose numbers end: stopped with a report and a status of its own, or set back and slowed down.
+"""A training that diverges or is stuck ends in one line and a status of its own.
 
-watched_trainer.py notices, search.py finds where, diagnosis.py writes, advice.py says what to try, rollback.py sets
-back. docs/troubleshooting.md.
+watched_trainer.py notices numbers that are not finite and search.py finds the first layer that gives them; stuck.py
+compares validation losses with those of guessing. docs/troubleshooting.md.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 STATUS = 3  # of fairseq-train, as of `deepnet check`: diverged
 LOSS, GRADIENTS = "loss not finite", "gradients not finite"
 FLOOR, WEIGHTS = "loss scale at its floor", "weights not finite"
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Why a training cannot go on.
+class Diverged(FloatingPointError):
+    """Raised on every rank in the same update, as losses and gradients are sums over all ranks.
 
-    update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; reason: what was
-    noticed, in words; samples: what it trained on.
+    update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
+    update's batches.
     """
 
-    update: int
-    kind: str
-    reason: str
-    samples: list
-
-    @property
-    def weights(self) -> int:
-        """How many updates the weights had had that it went wrong with."""
-        return self.update - (self.kind != WEIGHTS)
-
-
-class Diverged(FloatingPointError):
-    """Raised on every rank in the same update, as losses and gradients are sums over all ranks."""
-
-    def __init__(self, stop: Stop):
-        super().__init__(stop.reason)
-        self.stop = stop
+    def __init__(self, update: int, kind: str, samples: list):
+        super().__init__(kind)
+        self.update, self.kind, self.samples = update, kind, samples

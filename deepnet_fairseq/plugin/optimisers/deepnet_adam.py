@@ -31,7 +31,7 @@ REFUSED = {
     ("common", "memory_efficient_fp16"): ((True,), "float32 weights are kept; take --fp16, or --optimizer adam"),
     ("common", "memory_efficient_bf16"): ((True,), "float32 weights are kept; take --bf16, or --optimizer adam"),
     ("optimization", "use_bmuf"): ((True,), "take --optimizer adam"),
-    ("distributed_training", "ddp_backend"): (("fully_sharded", "slowmo"), FLAT),
+    ("distributed_training", "ddp_backend"): (("slowmo",), FLAT),
 }
 
 

@@ -27,7 +27,7 @@ def build_on_cpu(original, trainer) -> None:
     """An optimiser of any device, and a line that half precision makes nothing faster here."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
-        trainer._warn_once.add(flag)  # a resume and a rollback build it again
+        trainer._warn_once.add(flag)  # a resume builds it again
         logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32")
     step_on_cpu(original, trainer)
 

@@ -14,7 +14,6 @@ from omegaconf import II
 
 from ...core.models import DeepModel
 from ...errors import UserError
-from ..distributed.sharded_trainer import BACKEND, sharded
 from .deepnet_adam import settings
 from .flat import HALF
 from .flat_adam import MOMENTS
@@ -131,18 +130,13 @@ class TFixupSchedule(FairseqLRScheduler):
 
 
 def clip_apart(original, trainer, clip_norm):
-    """Before all gradients are clipped, those of a method's modules with a `gradient_clip`, the largest L2 norm of all.
-
-    UserError where each process has a part of them.
-    """
+    """Clip on their own the gradients of modules with a `gradient_clip`, the largest L2 norm of them all."""
     limited = vars(trainer).get("limited")
     if limited is None:  # a walk through all layers, once
         model = trainer.get_model()
         stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
         limited = [slot for stack in stacks for _, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
         trainer.limited = limited
-    if limited and sharded(trainer):
-        raise UserError(f"--{trainer.cfg.model.method}-clip: not with --ddp-backend {BACKEND}; take pytorch_ddp")
     parameters = dict.fromkeys(parameter for slot in limited for parameter in slot.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:

@@ -162,7 +162,7 @@ def candidates(
     for variant in variants:
         name, equals, flags = variant.partition("=")
         if not equals or not name or name.startswith("-") or name in known:
-            raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as compiled="--compile-layers"')
+            raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as rows="--checkpoint-every 4"')
         found.append(_ours(name, method, optimizer, f"{ours} {flags}"))
     return found
 

@@ -1,29 +1,22 @@
-"""fairseq-hydra-train: mistakes in a YAML in one line, tasks that fairseq knows by flags alone, settings never run.
+"""Settings in YAML files and checkpoints: tasks that fairseq knows by flags alone, and values that are never run.
 
-Tasks such as translation_multi_simple_epoch take a YAML's task section here. Settings that fairseq reads by eval(),
-"(0.9, 0.98)", "[(512, 3)] * 20", stand in YAML files and checkpoints: a checkpoint of an `fconv`, a YAML with
-adam_betas: "__import__('os').system(...)" ran that.
+Tasks such as translation_multi_simple_epoch take a YAML's task section here. fairseq reads settings such as
+"(0.9, 0.98)" and "[(512, 3)] * 20" with eval(), so that a checkpoint of an `fconv`, or a YAML with
+adam_betas: "__import__('os').system(...)", ran what it named.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
-import difflib
 import operator
 import sys
-from collections.abc import Iterable
 
-from fairseq import models, tasks
+from fairseq import tasks
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigKeyError, ValidationError
 
 from ..errors import UserError
-from .command_line import unknown_arch
-from .config import CONFIGS
 
-NAMES = {kind: name for name, kind in CONFIGS.items()}
 SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 MODULES = (  # that find `literal` in the place of the builtin
     "utils", "models.fconv", "models.fconv_lm", "models.fconv_self_att", "models.lightconv_lm", "models.transformer_lm",
@@ -35,35 +28,8 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 LONGEST = 100_000  # entries of a list
 
 
-def name_setting(merge, dc, cfg, *args, **kwargs):
-    """UserError, by name, for a key that a model, task, loss and so on lacks and a value of the wrong type."""
-    try:
-        return merge(dc, cfg, *args, **kwargs)
-    except (ConfigKeyError, ValidationError) as error:
-        section = cfg._key() or "model"
-        name = NAMES.get(dc) if isinstance(dc, type) else None
-        name = name or cfg.get("_name") or section
-        near = did_you_mean(error.key, [field.name for field in dataclasses.fields(dc)], "drop it")
-        unknown = f"{name} has no such setting{near}" if isinstance(error, ConfigKeyError) else ""
-        raise UserError(f"{section}.{error.full_key}: {unknown or str(error.msg).splitlines()[0]}") from error
-
-
-def did_you_mean(word: object, names: Iterable[object], else_say: str = "") -> str:
-    """How a line goes on that ends with what is unknown."""
-    near = difflib.get_close_matches(str(word), map(str, names), n=1)
-    return f"; did you mean {near[0]}?" if near else f"; {else_say}" if else_say else ""
-
-
-def refuse_unknown_arch(build, cfg, task, *args, **kwargs):
-    """UserError that names the nearest architecture."""
-    name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-    if name and name not in models.ARCH_MODEL_REGISTRY and name not in models.MODEL_REGISTRY:
-        raise UserError(unknown_arch(f"model._name {name}"))
-    return build(cfg, task, *args, **kwargs)
-
-
 def setup_by_flags(setup, cfg, **kwargs):
-    """Such a task gets what its flags would have been, their defaults where YAML has no word; UserError without one."""
+    """Set up a task without a dataclass from a YAML's task section, with its flags' defaults for missing settings."""
     name = getattr(cfg, "_name", None)
     if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
         return setup(cfg, **kwargs)
@@ -85,17 +51,23 @@ def setup_by_flags(setup, cfg, **kwargs):
 
 
 def read_without_running() -> None:
-    """Idempotent. What is imported later keeps Python's eval: no setting of a translation model reaches it."""
+    """Put `literal` in the place of eval. Idempotent.
+
+    Modules imported later keep Python's eval; no setting of a translation model reaches it.
+    """
     for name in MODULES:
         if module := sys.modules.get(f"fairseq.{name}"):
             vars(module)["eval"] = literal
 
 
-def literal(text: str):
-    """The value of `text`: numbers, strings, None, True, False, their lists, tuples and dicts, with + - * and /.
+def literal(text):
+    """Return the value of `text`: numbers, strings, None, True, False, lists, tuples and dicts, with + - * and /.
 
-    UserError for anything else, and for lists longer than LONGEST; nothing of it is run.
+    A value that is no string is returned as it is, as checkpoints hold some. UserError for anything else, and for
+    lists longer than LONGEST; nothing of the text is run.
     """
+    if not isinstance(text, str):
+        return text
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
