@@ -6,7 +6,6 @@ know. From Python:
     plugin.building.build, from_checkpoint            a model from flags, or from one of its checkpoints
     core.methods.Method, core.methods.register        a stabilisation method of one's own
     core.probes.Probe, tools.check.train_briefly      what training does, update by update, and a verdict on it
-    tools.theory.growth                               the paper's bounds beside what one step changes
     tools.export.transformer, tools.averaging         a trained model as fairseq's own, the mean of several
 What a user can mend is an errors.UserError, whose text is one line.
 """

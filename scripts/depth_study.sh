@@ -6,7 +6,6 @@
 #                                                              as train.de and train.en: tokenised, a sentence a line
 #   --list       the cells that are known by now, what they found, what they took; --render: the table of methods by
 #                depths; both look at OUT alone      --dry-run: the commands of the cell that is next
-#   --layer-use  what each layer does (deepnet layer-use, 50 sentences) in the best models of OUT: records in OUT/layer_use
 #   OUT=DIR      default depth_study; the file OUT/PAUSE holds the work within a second, without it the work goes on;
 #                OUT/records: a record of each cell that is over, as scripts/records.py keeps them
 #   METHODS="A B"  these alone: machines share a study, each its methods; their records go into one folder
@@ -19,7 +18,7 @@ source scripts/lib/common.sh
 looking="" text="" words=()
 for word in "$@"; do
     case "$word" in
-        --list | --render | --layer-use) looking="${word#--}" ;;
+        --list | --render) looking="${word#--}" ;;
         -*) words+=("$word") ;;
         *) if [ -z "$text" ] && [ "${#words[@]}" -eq 0 ]; then text="$word"; else words+=("$word"); fi ;;
     esac
@@ -88,26 +87,8 @@ cell() {  # cell NAME METHOD LAYERS SEED RATE UPDATES FLAGS...: trains it, trans
     python scripts/records.py keep "$runs" "$out/records" >"$out/records.log"
 }
 
-layer_use() {  # of the best of each method, depth and length whose weights are here
-    local name run
-    mkdir -p "$out/layer_use"
-    for name in $(cells kept); do
-        [ ! -f "$out/layer_use/$name.run.json" ] || continue
-        run="$runs/$name"
-        if [ ! -f "$run/checkpoint_last.pt" ]; then
-            echo "   $name: no weights here, passed over"
-            continue
-        fi
-        held layer_use deepnet layer-use "$run/checkpoint_last.pt" "$out/data" --sentences 50 --json "$out/layer_use/$name.run.json"
-    done
-    python scripts/records.py keep "$runs" "$out/records"  # with what that took
-}
-
 renice -n 10 -p $$ >/dev/null 2>&1 || true
-if [ "$looking" = layer-use ]; then
-    layer_use
-    exit
-elif [ -n "$looking" ]; then
+if [ -n "$looking" ]; then
     cells "$looking"
     exit
 fi

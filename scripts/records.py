@@ -19,7 +19,6 @@ from deepnet_fairseq.files import whole
 from deepnet_fairseq.study import depth_rates, depth_tables, depth_verdicts
 from deepnet_fairseq.study.depth_study import read_plan
 from deepnet_fairseq.study.figures import EVERY, Figure, depth_study, redraw
-from deepnet_fairseq.study.figures.layer_use import rows_by_layers
 from deepnet_fairseq.study.figures.losses import rows_by_depth
 from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
 from deepnet_fairseq.study.runs import (
@@ -50,7 +49,6 @@ FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of Dee
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
-    "layer_use": ("What each layer does", "deepnet layer-use"),
 }
 PLAN = Path(__file__).parent / "depth_study" / "plan.toml"
 TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or text, by the name of their place on it
@@ -72,13 +70,11 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables, or t
         "misjudged": depth_verdicts.rows_of_misjudged,
         "stages": lambda runs: depth_tables.rows_of_stages(read_plan(PLAN), runs),
         "costs": depth_tables.rows_of_costs,
-        "layer_use": rows_by_layers,
         "other_text": depth_tables.rows_of_losses,
         "other_text_rates": depth_rates.rows_of_exponents,
     },
 }
 APART = {  # place on a page -> folder of its runs, which is another, and what stands below
-    "layer_use": ("layer_use", "![What each layer does](figures/layer_use.png)\n"),
     "other_text": ("other_text", ""),
     "other_text_rates": ("other_text", ""),
 }

@@ -259,7 +259,3 @@ def test_two_cells_killed_and_resumed(tmp_path):
     before = [path.stat().st_mtime for path in records]
     again = script(*words, **settings)
     assert "== deepnorm" not in again.stdout and [path.stat().st_mtime for path in records] == before
-    script("depth_study", "--layer-use", **settings)
-    uses = sorted((out / "layer_use").glob("*.run.json"))
-    assert [path.name for path in uses] == [path.name for path in records]
-    assert RecordedRun(uses[0]).parts["layer_use"]["sentences"] == 20  # all that there are

@@ -1,8 +1,7 @@
-"""Commands before a training: what would be built, and where; its first updates; an audit; DeepNet's theorems."""
+"""Commands before a training: what would be built, and where; its first updates; an audit of weights."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from functools import cache
@@ -10,9 +9,7 @@ from typing import Any
 
 from .. import register
 from ..errors import UserError
-from . import numbers
 
-SMALLEST_LR = 1e-10  # of `theory`; below it rounding in float64 shows
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
 OF_MODIFIERS = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
 
@@ -240,62 +237,6 @@ def verify(args) -> None:
         sys.exit(3)
 
 
-def layers(args) -> None:
-    """what does each layer of a trained model do? Angular distance, loss without it, exchanged, logit lens
-
-    DATA: the binarised data of its run, or others with the same dictionaries. Defined in docs/probes.md. Runs on the
-    CPU.
-    """
-    register()
-    from pathlib import Path
-
-    from ..files import check_file
-    from ..tools.layer_use import layer_use
-
-    for flag, value, least in (("sentences", args.sentences, 2), ("block", args.block, 1)):
-        if value is not None and value < least:
-            raise UserError(f"--{flag} {value}: must be at least {least}")
-    if args.json:
-        check_file("--json", Path(args.json), (Path(args.checkpoint),))
-
-    def say(words: str) -> None:
-        if sys.stderr.isatty() or words.endswith("\n"):
-            print(words, end="", file=sys.stderr, flush=True)
-
-    found = layer_use(args.checkpoint, args.data, args.subset, args.sentences, args.block, say)
-    say("\r" + " " * 40 + "\r")
-    print(found.text())
-    if args.json:
-        found.write(Path(args.json))
-        print(f"\nwrote {args.json}")
-
-
-def theory(args) -> None:
-    """bounds of DeepNet's Theorems 4.2 and 4.3 and the measured update of one SGD step, over depth
-
-    Models with LN(alpha x + f(x)) only, built at N = M layers and freshly initialised; the batch is random tokens.
-    """
-    from ..text_table import render
-    from ..tools.theory import as_table, measure_updates
-    from ..tools.theory import check as check_names
-
-    if not SMALLEST_LR <= args.lr <= 1:
-        raise UserError(f"--lr {args.lr}: must be at least {SMALLEST_LR} and at most 1")
-    methods, depths = args.method.split(","), numbers("--depths", args.depths, "6,18,50")
-    if min(depths) < 1:
-        raise UserError(f"--depths {args.depths}: a stack needs at least 1 layer")
-    check_names(args.arch, methods, max(depths))
-    rows = [
-        measure_updates(m, depth, args.arch, args.lr, args.init_profile, args.seed) for m in methods for depth in depths
-    ]
-    print(render(as_table(rows)))
-    print(
-        f"\nbounds, and measured updates of encoder output and decoder features, per unit of --lr ({args.lr:g})\n"
-        "|v,w|: mean sqrt(v^2 + w^2), Xavier is 1.414; ratio: update over bound; slope: p of a growth as N^p\n"
-        "all moved: the model's update when biases, LayerNorms, embeddings, q and k take the step too"
-    )
-
-
 def add(command) -> None:
     """Registers this file's subcommands and their flags; command: as parser() gives it."""
     sub = command("environment", environment)
@@ -339,20 +280,3 @@ def add(command) -> None:
     sub.add_argument("--option", **of_method)
     sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
-
-    sub = command("layer-use", layers)
-    sub.add_argument("checkpoint", metavar="CHECKPOINT")
-    sub.add_argument("data", metavar="DATA", help="folder of binarised data")
-    sub.add_argument("--subset", default="valid", help="default valid")
-    sub.add_argument("--sentences", type=int, metavar="N", help="how many; by default as many as take minutes")
-    sub.add_argument("--block", type=int, default=1, metavar="N", help="angular distance over N layers besides")
-    sub.add_argument("--json", metavar="FILE", help="a record to write, RUNS/layer_use/NAME.run.json for figures")
-
-    sub = command("theory", theory)
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.add_argument("--method", default="deepnorm,post_ln", metavar="METHODS", help="default deepnorm,post_ln")
-    sub.add_argument("--depths", default="6,18,50,100", help="layers of each stack, default 6,18,50,100")
-    sub.add_argument("--arch", default="deepnet_transformer_tiny", help="gives the widths; default the tiny one")
-    sub.add_argument("--lr", type=float, default=1e-4, help="default 1e-4, where the update is linear in it")
-    sub.add_argument("--init-profile")
-    sub.add_argument("--seed", type=int, default=1, help="of weights and tokens")

@@ -17,14 +17,13 @@ from ..runs import folder_of, name_of, runs_of, unfinished
 from .by_depth import figure5, figure6, figure8
 from .early import figure3, figure4
 from .languages import figure10
-from .layer_use import layer_use
 from .losses import depth, figure7
 from .normformer import normformer3, normformer4
 from .small import inverted_gain
 
 FIGURES = {3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8}
 EVERY = FIGURES | {10: figure10, "depth": depth, "normformer3": normformer3, "normformer4": normformer4}
-EVERY |= {"inverted_gain": inverted_gain, "layer_use": layer_use}
+EVERY |= {"inverted_gain": inverted_gain}
 Figure = int | str  # a number of the DeepNet paper, or a name
 
 
