@@ -61,7 +61,7 @@ setup(
             "ctranslate2>=4",
         ],
         "serve": ["ctranslate2>=4"],
-        "huggingface": ["transformers>=5", "safetensors>=0.5", "sacremoses>=0.1"],  # deepnet export --to huggingface
+        "huggingface": ["transformers>=5", "safetensors>=0.5"],  # deepnet export --to huggingface
         # words of Japanese, Korean, Thai and Indic translations, as `deepnet score --paper m2m` counts them
         "m2m": ["sacrebleu[ja,ko]>=2.4", "pythainlp>=5", "indic-nlp-library>=0.92"],
         "bench": ["torchscale==0.3.0"],
