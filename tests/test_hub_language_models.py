@@ -1,4 +1,4 @@
-"""A language model's export, as a user runs it: perplexity by fairseq-eval-lm, by transformers, by lm-evaluation-harness."""
+"""A language model's export, as a user runs it: perplexity by fairseq-eval-lm, transformers, lm-evaluation-harness."""
 
 from __future__ import annotations
 

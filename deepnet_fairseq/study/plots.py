@@ -101,7 +101,7 @@ class Panel:
     title: str
     x: str
     y: str
-    series: Sequence[Series]
+    series: list[Series]
     log: str = ""
     top: str = ""
     bars: bool = False

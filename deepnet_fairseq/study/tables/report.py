@@ -243,7 +243,7 @@ th, td { border: 1px solid #bbb; padding: .3rem .6rem; white-space: nowrap; } bl
 
 def html(text: str, drawn: list[Picture]) -> str:
     """Return a Markdown page as one HTML file that needs nothing else, with its pictures at its end."""
-    from markdown import Markdown
+    from markdown import Markdown  # type: ignore[import-untyped]  # without types of its own
 
     for picture in drawn:
         with tempfile.TemporaryDirectory() as folder:

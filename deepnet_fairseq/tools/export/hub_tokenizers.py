@@ -102,10 +102,10 @@ def _cut_alike(tokenizer, subwords: Subwords, dictionary, data: str) -> None:
     They are of valid, else test, else train. Lines with a mark such as <unk> are left out: tokenizers there read the
     mark, as is meant for <mask>, and fairseq cuts it into pieces.
     """
-    encoder, rows = subwords.encoder(), ()
+    encoder, rows = subwords.encoder(), list[list[int]]()
     for split in ("valid", "test", "train"):
         if dataset := load_indexed_dataset(str(Path(data) / split), dictionary):
-            rows = (dataset[number].tolist() for number in range(min(len(dataset), HELD)))
+            rows = [dataset[number].tolist() for number in range(min(len(dataset), HELD))]
             break
     lines = [encoder.decode(" ".join(dictionary[i] for i in row if i >= SPECIALS)) for row in rows]
     lines = [line for line in lines if not any(mark in line for mark in tokenizer.all_special_tokens)]
