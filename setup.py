@@ -24,8 +24,6 @@ setup(
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
             "study/*.toml",
-            "study/tables/*.md",
-            "study/tables/page.html",
             "study/tables/tables.toml",
             "data/recipes/opus100.tsv",
         ]
@@ -41,7 +39,7 @@ setup(
         "matplotlib>=3.8",
         "scipy>=1.11",
         "pillow>=10",
-        "jinja2>=3.1",  # the reports' HTML
+        "markdown>=3.6",  # deepnet report --html
         "filelock>=3.12",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
@@ -63,7 +61,7 @@ setup(
             "ctranslate2>=4",
         ],
         "serve": ["ctranslate2>=4"],
-        "huggingface": ["transformers>=5", "safetensors>=0.5", "sacremoses>=0.1"],  # deepnet export --to huggingface
+        "huggingface": ["transformers>=5", "safetensors>=0.5"],  # deepnet export --to huggingface
         # words of Japanese, Korean, Thai and Indic translations, as `deepnet score --paper m2m` counts them
         "m2m": ["sacrebleu[ja,ko]>=2.4", "pythainlp>=5", "indic-nlp-library>=0.92"],
         "bench": ["torchscale==0.3.0"],

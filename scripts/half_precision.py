@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from deepnet_fairseq import register
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.text_table import markdown
 
 UPDATES = 25
 TOO_LARGE = ("--fp16-init-scale", str(2**28))
@@ -46,7 +47,6 @@ def train(data, *flags, updates: int = UPDATES):
 def rows(data, *flags):
     """The table's, head first."""
     yield ["method", "fp32", *PRECISIONS, *(f"{name} at most" for name in PRECISIONS), "overflows"]
-    yield ["---"] * (3 + 2 * len(PRECISIONS))
     for method in sorted(METHODS):
         chosen = ("--method", method, *METHODS[method].train_flags, *flags)
         exact = train(data, *chosen)[0]
@@ -58,5 +58,4 @@ def rows(data, *flags):
 
 if __name__ == "__main__":
     register()
-    for row in rows(*sys.argv[1:]):
-        print(f"| {' | '.join(row)} |", flush=True)
+    print(markdown(list(rows(*sys.argv[1:]))))

@@ -2,6 +2,8 @@
 
 keep RUNS DEST     what reports and figures need of the runs, without the machine's own paths, a line a run
 render RESULTS     RESULTS/runs as tables, pictures, an index
+
+Run as python -m scripts.records.
 """
 
 from __future__ import annotations
@@ -16,9 +18,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study.figures import EVERY, Figure, redraw
-from deepnet_fairseq.study.figures.losses import rows_by_depth
-from deepnet_fairseq.study.figures.small import rows_by_method, rows_gradients, rows_inverted
+from deepnet_fairseq.study.named_figures import EVERY, redraw
 from deepnet_fairseq.study.runs import (
     FILES,
     RECORDS,
@@ -31,18 +31,17 @@ from deepnet_fairseq.study.runs import (
     recorded_below,
     runs_of,
 )
-from deepnet_fairseq.study.tables.collect import TableReport, collect
 from deepnet_fairseq.study.tables.definitions import TABLES
-from deepnet_fairseq.study.tables.formats import escape, grid_text, markdown
-from deepnet_fairseq.study.tables.layout import BANNER, Grid, Text, lay_out, published
-from deepnet_fairseq.study.tables.result import described, environment_of
+from deepnet_fairseq.study.tables.report import BANNER, markdown_page, published
+from deepnet_fairseq.study.tables.results import TableReport, collect, described, environment_of
+from deepnet_fairseq.text_table import escape, markdown
+from scripts.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
 STEP = r"(?:[\w.@%+=-]|\\.)+"  # a name in a path, blanks escaped as a shell prints them
 ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
 HOME = re.compile(rf"~/({STEP}/)*({STEP})?/?")
-COLOURS = 64  # of a picture: lines and letters on white
 OWN = ("deepnorm", "normformer", "admin")  # the method that a table's paper is about
-FIGURES: dict[Figure, tuple[str, str]] = {  # those that are not Figure N of DeepNet, by scripts/figureN.sh
+FIGURES: dict[int | str, tuple[str, str]] = {  # those that are not Figure N of DeepNet, by scripts/figureN.sh
     10: ("Wang et al. 2022, Figures 9 and 10", "scripts/table3_m2m.sh"),
     "depth": ("DeepNorm and Post-LN at several depths", "scripts/quickstart.sh"),
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
@@ -54,7 +53,6 @@ TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables by th
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
     "later_methods": {"later_methods": rows_by_method},
 }
-WORDS = {"model", "method", "variant", "depth", "updates"}  # heads of columns that hold no numbers
 MINIATURES = """# Figures in miniature
 
 > **{banner}**
@@ -164,7 +162,7 @@ def render(results: Path) -> Iterator[str]:
             report, out = collect(runs, table), results / "tables" / f"{table.folders[0]}.md"
             out.parent.mkdir(exist_ok=True)
             with whole(out) as part:
-                part.write_text(markdown(report, lay_out(report, out)), encoding="utf-8")
+                part.write_text(markdown_page(report, out), encoding="utf-8")
             rows.append((title, table.script, *_state_and_headline(report), out))
             yield f"wrote {out}"
         else:
@@ -176,7 +174,7 @@ def render(results: Path) -> Iterator[str]:
             continue
         for place, table in tables.items():
             said = _trained_with(recorded) if place == name else ""
-            yield from _put(results / f"{name}.md", place, _of_runs(place, table(recorded)) + said)
+            yield from _put(results / f"{name}.md", place, _of_runs(table(recorded)) + said)
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -217,8 +215,8 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
         try:
             miniature = any(run.facts.get("smoke") is True for run in runs_of(results / "runs", figure))
             picture = results / "figures" / ("miniature" if miniature else "") / name
-            text = redraw(results / "runs", figure, picture.parent, COLOURS)
-            picture.with_suffix(".txt").unlink()
+            text = redraw(results / "runs", figure, picture.parent)
+            picture.with_suffix(".md").unlink()
         except UserError as error:
             if holds_runs(results / "runs" / folder_of(figure)):
                 yield f"left out {name_of(figure)}: {error}"
@@ -228,7 +226,7 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
             heading, _, numbers = text.partition("\n")
             page.append(
                 f"## {heading}\n\n![{heading}]({picture.relative_to(results).as_posix()})\n\n"
-                f"<details><summary>numbers</summary>\n\n```text\n{numbers.strip()}\n```\n\n</details>\n"
+                f"<details><summary>numbers</summary>\n\n{numbers.strip()}\n\n</details>\n"
             )
         rows.append((what, script, "miniature" if miniature else "in full", "picture", picture))
         yield f"wrote {picture}"
@@ -243,18 +241,14 @@ def _index(rows: list[tuple], results: Path) -> str:
     header = ["what", "script", "run here", "measured (published)", "record"]
     cells = []
     for *words, place in rows:
-        link = Text(place.name, link=quote(place.relative_to(results).as_posix())) if place else Text("–")
-        cells.append([*map(Text, words), link])
-    return grid_text(Grid("index", "", "", header, cells)) + "\n"
+        link = f"[{escape(place.name)}]({quote(place.relative_to(results).as_posix())})" if place else "–"
+        cells.append([*map(escape, words), link])
+    return markdown([header, *cells]) + "\n"
 
 
-def _of_runs(name: str, table: list[list[str]]) -> str:
+def _of_runs(table: list[list[str]]) -> str:
     """A table of runs, header first; "None." where it has no row."""
-    header, *rows = table
-    if not rows:
-        return "None.\n"
-    cells = [[Text(text, "" if name in WORDS else "number") for name, text in zip(header, row)] for row in rows]
-    return grid_text(Grid(name, "", "", header, cells)) + "\n"
+    return markdown([list(map(escape, row)) for row in table]) + "\n" if len(table) > 1 else "None.\n"
 
 
 def _trained_with(runs: list[RecordedRun]) -> str:

@@ -16,6 +16,6 @@ source scripts/setup.sh
 for words in "$@"; do
     name="" runs="$words"
     [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
-    python scripts/records.py keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
+    python -m scripts.records keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
 done
-python scripts/records.py render results
+python -m scripts.records render results

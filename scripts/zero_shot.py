@@ -23,10 +23,10 @@ from deepnet_fairseq.core.archs import LM
 from deepnet_fairseq.core.models import BOS, EOS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.text_table import markdown
 from deepnet_fairseq.tools.export.hub_models import MARKS, Port
-from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, sentences_held, write_tokenizer
+from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
-from scripts.hub_exports import markdown
 
 TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
 
@@ -70,8 +70,7 @@ def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu",
     config.save_pretrained(folder)
     port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
     dictionaries = task.source_dictionary, task.target_dictionary
-    held = sentences_held(subwords, task, cfg.task.data)
-    tokenizer, _ = write_tokenizer(transformers, folder, port, subwords, dictionaries, ["", ""], held)
+    tokenizer = write_tokenizer(transformers, folder, port, subwords, dictionaries, cfg.task.data)
     return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 

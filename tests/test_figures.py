@@ -15,11 +15,10 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import paper
-from deepnet_fairseq.study.figures import FIGURES, by_depth, chosen, languages, losses, redraw
-from deepnet_fairseq.study.figures.by_depth import power_law, scaling_law
-from deepnet_fairseq.study.figures.sheet import Sheet
+from deepnet_fairseq.study.named_figures import EVERY, FIGURES, chosen, redraw
+from deepnet_fairseq.study.paper_figures import methods_of_panel, power_law, scaling_law
+from deepnet_fairseq.study.plots import STYLES, Panel, Picture, Series, draw, style_of, text
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
-from deepnet_fairseq.study.style import STYLES, style_of
 
 from .support.recorded import every_figure, falling, record, update
 
@@ -34,26 +33,33 @@ def drawn(tmp_path_factory):
 
 
 def check_picture(path):
-    """A PNG of many colours; the text of its numbers."""
+    """A PNG of several colours; the text of its numbers."""
     picture = matplotlib.image.imread(path)
-    assert picture.shape[0] > 300 and picture.shape[1] > 400 and path.stat().st_size < 300_000
+    assert picture.shape[0] > 300 and picture.shape[1] > 400 and path.stat().st_size < 100_000
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
     assert 0.01 < (picture[..., :3].min(axis=2) < 0.9).mean() < 0.5
-    return path.with_suffix(".txt").read_text()
+    return path.with_suffix(".md").read_text()
 
 
-NUMBERS = {  # figure -> number of its table, and cells that a row begins with -> those that follow
-    3: {(1, "5", "Post-LN"): "18L-18L 1.30 0.2", (1, "0", "Post-LN-init"): "18L-18L 1.80 2.25",
-        (2, "6", "Post-LN"): "0.600 0.630 to 0.740", (3, "Post-LN-init", "18L-18L"): "200 6.50 3.87"},
-    4: {(1, "Post-LN, warm-up", "2"): "2.00 0.250 0.1 0.00442", (2, "Post-LN, no warm-up", "2"): "10.0 1.25 24.7 1.09",
-        (3, "Post-LN-init, warm-up", "2"): "9.00 1.12 23.8 1.05", (4, "Post-LN, warm-up", "18"): "2 0.200 0.815",
-        (4, "Post-LN, warm-up", "1"): "2 0.0300 0.003"},
-    5: {(1, "Post-LN", "measured"): "6 to 50 1.10", (1, "DeepNorm", "measured"): "6 to 50 0.50",
-        (1, "Post-LN", "paper"): "6 to 100 1.14", (2, "50"): "10.5 27.6 27.5", (2, "100"): "- 57.1"},
-    6: {(1, "DeepNorm"): "30.0 -", (1, "Admin, paper"): "- 28.8"},
-    7: {(1, "lr", "5e-4", "measured"): "18L-18L 200 5.00 5.00"},
-    8: {(1, "12", "DeepNorm"): "25.4 25.3", (2, "DeepNorm", "3"): "5.00",  # the reference: A 3.66, B 21.94, R2 0.933
-        (2, "DeepNorm, paper", "5"): "3.67 +-1.79 21.94 +-3.68 0.934"},
+def table(text, number):
+    """Rows of one of its tables, from 1: first cell -> header -> cell."""
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[number - 1])
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
+NUMBERS = {  # figure -> number of its table, first cell, column -> cell
+    3: {(1, "5", "Post-LN"): "1.30 (0.2)", (1, "0", "Post-LN-init"): "1.80 (2.25)",
+        (2, "6", "Post-LN"): "0.600 (0.630 to 0.740)", (3, "2", "Post-LN-init"): "6.50 (6.7)"},
+    4: {(1, "2", "Post-LN, warm-up"): "2.00 (0.0354)", (2, "2", "Post-LN, no warm-up"): "10.0 (8.73)",
+        (3, "2", "Post-LN-init, warm-up"): "9.00 (8.41)", (4, "18", "Post-LN, warm-up"): "0.200 (0.815)",
+        (4, "1", "Post-LN, warm-up"): "0.0300 (0.003)"},
+    5: {(1, "50", "DeepNorm"): "0.00707 (0.0049)", (2, "Post-LN", "slope"): "1.14", (2, "DeepNorm", "slope"): "0.55",
+        (3, "50", "Post-LN / DeepNorm"): "10.5", (3, "50", "paper"): "27.6"},
+    6: {(1, "6", "DeepNorm"): "30.0", (1, "10", "Admin"): "– (28.8)", (1, "50", "Post-LN"): "diverged (0)"},
+    7: {(1, "200", "5e-4"): "5.00"},
+    8: {(1, "12", "DeepNorm"): "25.4 (25.3)", (2, "DeepNorm", "A (BLEU per decade)"): "5.00",
+        (2, "DeepNorm, paper", "A (BLEU per decade)"): "3.67", (2, "DeepNorm, paper", "R2"): "0.934"},
 }  # fmt: skip
 
 
@@ -61,28 +67,16 @@ NUMBERS = {  # figure -> number of its table, and cells that a row begins with -
 def test_pictures_and_numbers(figure, drawn):
     """Numbers by hand. Of figure 4, other LayerNorms and gradients of single weights do not count."""
     text = check_picture(drawn / f"figure{figure}.png")
-    assert text.startswith(f"Figure {figure}: ") and f"paper: {paper.SETTING[figure]}" in text
-    for (table, *start), expected in NUMBERS[figure].items():
-        assert " ".join(cells(text.split("\n\n")[table], *start)).startswith(expected), start
-
-
-def rows(text: str, *start) -> list[list[str]]:
-    """The other cells of the rows that start with these."""
-    cells = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    return [row[len(start) :] for row in cells if tuple(row[: len(start)]) == start]
-
-
-def cells(text, *start):
-    """The other cells of the one row that starts with these."""
-    (found,) = rows(text, *start)
-    return found
+    assert text.startswith(f"Figure {figure}: ") and f"paper, in parentheses: {paper.SETTING[figure]}" in text
+    for (number, row, column), expected in NUMBERS[figure].items():
+        assert table(text, number)[row][column] == expected, (number, row, column)
 
 
 def test_only_some_figures_elsewhere(drawn, tmp_path, capsys):
     """The same runs give the same bytes."""
     main(["figures", str(drawn), "--only", "8,5", "--out", str(tmp_path / "new" / "out")])
     files = sorted((tmp_path / "new" / "out").iterdir())
-    assert [path.name for path in files] == ["figure5.png", "figure5.txt", "figure8.png", "figure8.txt"]
+    assert [path.name for path in files] == ["figure5.md", "figure5.png", "figure8.md", "figure8.png"]
     assert all(path.read_bytes() == (drawn / path.name).read_bytes() for path in files)
     assert capsys.readouterr().out.index("Figure 8") == 0
     assert chosen(drawn, None) == [3, 4, 5, 6, 7, 8] and chosen(drawn, "4, normformer4") == [4, "normformer4"]
@@ -99,53 +93,48 @@ def test_map_of_languages(tmp_path):
     record(tmp_path, 10, "deep", layers=100, score=directions(de_en=20.0, en_de=10.0, de_fr=0.0))
     record(tmp_path, 10, "m2m100", "pre_ln", 24, score=directions(de_en=12.0), system="M2M-100")
     text = redraw(tmp_path, 10, tmp_path)
-    assert cells(text, "deep 100L-100L") == ["3", "10.0", "de-fr 0", "de-en 20.0"]
-    assert cells(text, "M2M-100 24L-24L") == ["1", "12.0", "de-en 12.0", "de-en 12.0"]
+    found = {name: list(row.values())[1:] for name, row in table(text, 1).items()}
+    assert found["deep 100L-100L"] == ["3", "10.0", "de-fr 0", "de-en 20.0"]
+    assert found["M2M-100 24L-24L"] == ["1", "12.0", "de-en 12.0", "de-en 12.0"]
     assert matplotlib.image.imread(tmp_path / "figure10.png").shape[1] > 800  # two panels
-    drawn = languages._map({"de-en": 20.0, "en-de": 10.0}, ["de", "en", "fr"])
-    assert (drawn[0, 1], drawn[1, 0], np.isnan(drawn).sum()) == (20, 10, 7)
+    (first, _) = EVERY[10](runs_of(tmp_path, 10)).panels
+    assert first.labels == ["de", "en", "fr"] and first.values["de", "en"] == 20 and len(first.values) == 3
     record(tmp_path, 10, "zzz", score={"bleu": 1.0})
     with pytest.raises(UserError, match=r"zzz.score\.json: has no test set flores"):
         redraw(tmp_path, 10, tmp_path)
 
 
-@pytest.fixture
-def text_only(monkeypatch):
-    """A picture takes most of a second, and these tests look at numbers."""
-    monkeypatch.setattr(Sheet, "save", lambda self, *_, **__: None)
+def text_of(figure, *folders):
+    """The text of a figure of some runs, without the picture."""
+    return text(EVERY[figure]([RecordedRun(folder) for folder in folders]))
 
 
-def test_a_diverged_run_needs_no_score(tmp_path, text_only):
+def test_a_diverged_run_needs_no_score(tmp_path):
     folder = record(tmp_path, 6, "run", "post_ln", 50)
     with pytest.raises(UserError, match=r"score\.json: holds no number"):
-        FIGURES[6]([RecordedRun(folder)], tmp_path / "a.png")
+        text_of(6, folder)
     (folder / "diverged").touch()
-    text = FIGURES[6]([RecordedRun(folder)], tmp_path / "a.png")
-    assert " x " in text and "no run of: DeepNorm" in text
-    assert "diverged" in FIGURES[8]([RecordedRun(folder)], tmp_path / "b.png")
+    assert table(text_of(6, folder), 1)["50"]["Post-LN"] == "diverged (0)" and "no run of: Admin" in text_of(6, folder)
+    assert table(text_of(8, folder), 1)["100"]["Post-LN"] == "diverged"
 
 
-def test_not_finite_updates_are_marked_not_fitted(tmp_path, text_only):
+def test_not_finite_updates_are_marked_not_fitted(tmp_path):
     runs = []
     for layers, value in ((6, 0.1), (12, 0.2), (24, 0.4), (50, None)):
-        folder = record(tmp_path, 5, str(layers), "post_ln", layers, update(value), update=10)
-        runs.append(RecordedRun(folder))
-    text = FIGURES[5](runs, tmp_path / "a.png")
-    assert cells(text, "Post-LN", "measured")[:2] == ["6 to 24", "1.00"]
-    assert "no run of: DeepNorm (at two depths or more)" in text
+        runs.append(record(tmp_path, 5, str(layers), "post_ln", layers, update(value), update=10))
+    said = text_of(5, *runs)
+    assert "| Post-LN | measured | 6 to 24 | 1.00 |" in said and table(said, 1)["50"]["Post-LN"].startswith("diverged")
+    assert "no run of: DeepNorm (at two depths or more)" in said
 
 
-def test_a_run_that_diverged_before_its_first_validation(tmp_path, text_only):
+def test_a_run_that_diverged_before_its_first_validation(tmp_path):
     folder = record(tmp_path, 7, "run", panel="lr", value="1e-2", part="curve")
     (folder / "diverged").touch()
-    text = FIGURES[7]([RecordedRun(folder)], tmp_path / "a.png")
-    assert cells(text, "lr", "1e-2", "measured") == ["18L-18L", "0", "- (diverged)", "-"]
-    assert "no run of: batch; size" in text
+    said = text_of(7, folder)
+    assert table(said, 1)["0"]["1e-2"] == "diverged" and "no run of: batch; size" in said
     folder = record(tmp_path, 3, "run", "post_ln", part="curve")
     (folder / "diverged").touch()
-    text = FIGURES[3]([RecordedRun(folder)], tmp_path / "b.png")
-    assert cells(text, "Post-LN", "18L-18L") == ["0", "- (diverged)", "12.9"]
-    assert "no run of: post_ln, profile; post_ln_init, profile; post_ln_init, curve" in text
+    assert "no run of: post_ln, profile; post_ln_init, profile; post_ln_init, curve" in text_of(3, folder)
 
 
 # the quickstart's runs
@@ -164,20 +153,11 @@ def runs(tmp_path):
 
 
 def test_losses_by_depth(runs):
-    """The text says where each run ends, the title the numbers and no more."""
-    text = losses.depth(runs_of(runs, "depth"), runs / "a.png")
-    found = [line.split() for line in text.splitlines() if line.startswith(("18L", "50L"))]
-    assert [row[:6] for row in found] == [
-        ["18L-18L", "DeepNorm", "1", "400", "3.18", "36.80"],
-        ["18L-18L", "Post-LN", "1", "400", "8.04", "-"],
-        ["50L-50L", "DeepNorm", "1", "800", "3.50", "36.80"],
-        ["50L-50L", "Post-LN", "1", "800", "8.04", "-"],
-    ]
-    found = losses.finding(runs_of(runs, "depth"))
-    assert found == "18 and 50 layers: DeepNorm ends at 3.2 and 3.5 bits, BLEU 37;\nPost-LN ends at 8.0 bits"
-    text = redraw(runs, "depth", runs, colours=64)
+    """A panel a depth; a run that was stuck to its end."""
+    text = redraw(runs, "depth", runs)
     assert check_picture(runs / "depth.png") == text
-    assert len(np.unique(matplotlib.image.imread(runs / "depth.png"))) <= 3 * 64
+    assert list(table(text, 1)["400"].values()) == ["400", "3.18", "8.04"]
+    assert table(text, 2)["800"]["DeepNorm"] == "3.50"
 
 
 # NormFormer's
@@ -222,10 +202,6 @@ def both(one: dict, other: dict) -> dict:
     return {update: one.get(update, {}) | other.get(update, {}) for update in one.keys() | other.keys()}
 
 
-def tables(text: str) -> list[str]:
-    return text.split("\n\n")[1:-1]
-
-
 @pytest.fixture(scope="module")
 def normformer(tmp_path_factory):
     """Post-LN, Pre-LN and NormFormer, NormFormer with its scales; and what the command made of them."""
@@ -241,62 +217,53 @@ def normformer(tmp_path_factory):
 def test_gradients_by_layer(normformer):
     """The mean of the first 1,000 updates, later ones only over updates."""
     text = check_picture(normformer / "normformer3.png")
-    assert text.startswith("NormFormer, Figure 3: ") and "paper: 125M parameters, 12 layers" in text
-    by_layer, ratios = tables(text)
-    assert "mean |element| of fc2's gradient" in by_layer
-    assert rows(by_layer, "Post-LN", "12L", "1") == [["2.00"]] and rows(by_layer, "Post-LN", "12L", "12") == [["4096"]]
-    assert rows(by_layer, "Pre-LN", "12L", "3") == [["0.500"]]
-    assert [row[1] for row in rows(by_layer, "NormFormer", "12L")] == ["3.00"] * 12
-    assert rows(ratios, "Post-LN") == [["12L", "0 to 500", "0.000488", "500", "0.000488", "far below 1"]]
-    assert rows(ratios, "Pre-LN") == [["12L", "0 to 500", "2048", "5000", "4194304", "far above 1"]]
-    assert rows(ratios, "NormFormer") == [["12L", "0 to 500", "1.00", "5000", "1.00", "nearer to 1 than Pre-LN"]]
-    assert "no run of" not in text
+    assert text.startswith("NormFormer, Figure 3: mean |element| of fc2's gradient") and "Post-LN far below 1" in text
+    by_layer, ratios = table(text, 1), table(text, 2)
+    assert (by_layer["1"]["Post-LN"], by_layer["12"]["Post-LN"], by_layer["3"]["Pre-LN"]) == ("2.00", "4096", "0.500")
+    assert [row["NormFormer"] for row in by_layer.values()] == ["3.00"] * 12
+    assert list(ratios["500"].values())[1:] == ["0.000488", "2048", "1.00"]
+    assert list(ratios["5000"].values())[1:] == ["–", "4194304", "1.00"]
 
 
 def test_learned_scales(normformer):
     """Of the last probed update, beside what the paper has for the layer."""
-    gain, attention, heads = tables(check_picture(normformer / "normformer4.png"))
-    assert rows(gain, "NormFormer", "12L", "5000", "1") == [["0.210", "0.110", "0.310", "0.22"]]
-    assert rows(gain, "NormFormer", "12L", "5000", "6") == [["0.260", "0.160", "0.360", "-"]]
-    assert rows(gain, "NormFormer", "12L", "5000", "12") == [["0.320", "0.220", "0.420", "0.9"]]
-    assert [row[-1] for row in rows(attention, "NormFormer")] == ["0.14"] + ["0.25 to 0.38"] * 11
-    assert {row[-1] for row in rows(heads, "NormFormer")} == {"0.35 to 1.8"}
-    assert all(len(rows(table, "NormFormer")) == 12 for table in (gain, attention, heads))
+    text = check_picture(normformer / "normformer4.png")
+    gain, attention, heads = (table(text, number) for number in (1, 2, 3))
+    found = [gain[layer]["NormFormer"] for layer in ("1", "6", "12")]
+    assert found == ["0.210 [0.110 to 0.310] (0.220)", "0.260 [0.160 to 0.360]", "0.320 [0.220 to 0.420] (0.900)"]
+    assert [row["NormFormer"].endswith("(0.250 to 0.380)") for row in attention.values()] == [False] + [True] * 11
+    assert all(row["NormFormer"].endswith("(0.350 to 1.80)") for row in heads.values()) and len(heads) == 12
 
 
-@pytest.mark.parametrize(
-    "stacks, depth", [(("encoder",), "12L"), (("decoder",), "12L"), (("encoder", "decoder"), "12L-12L")]
-)
-def test_models_of_every_kind(stacks, depth, tmp_path, text_only):
+@pytest.mark.parametrize("stacks", [("encoder",), ("decoder",), ("encoder", "decoder")])
+def test_models_of_every_kind(stacks, tmp_path):
     """A masked language model's encoder; of a translation model the decoder."""
     probes = both(gradients({0: (2.0, 1.0)}, stack=stacks[-1]), scales({0: 0.5}, stack=stacks[-1]))
-    model(tmp_path, "a", "normformer", probes, stacks=stacks)
-    assert rows(redraw(tmp_path, "normformer3", tmp_path), "NormFormer", depth, "12") == [["2.00"]]
-    assert rows(redraw(tmp_path, "normformer4", tmp_path), "NormFormer", depth, "0", "12")[0][0] == "0.620"
+    folder = model(tmp_path, "a", "normformer", probes, stacks=stacks)
+    assert table(text_of("normformer3", folder), 1)["12"]["NormFormer"] == "2.00"
+    assert table(text_of("normformer4", folder), 1)["12"]["NormFormer"].startswith("0.620")
 
 
-def test_a_deep_model(tmp_path, text_only):
-    """A dozen of its layers in the table, the first and the last among them; the paper has no layer to compare."""
-    model(tmp_path, "a", "normformer", both(gradients({0: (2.0, 1.0)}, 100), scales({0: 0.0}, 100)), layers=100)
-    model(tmp_path, "not-probed", "post_ln", None)
-    layers = [row[0] for row in rows(tables(redraw(tmp_path, "normformer3", tmp_path))[0], "NormFormer", "100L")]
+def test_a_deep_model(tmp_path):
+    """A dozen of its layers in the table, the first and the last among them."""
+    deep = both(gradients({0: (2.0, 1.0)}, 100), scales({0: 0.0}, 100))
+    folders = model(tmp_path, "a", "normformer", deep, layers=100), model(tmp_path, "not-probed", "post_ln", None)
+    layers = list(table(text_of("normformer3", *folders), 1))
     assert (len(layers), layers[0], layers[-1]) == (12, "1", "100")
-    found = rows(tables(redraw(tmp_path, "normformer4", tmp_path))[0], "NormFormer", "100L", "0")
-    assert [row[0] for row in found] == layers and {row[-1] for row in found} == {"-"}
 
 
-def test_several_runs_of_one_method(tmp_path, text_only):
+def test_several_runs_of_one_method(tmp_path):
     """Told apart by their folders; an ablation lacks a part, or has the factors behind W_out."""
-    model(tmp_path, "full", "normformer", scales({0: 0.1}))
-    model(tmp_path, "no-ffn-norm", "normformer", scales({0: 0.2}, places=PLACES[1:]))
-    model(tmp_path, "fairseq", "normformer", scales({0: 0.3}, places=(*PLACES[:2], "self_attn.outer.c")))
-    model(tmp_path, "sub", "sub_ln", scales({0: 0.4}, places=("ffn.inner", "self_attn.inner")))
-    gain, attention, heads = tables(redraw(tmp_path, "normformer4", tmp_path))
-    assert {row[0] for row in (re.split(" {2,}", line) for line in gain.splitlines()[2:])} == {
-        "NormFormer, full", "NormFormer, fairseq",
-    }  # fmt: skip
-    assert rows(heads, "NormFormer, fairseq", "12L", "0", "1")[0][:3] == ["0.310", "0.210", "0.410"]
-    assert len(rows(attention, "NormFormer, no-ffn-norm")) == 12 and "sub" not in attention
+    folders = [
+        model(tmp_path, "full", "normformer", scales({0: 0.1})),
+        model(tmp_path, "no-ffn-norm", "normformer", scales({0: 0.2}, places=PLACES[1:])),
+        model(tmp_path, "fairseq", "normformer", scales({0: 0.3}, places=(*PLACES[:2], "self_attn.outer.c"))),
+        model(tmp_path, "sub", "sub_ln", scales({0: 0.4}, places=("ffn.inner", "self_attn.inner"))),
+    ]
+    gain, attention, heads = (table(text_of("normformer4", *folders), number)["1"] for number in (1, 2, 3))
+    assert list(gain)[1:] == ["NormFormer", "NormFormer, full", "NormFormer, fairseq"]
+    assert heads["NormFormer, fairseq"] == "0.310 [0.210 to 0.410]"
+    assert "NormFormer, no-ffn-norm" in attention and "NormFormer, sub" not in attention
 
 
 def test_runs_without_what_the_figures_need(tmp_path):
@@ -341,7 +308,7 @@ def test_methods_of_one_panel_stay_apart():
     """15 is more than six times what is just noticeable; white is the paper they are on."""
     assert STYLES.keys() >= METHODS.keys()
     assert nearest([style.colour for style in STYLES.values()], VISIONS["normal"]) > 15  # any two, in any picture
-    groups = [by_depth.group(norm) for norm in by_depth.PANELS]
+    groups = [methods_of_panel(norm) for norm in ("post", "none", "pre")]
     for methods in groups:
         for vision, (one, other) in itertools.product(VISIONS.values(), itertools.combinations(methods, 2)):
             first, second = style_of(one), style_of(other)
@@ -352,19 +319,17 @@ def test_methods_of_one_panel_stay_apart():
     assert sorted(name for group in groups for name in group[1:]) == sorted(METHODS.keys() - {"deepnorm"})
 
 
-def test_measured_is_solid_the_paper_hollow(tmp_path):
-    sheet = Sheet(1, 1, "elsewhere")
-    sheet.curve(0, [1, 2], [1, 2], style_of("deepnorm"))
-    sheet.paper(0, [1, 2], [3, 4], style_of("admin"))
-    sheet.diverged(0, 2, style_of("post_ln"))
-    sheet.diverged(0, 2, style_of("ds_init"))
-    sheet.save(tmp_path / "a.png")
-    mine, theirs, first, second = sheet.panels[0].lines
-    assert (mine.get_linestyle(), mine.get_markerfacecolor()) == ("-", style_of("deepnorm").colour)
-    assert (theirs.get_linestyle(), theirs.get_markerfacecolor()) == ("--", "none")
-    assert first.get_marker() == second.get_marker() == "x" and first.get_ydata()[0] < second.get_ydata()[0] < 0.2
-    legend = [text.get_text() for text in sheet.figure.legends[0].get_texts()]
-    assert legend == ["DeepNorm", "Admin", "Post-LN", "DS-Init", "diverged", "measured", "paper (elsewhere)"]
+def test_measured_is_solid_the_paper_hollow(tmp_path, monkeypatch):
+    """And a method with both is solid in the legend; an SVG keeps its letters as text."""
+    series = [
+        Series(style_of("deepnorm"), {1: 1, 2: 2}), Series(style_of("deepnorm"), {1: 3}, paper=True),
+        Series(style_of("admin"), {1: 3, 2: 4}, paper=True), Series(style_of("post_ln"), {}, failed=[2]),
+    ]  # fmt: skip
+    draw(Picture("", [Panel("a panel", "x", "y", series)], "elsewhere"), tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    for words in ("DeepNorm", "Admin", "Post-LN", "solid: measured; dashed, hollow: paper (elsewhere); x: diverged"):
+        assert f">{words}</text>" in drawn
+    assert "stroke-dasharray" in drawn and style_of("admin").colour.lower() in drawn
 
 
 def test_laws_and_their_confidence():

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-from itertools import chain
 
 import pytest
 from fairseq.data import Dictionary
-from sacremoses import MosesTokenizer
-from sentencepiece import SentencePieceProcessor
 
 from deepnet_fairseq.data import lm_text
 from deepnet_fairseq.data.language import make_corpus
@@ -25,91 +21,15 @@ from .support.plain_text import write_gpt2
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
 pytestmark = pytest.mark.peers
 
-LANGS = ["qaa", "qab"]
 FSMT, M2M100 = (Port(name, "ForConditionalGeneration", {}, {}, 1024, bounded=False) for name in ("FSMT", "M2M100"))
 HARD = ["  two   blanks ", "a☃☃ ☃b", "ﬁ ½ Ａ é e\u0301", "tab\there", "x" * 30, "don't, \u2581 that", ""]
 
 
-@pytest.fixture(scope="module", name="merged")
-def a_merged(tmp_path_factory):
-    """Codes learnt on made sentences; the sentences in pieces, and a dictionary of all but a few of them, a side."""
-    from subword_nmt.apply_bpe import BPE
-    from subword_nmt.learn_bpe import learn_bpe
-
-    folder = tmp_path_factory.mktemp("codes")
+@pytest.fixture(scope="module", name="plain")
+def some_plain():
+    """Made sentences of two languages."""
     corpus = make_corpus({"train": 60, "valid": 1, "test": 1}, nouns=20)["train"]
-    plain = [[pair[side] for pair in corpus] for side in (0, 1)]
-    words = [
-        [" ".join(MosesTokenizer(lang).tokenize(line, aggressive_dash_splits=True)) for line in lines]
-        for lang, lines in zip(LANGS, plain, strict=True)
-    ]
-    with open(folder / "codes", "w", encoding="utf-8") as file:
-        learn_bpe(chain(*words), file, 60)
-    bpe = BPE(io.StringIO((folder / "codes").read_text(encoding="utf-8")))
-    pieces = [[bpe.process_line(line) for line in lines] for lines in words]
-    dictionaries = []
-    for lines in pieces:
-        dictionary = Dictionary()
-        for piece in sorted({piece for line in lines for piece in line.split()})[:-3]:
-            dictionary.add_symbol(piece)
-        dictionaries.append(dictionary)
-    return folder, plain, pieces, dictionaries
-
-
-def test_subword_nmt_as_fsmt_tokenizer(merged, tmp_path):
-    """The numbers that fairseq gives the pieces, those of what the dictionary lacks among them; and the text again."""
-    folder, plain, pieces, dictionaries = merged
-    transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path)
-    subwords = find_subwords(None, str(folder))
-    ours = [dictionaries[0].encode_line(line, add_if_not_exist=False).tolist() for line in pieces[0]]
-    held = [*((line, row[:-1]) for line, row in zip(plain[0], ours, strict=True)), ("A-b", [7])]
-    tokenizer, slow = write_tokenizer(library(), tmp_path, FSMT, subwords, dictionaries, LANGS, held)
-    assert slow == "the data have two dictionaries; it cuts 60 of 61 of the data's own sentences as they are there"
-    assert tokenizer(plain[0])["input_ids"] == ours
-    assert any(UNK in line for line in ours) and type(tokenizer).__name__ == "FSMTTokenizer"
-    theirs = [dictionaries[1].encode_line(line, add_if_not_exist=False) for line in pieces[1]]
-    known = [number for number, line in enumerate(theirs) if UNK not in line]
-    said = tokenizer.batch_decode([theirs[number] for number in known], skip_special_tokens=True)
-    wanted = [plain[1][number] for number in known]  # but for Moses' blanks at full stops and commas
-    assert [line.replace(" ", "") for line in said] == [line.replace(" ", "") for line in wanted] and len(known) > 5
-    assert tokenizer.model_max_length == 1024 and tokenizer.eos_token_id == EOS and tokenizer.pad_token_id == PAD
-
-
-def test_a_dictionary_without_capitals_is_one_of_text_that_had_none(merged, tmp_path):
-    """As IWSLT-14's recipe prepares it."""
-    from subword_nmt.apply_bpe import BPE
-
-    folder, plain, _, _ = merged
-    bpe, dictionary = BPE(io.StringIO((folder / "codes").read_text(encoding="utf-8"))), Dictionary()
-    tokenize = MosesTokenizer(LANGS[0]).tokenize
-    cut = [bpe.process_line(" ".join(tokenize(line.lower(), aggressive_dash_splits=True))) for line in plain[0]]
-    ours = [dictionary.encode_line(line).tolist() for line in cut]
-    transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path)
-    subwords = find_subwords(None, str(folder))
-    tokenizer, _ = write_tokenizer(library(), tmp_path, FSMT, subwords, [dictionary] * 2, LANGS, [])
-    assert tokenizer(plain[0])["input_ids"] == ours and any(line != line.lower() for line in plain[0])
-
-
-def test_a_sentencepiece_model_with_two_dictionaries(merged, tmp_path):
-    """The source's numbers for what is read, the target's for what is written."""
-    _, plain, _, _ = merged
-    (tmp_path / "spm.model").write_bytes(sentencepiece_model(chain(*plain), 80))
-    processor, dictionaries, numbers = SentencePieceProcessor(model_file=str(tmp_path / "spm.model")), [], []
-    for lines in plain:
-        cut, dictionary = [" ".join(processor.encode(line, out_type=str)) for line in lines], Dictionary()
-        for piece in sorted({piece for line in cut for piece in line.split()}):
-            dictionary.add_symbol(piece)
-        dictionaries.append(dictionary)
-        numbers.append([dictionary.encode_line(line, add_if_not_exist=False).tolist() for line in cut])
-    (tmp_path / "hub").mkdir()
-    transformers.FSMTConfig(langs=LANGS).save_pretrained(tmp_path / "hub")
-    subwords = find_subwords(None, str(tmp_path))
-    held = list(zip(plain[0], numbers[0], strict=True))
-    tokenizer, slow = write_tokenizer(library(), tmp_path / "hub", FSMT, subwords, dictionaries, LANGS, held)
-    assert slow == "the data have two dictionaries"
-    assert tokenizer(plain[0])["input_ids"] == numbers[0] and dictionaries[0].symbols != dictionaries[1].symbols
-    assert tokenizer.batch_decode(numbers[1], skip_special_tokens=True) == plain[1]
-    assert tokenizer(text_target=plain[1])["input_ids"] == numbers[1]
+    return [pair[side] for side in (0, 1) for pair in corpus]
 
 
 def all_pieces(subwords) -> Dictionary:
@@ -126,77 +46,86 @@ def files_of(subwords) -> dict:
 
 
 @pytest.fixture(name="subwords", params=["bpe", "unigram", "gpt2"])
-def a_subwords(request, merged, tmp_path):
+def a_subwords(request, plain, tmp_path):
     """Of each kind that a fast tokenizer cuts by."""
     if request.param == "gpt2":
         write_gpt2(tmp_path / "data")
         content = {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
         (tmp_path / "data" / lm_text.NAME).write_text(json.dumps(content))
         return find_subwords(None, str(tmp_path / "data"))
-    model = sentencepiece_model(chain(*merged[1]), 90, model_type=request.param, hard_vocab_limit=False)
+    model = sentencepiece_model(plain, 90, model_type=request.param, hard_vocab_limit=False)
     (tmp_path / "spm.model").write_bytes(model)
     return find_subwords(str(tmp_path / "spm.model"), "")
 
 
 FRAMED = {  # head, number that a text begins with -> what a text and a pair of texts are
-    ("ForConditionalGeneration", 0): ([], [EOS], []),
     ("ForCausalLM", EOS): ([EOS], [], []),
     ("ForCausalLM", 0): ([0], [], []),
     ("ForMaskedLM", 0): ([0], [EOS], [EOS]),
 }
 
 
-def test_a_fast_tokenizer_cuts_as_fairseq_does(subwords, merged, tmp_path):
+def test_a_fast_tokenizer_cuts_as_fairseq_does(subwords, plain, tmp_path):
     """Sentences, and what they have not: blanks in a row, letters that no piece has, signs that are normalised."""
     dictionary, encoder = all_pieces(subwords), subwords.encoder()
-    lines = [*chain(*merged[1]), *HARD]
-    marked = ["a <unk> b", "a </s>"]  # which is cut into pieces by fairseq, and is the mark there
+    lines = [*plain, *HARD]
     cut = [dictionary.encode_line(encoder.encode(line), add_if_not_exist=False, append_eos=False) for line in lines]
-    if subwords.kind == "gpt2":
-        dictionary.add_symbol("<mask>")
     for (head, begin), (before, behind, between) in FRAMED.items():
-        if head == "ForMaskedLM" and subwords.kind != "gpt2":
-            continue
+        if head == "ForMaskedLM":
+            dictionary.add_symbol("<mask>")
         folder = tmp_path / f"{head}{begin}"
         folder.mkdir()
         ported = Port("OPT", head, MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
         numbers = [row.tolist() for row in cut]
-        held = [*zip(lines, numbers, strict=True), *((line, []) for line in marked)]
-        tokenizer, slow = write_tokenizer(library(), folder, ported, subwords, [dictionary] * 2, LANGS, held)
-        assert not slow and tokenizer.is_fast and tokenizer.model_max_length == 128
+        tokenizer = write_tokenizer(library(), folder, ported, subwords, [dictionary] * 2, str(tmp_path))
+        assert tokenizer.is_fast and tokenizer.model_max_length == 128
         assert tokenizer(lines)["input_ids"] == [[*before, *row, *behind] for row in numbers]
         pair = tokenizer(lines[0], lines[1])["input_ids"]
         assert pair == [*before, *numbers[0], *behind, *between, *numbers[1], *behind]
-        plain = [line for line, row in zip(lines, numbers, strict=True) if UNK not in row and line not in HARD]
-        assert len(plain) > 20
-        assert tokenizer.batch_decode(tokenizer(plain)["input_ids"], skip_special_tokens=True) == plain
+        known = [line for line, row in zip(lines, numbers, strict=True) if UNK not in row and line not in HARD]
+        assert len(known) > 20
+        assert tokenizer.batch_decode(tokenizer(known)["input_ids"], skip_special_tokens=True) == known
         assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (PAD, EOS, UNK)
         assert tokenizer.bos_token_id == begin and tokenizer.padding_side == ("left" if "Causal" in head else "right")
         assert len(tokenizer) == len(dictionary)
 
 
-def test_pieces_that_the_dictionary_lacks_are_left_to_the_model(subwords, tmp_path):
-    """A slow tokenizer for a translation of SentencePiece, or one line."""
+def test_a_translation_models_text_is_cut_by_its_sentencepiece_model(plain, tmp_path):
+    """The numbers that fairseq gives; a piece that the dictionary lacks is <unk>, and nothing is dropped."""
+    (tmp_path / "spm.model").write_bytes(sentencepiece_model(plain, 90))
     (tmp_path / "hub").mkdir()
-    dictionary = Dictionary()
-    for piece in all_pieces(subwords).symbols[4:-2]:
+    subwords = find_subwords(None, str(tmp_path))
+    dictionary, lines = Dictionary(), [*plain, *HARD, f">>fr<< {plain[0]}"]
+    for piece in all_pieces(subwords).symbols[4:-6]:
         dictionary.add_symbol(piece)
-    causal = Port("OPT", "ForCausalLM", MARKS, {}, 64, bounded=True)
-    with pytest.raises(UserError, match="has 1 pieces that the dictionary lacks .*; give --to transformer"):
-        write_tokenizer(library(), tmp_path / "hub", causal, subwords, [dictionary] * 2, LANGS, [])
+    for ported, config in ((FSMT, transformers.FSMTConfig), (M2M100, transformers.M2M100Config)):
+        config().save_pretrained(tmp_path / "hub")
+        tokenizer = write_tokenizer(library(), tmp_path / "hub", ported, subwords, [dictionary] * 2, str(tmp_path))
+        encoder = subwords.encoder()
+        ours = [dictionary.encode_line(encoder.encode(line), add_if_not_exist=False).tolist() for line in lines]
+        assert tokenizer(lines)["input_ids"] == ours and any(UNK in row for row in ours[: len(plain)])
+        known = [line for line, row in zip(plain, ours, strict=False) if UNK not in row]
+        assert tokenizer.batch_decode(tokenizer(known)["input_ids"], skip_special_tokens=True) == known and known
+        assert tokenizer.model_max_length == 1024 and (tokenizer.pad_token_id, tokenizer.eos_token_id) == (PAD, EOS)
+
+
+def test_text_that_no_tokenizer_cuts_alike_is_refused(subwords, tmp_path):
+    """In a line: pieces that the dictionary lacks, two dictionaries, subword-nmt's codes, GPT-2's for a translation."""
+    full, less = all_pieces(subwords), Dictionary()
+    for piece in full.symbols[4:-2]:
+        less.add_symbol(piece)
+    causal, codes = Port("OPT", "ForCausalLM", MARKS, {}, 64, bounded=True), tmp_path / "codes"
+    codes.write_text("#version: 0.2\na b\n")
+    cases = [
+        (causal, subwords, [less, less], "has 1 pieces that the dictionary lacks .*; give --to transformer"),
+        (M2M100, subwords, [full, less], "the data have two; train on data of one dictionary"),
+        (FSMT, find_subwords(str(codes), ""), [full, full], "subword-nmt's codes cut what Moses' tokenizer makes"),
+    ]
     if subwords.kind == "gpt2":
-        with pytest.raises(UserError, match="has 1 pieces that the dictionary lacks"):
-            write_tokenizer(library(), tmp_path / "hub", FSMT, subwords, [dictionary] * 2, LANGS, [])
-        return
-    transformers.M2M100Config().save_pretrained(tmp_path / "hub")
-    found, slow = write_tokenizer(library(), tmp_path / "hub", M2M100, subwords, [dictionary] * 2, LANGS, [])
-    assert "has 1 pieces that the dictionary lacks" in slow and type(found).__name__ == "MarianTokenizer"
-
-
-def test_two_dictionaries_are_no_m2m100(merged, tmp_path):
-    folder, _, _, dictionaries = merged
-    with pytest.raises(UserError, match="the data have two; train on data of one dictionary"):
-        write_tokenizer(library(), tmp_path, M2M100, find_subwords(None, str(folder)), dictionaries, LANGS, [])
+        cases.append((FSMT, subwords, [full, full], "cut by SentencePiece there, and this model's by gpt2"))
+    for ported, how, dictionaries, message in cases:
+        with pytest.raises(UserError, match=message):
+            write_tokenizer(library(), tmp_path, ported, how, dictionaries, str(tmp_path))
 
 
 def test_what_cut_the_text_is_found_or_asked_for(tmp_path):
@@ -204,7 +133,6 @@ def test_what_cut_the_text_is_found_or_asked_for(tmp_path):
         find_subwords(None, str(tmp_path))
     with pytest.raises(UserError, match="--subwords .*no such file"):
         find_subwords(str(tmp_path / "missing"), str(tmp_path))
-    for content, message in (("#version: 0.1\na b\n", "is not version: 0.2"), ("a b\n", "neither a SentencePiece")):
-        (tmp_path / "codes").write_text(content)
-        with pytest.raises(UserError, match=message):
-            find_subwords(str(tmp_path / "codes"), str(tmp_path))
+    (tmp_path / "codes").write_text("a b\n")
+    with pytest.raises(UserError, match="neither a SentencePiece"):
+        find_subwords(str(tmp_path / "codes"), str(tmp_path))

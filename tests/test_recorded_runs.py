@@ -10,8 +10,8 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.study.figures import FIGURES
 from deepnet_fairseq.study.logs import short, training_curve, training_hours
+from deepnet_fairseq.study.named_figures import FIGURES
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
 
 from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
@@ -106,23 +106,23 @@ def test_probes_that_figure_4_lacks(tmp_path):
         root = tmp_path / lack
         record(root, 4, "run", "post_ln", probes=probes, series="post_ln_warmup")
         with pytest.raises(UserError, match=f"has no {lack}"):
-            FIGURES[4](runs_of(root, 4), tmp_path / "a.png")
+            FIGURES[4](runs_of(root, 4))
 
 
 def test_runs_that_do_not_belong_together(tmp_path):
     for name in "ab":
         record(tmp_path, 4, name, "post_ln", probes=watched(), series="post_ln_warmup")
     with pytest.raises(UserError, match="second run of series post_ln_warmup"):
-        FIGURES[4](runs_of(tmp_path, 4), tmp_path / "a.png")
+        FIGURES[4](runs_of(tmp_path, 4))
     for when in (5, 10):
         record(tmp_path, 5, str(when), probes=update(1.0, when), update=when)
     with pytest.raises(UserError, match="update 5, others 10"):
-        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
+        FIGURES[5](runs_of(tmp_path, 5))
     folder = record(tmp_path, 4, "c", "post_ln", probes=watched(), series="post_ln_no_warmup")
     text = (folder / "probes.jsonl").read_text()
     (folder / "probes.jsonl").write_text(text.replace('"encoder_embed_dim": 64', '"encoder_embed_dim": 32'))
     with pytest.raises(UserError, match="runs of widths 64, 32"):
-        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.name != "b"], tmp_path / "a.png")
+        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.name != "b"])
 
 
 def test_figures_that_are_not_there(tmp_path):
@@ -141,7 +141,7 @@ def test_figures_that_are_not_there(tmp_path):
 def test_a_probe_of_another_update(tmp_path):
     record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
     with pytest.raises(UserError, match="has no model_update at update 10"):
-        FIGURES[5](runs_of(tmp_path, 5), tmp_path / "a.png")
+        FIGURES[5](runs_of(tmp_path, 5))
 
 
 @pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])

@@ -10,8 +10,9 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.slots import Site
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.probe_record import read_record
-from deepnet_fairseq.study.figures import redraw, small
+from deepnet_fairseq.study.named_figures import redraw
 from deepnet_fairseq.study.runs import runs_of
+from scripts import small_tables
 
 from .conftest import TRAIN_FLAGS
 from .support.experiments import trainings, values
@@ -117,16 +118,16 @@ def test_medians_and_ranges_over_seeds(tmp_path):
         norms = {"decoder.1": 0.25, "decoder.1.self_attn.q": 1e-9, "decoder.6": 2.0}
         probes.write(json.dumps({"format": 1}) + "\n" + json.dumps({"update": 0, "gradient_norm": norms}) + "\n")
     runs = runs_of(tmp_path, "inverted_gain")
-    header, *rows = small.rows_inverted(runs)
+    header, *rows = small_tables.rows_inverted(runs)
     assert len(header) == len(rows[0]) == 9
     means = ["3.50 (2.50 to 4.50)", "4.00 (3.00 to 5.00)", "16.0 (8.00 to 32.0)", "2.00 (1.00 to 3.00)"]
     assert rows[0] == ["6L", "DeepNorm", "3", *means, "1.00 (1.00 to 1.00)", "4.00 (2.00 to 6.00)"]
     assert rows[1] == ["6L", "gain inverted", "1", "7.50", "8.00", "256", "1.00", "1.00", "-"]
     assert rows[2][:6] == ["18L-18L", "alpha of 32 layers", "1", "7.50", "8.00", "-"]
-    assert small.rows_gradients(runs)[1:] == [
-        ["6L", "gain inverted", "0", "0.25", "-", "2.0", "-", "-", "-", "1.0e-09", *["-"] * 5]
+    assert small_tables.rows_gradients(runs)[1:] == [
+        ["6L", "gain inverted", "0", "0.25", "–", "2.0", "–", "–", "–", "1.0e-09", *["–"] * 5]
     ]
-    assert "4.00 (3.00 to 5.00)" in redraw(tmp_path, "inverted_gain", tmp_path)
+    assert "3.50 [2.50 to 4.50]" in redraw(tmp_path, "inverted_gain", tmp_path)
     assert (tmp_path / "inverted_gain.png").stat().st_size > 5000
     write(tmp_path, "inverted_gain/d", 7.5, [1.0] * 4, variant="upside down")
     with pytest.raises(UserError, match=r"d.run\.json: variant 'upside down': must be one of"):
@@ -139,7 +140,7 @@ def test_a_row_a_method(tmp_path):
     write(tmp_path, "later_methods/b", 3.0, [9.0, 1.0, 1.0, 2.5], (18, 18), "pre_ln", variant="")
     gone = write(tmp_path, "later_methods/c", 9.0, [1.0] * 4, (18, 18), variant="qk-norm+x-y=2")
     (gone / "diverged").write_text("diverged at update 7\n")
-    header, *rows = small.rows_by_method(runs_of(tmp_path, "later_methods"))
+    header, *rows = small_tables.rows_by_method(runs_of(tmp_path, "later_methods"))
     assert header[1::4] == ["6L-6L training", "18L-18L training"]
     assert rows == [
         ["pre_ln", "3.50", "4.00", "2.00", "9.00", "3.00", "3.50", "2.50", "9.00"],

@@ -47,8 +47,7 @@ def test_ends_in_a_row_of_the_report(whole):
     name, setting, run, printed = whole
     score, table = row(run), run.parent
     assert "Miniature on generated data" in printed and run.name in printed and f"{score['bleu']:.2f}" in printed
-    report = json.loads(table.with_suffix(".json").read_text())
-    assert json.dumps(score["bleu"]) in json.dumps(report)
+    assert f"{score['bleu']:.2f}" in table.with_suffix(".md").read_text()
     page = table.with_suffix(".html").read_text()
     assert page.startswith("<!DOCTYPE html>") and run.name in page
     kept = sorted(run.glob("*.pt"))  # weights, of the average and the last; all that was there is said
@@ -89,7 +88,7 @@ def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
             subprocess.run(["pkill", "-KILL", "-f", str(tmp_path)])
     script(name, *SHORT, timeout=1200, **setting)
     assert row(tmp_path / run.parent.name / run.name) == row(run)
-    assert (tmp_path / f"{run.parent.name}.json").exists() and not list(tmp_path.rglob("*.part"))
+    assert (tmp_path / f"{run.parent.name}.md").exists() and not list(tmp_path.rglob("*.part"))
 
 
 LM_SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from .. import register
+from .. import register, text_table
 from ..errors import UserError
 
 HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
@@ -119,7 +119,7 @@ def _example(method: str, *modifiers: str):
     return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **turned_on)
 
 
-def markdown(rows: list[tuple[list[str], str | None]]) -> str:
+def methods_page(rows: list[tuple[list[str], str | None]]) -> str:
     """The table, why methods do not fold, modifiers, options."""
     from ..core.methods import get_method
     from ..core.modifiers import MODIFIERS
@@ -135,12 +135,9 @@ def markdown(rows: list[tuple[list[str], str | None]]) -> str:
             options.append([f"`{owner.flag(key)}`", values, str(option.default), option.help])
     why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
     modifiers = [[f"`{first}`", *rest] for first, *rest in rows_of_modifiers()]
-    tables = [*_grid(HEADER, cells), *why, *_grid(OF_MODIFIERS, modifiers), ""]
-    return "\n".join([*tables, *_grid(["option", "values", "default", "meaning"], options)])
-
-
-def _grid(header: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    tables = [[HEADER, *cells], [OF_MODIFIERS, *modifiers], [["option", "values", "default", "meaning"], *options]]
+    methods, others, settings = map(text_table.markdown, tables)
+    return "\n".join([methods, *why, others, "", settings])
 
 
 def list_methods(args) -> None:
@@ -157,7 +154,7 @@ def list_methods(args) -> None:
         return
     rows = [row_of(name) for name in sorted(METHODS)]
     if args.markdown:
-        print(markdown(rows))
+        print(methods_page(rows))
     else:
         print(render([HEADER, *(cells for cells, _ in rows)]))
         print("\n" + render([OF_MODIFIERS, *rows_of_modifiers()]))

@@ -30,7 +30,7 @@ ONLY = {  # flags of `deepnet export` and where they mean something
     "fp16": ("transformer",),
     "quantization": ("ctranslate2",),
     "data": ("ctranslate2", "huggingface"),
-    **dict.fromkeys(("subwords", "beam", "lenpen", "scores", "check"), ("huggingface",)),
+    **dict.fromkeys(("subwords", "beam", "lenpen"), ("huggingface",)),
 }
 
 
@@ -74,24 +74,15 @@ def _to_ctranslate2(args, folded) -> None:
 
 
 def _to_huggingface(args, folded) -> None:
-    from ..files import read_object
     from ..tools.export.huggingface import Search, write_huggingface
 
     asked = {name: getattr(args, name) for name in ("beam", "lenpen") if getattr(args, name) is not None}
     search = Search(**asked) if asked else None
     if search is not None and search.beam < 1:
         raise UserError(f"--beam {search.beam}: must be at least 1")
-    beside = Path(args.checkpoint).with_name("score.json")
-    scores = Path(args.scores) if args.scores else beside if beside.is_file() else None
-    scored = {} if scores is None else read_object(scores, "give what deepnet score wrote as --scores")
     data = args.data or folded.sections["task"]["data"]
-    texts = [Path(text) for text in args.check or ()]
-    done = write_huggingface(folded, Path(args.out), data, args.subwords, search, scored, texts)
-    print(f"wrote {args.out}, a {done.name}; its logits differ by at most {done.difference:.1e}")
-    if done.slow:
-        print(f"its tokenizer is a {done.tokenizer}, and no fast one: {done.slow}")
-    if done.trial is not None:
-        print(done.trial)
+    name, difference = write_huggingface(folded, Path(args.out), data, args.subwords, search)
+    print(f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}")
 
 
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
@@ -153,17 +144,10 @@ def add(command) -> None:
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
     sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")
-    found = "spm.model or codes beside the data"
+    found = "spm.model or text.json beside the data"
     sub.add_argument("--subwords", metavar="FILE", help=f"huggingface: what cut the text, by default {found}")
     sub.add_argument("--beam", type=int, metavar="N", help="huggingface: beams of generate(), by default 5")
     sub.add_argument("--lenpen", type=float, metavar="X", help="huggingface: its length penalty, by default 1")
-    found = "score.json beside the checkpoint"
-    sub.add_argument("--scores", metavar="FILE", help=f"huggingface: for the model card, by default {found}")
-    sub.add_argument(
-        "--check", nargs="+", metavar="FILE",
-        help="huggingface: sentences that both models translate, and perhaps their references; or text of which both "
-             "find the perplexity",
-    )  # fmt: skip
 
     sub = command("average", average)
     sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")

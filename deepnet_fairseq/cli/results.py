@@ -6,8 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-from ..errors import UserError
-
 
 def score(args) -> None:
     """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities, as JSON
@@ -48,29 +46,23 @@ def table_report(args) -> None:
     Reads RUNS/EXPERIMENT, one folder a run, and the records in RUNS/EXPERIMENT.jsonl, one line a run. Trains nothing:
     what was not run says so.
     """
-    from ..study.tables.formats import FORMATS, render_report
+    from ..study.tables.report import render_report
 
-    forms = args.format.split(",")
-    for form in forms:
-        if form not in FORMATS:
-            raise UserError(f"--format {form}: choose from {', '.join(FORMATS)}")
-    if len(forms) > 1 and not args.out:
-        raise UserError(f"--format {args.format}: name the files' common beginning with --out; each gets its ending")
-    out = Path(args.out) if args.out else None
-    several = out if len(forms) > 1 else None
-    paths = {form: several.with_name(f"{several.name}.{form}") if several else out for form in forms}
-    texts = render_report(Path(args.runs), args.table, paths, args.baseline)
-    for form, path in paths.items():
-        print(f"wrote {path}" if path else texts[form], end="\n" if path else "")
+    out, page = (path and Path(path) for path in (args.out, args.html))
+    text = render_report(Path(args.runs), args.table, out, page, args.baseline)
+    if not out and not page:
+        print(text, end="")
+    for path in filter(None, (out, page)):
+        print(f"wrote {path}")
 
 
 def figures(args) -> None:
     """Figures 3-8 and 10 of the DeepNet paper, 3 and 4 of NormFormer's, measured beside published, from recorded runs.
 
-    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.txt. 10 is 9 too;
+    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.md. 10 is 9 too;
     `depth` draws the losses of the quickstart's runs, RUNS/quickstart; inverted_gain those of its script.
     """
-    from ..study.figures import chosen, redraw
+    from ..study.named_figures import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs
@@ -99,8 +91,8 @@ def add(command) -> None:
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
                      "admin_iwslt14, normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
-    sub.add_argument("--format", default="md", metavar="FORM[,FORM]", help="md (default), html, json, or several")
-    sub.add_argument("--out", metavar="FILE", help="file to write, for several formats its beginning; else printed")
+    sub.add_argument("--out", metavar="FILE", help="Markdown file to write; without it and --html it is printed")
+    sub.add_argument("--html", metavar="FILE", help="the same page with its pictures as one HTML file")
     sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")
 
     sub = command("figures", figures)

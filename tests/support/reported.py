@@ -71,16 +71,8 @@ def printed(capsys, *words):
     return capsys.readouterr().out
 
 
-def as_json(capsys, root, table="1", *words):
-    return json.loads(printed(capsys, root, "--table", table, "--format", "json", *words))
-
-
 def grid(text, title):
     """Rows of one table of the Markdown: a dict of header -> cell, for each."""
     section = re.search(rf"^## {title}\n\n.*?\n\n(.*?)\n\n", text, re.DOTALL | re.MULTILINE).group(1)
     header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines())
     return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def results_by_place(report):
-    return {(result["method"], result["depth"]): result for result in report["results"]}

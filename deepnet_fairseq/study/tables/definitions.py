@@ -138,6 +138,4 @@ def _row(keys: tuple[str, ...], columns: tuple[Column, ...], toml_row: dict[str,
     return Row(facts, published, label, toml_row.get("layers") or None, parameters)
 
 
-_TEXT = Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
-TABLES = read_tables(_TEXT)
-LINKS: dict[str, str] = tomllib.loads(_TEXT)["links"]  # method -> its paper's address
+TABLES = read_tables(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))

@@ -11,22 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.models import EOS, PAD
+import torch
+from torch import Tensor
+
+from ...core.models import EOS, PAD, SPECIALS
 from ...errors import UserError
 from ...files import whole
-from .hub_checks import (
-    SHORTEST,
-    Perplexity,
-    Search,
-    Translations,
-    compare_perplexity,
-    compare_translations,
-    largest_difference,
-    longest_translation,
-)
 from .hub_models import AUTO, MARKS, Port, languages, misfit, port
-from .hub_tokenizers import find_subwords, has_mark, sentences_held, write_tokenizer
-from .transformer import Folded, task_on
+from .hub_tokenizers import find_subwords, write_tokenizer
+from .transformer import Folded, stock_model, task_on
 
 TASKS = {  # fairseq's model -> the task whose text is what the tokenizer makes; others add tags of languages
     "transformer": "translation",
@@ -34,18 +27,16 @@ TASKS = {  # fairseq's model -> the task whose text is what the tokenizer makes;
     "roberta": "masked_lm",
 }
 TOLERANCE = 1e-4  # on logits, in float32
+ROWS, TOKENS = 4, 40  # of the made-up sentences that both models score
+SHORTEST, LONGEST = 1, 200  # tokens of a translation but for its end, as fairseq-generate has them
 
 
 @dataclass(frozen=True)
-class Exported:
-    """Which of transformers' models and tokenizers it is, why that is no fast one (or ""), the largest difference of a
-    logit, and what --check found, if it was asked for."""
+class Search:
+    """What generate() does by itself: beams, and the exponent of the length that scores are divided by."""
 
-    name: str
-    tokenizer: str
-    slow: str
-    difference: float
-    trial: Translations | Perplexity | None
+    beam: int = 5
+    lenpen: float = 1.0
 
 
 def library():
@@ -68,20 +59,18 @@ def library():
 
 
 def write_huggingface(
-    folded: Folded, out: Path, data: str, subwords: str | None, search: Search | None, scores: dict, texts: list[Path]
-) -> Exported:
-    """Writes model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
+    folded: Folded, out: Path, data: str, subwords: str | None = None, search: Search | None = None
+) -> tuple[str, float]:
+    """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
 
     data: folder of the binarised data; subwords: file of what cut the text, by default the one beside the data; search:
-    of translations; scores: content of score.json, empty if there is none; texts: what --check compares, lines to
-    translate and perhaps their references, or text of which a language model finds the perplexity.
+    of translations. Return the name of transformers' model, and the largest difference of its logits from fairseq's.
     """
     transformers, kind, wanted = library(), folded.sections["task"]["_name"], TASKS[folded.stock.name]
     if kind != wanted:
         raise misfit(f"is for --task {wanted}, and this run's is {kind}")
     if kind != TASKS["transformer"] and search is not None:
         raise UserError("--beam, --lenpen: only for translation models; leave them out")
-    lines = _read_lines(texts, kind)
     task, found = task_on(folded, data), find_subwords(subwords, data)
     if kind == TASKS["transformer"]:
         search = search or Search()
@@ -90,43 +79,11 @@ def write_huggingface(
     dictionaries = task.source_dictionary, task.target_dictionary
     with whole(out) as part:
         part.mkdir()
-        ported, model, difference = write_model(folded, part, search)
+        ported, _, difference = write_model(folded, part, search)
         with _quietly(transformers):
-            held = sentences_held(found, task, data)
-            tokenizer, slow = write_tokenizer(transformers, part, ported, found, dictionaries, languages(folded), held)
-            trial: Translations | Perplexity | None = None
-            if lines and search is not None:
-                trial = compare_translations(folded, model, ported, tokenizer, task, search, *lines)
-            elif lines:
-                trial = compare_perplexity(folded, model, ported, tokenizer, found, task, lines[0])
-        marked = sum(has_mark(tokenizer, line) for line, _ in held), len(held)
-        said = card(folded, ported, search, Path(data).name, scores, slow, trial, marked)
-        (part / "README.md").write_text(said, encoding="utf-8")
-    return Exported(ported.name, type(tokenizer).__name__, slow, difference, trial)
-
-
-def _read_lines(texts: list[Path], kind: str) -> list[list[str]]:
-    """Of each file; UserError for one that is missing or empty, and for other files than a model of that kind reads."""
-    most = {"translation": 2, "language_modeling": 1}.get(kind, 0)
-    if len(texts) > most:
-        raise UserError(
-            f"--check: {len(texts)} files, and for --task {kind} it takes at most {most}; leave the rest out"
-        )
-    found = []
-    for text in texts:
-        try:
-            lines = text.read_bytes().decode().split("\n")  # a carriage return ends no line
-        except FileNotFoundError as error:
-            raise UserError(f"--check {text}: no such file") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"--check {text}: is not UTF-8; convert it") from error
-        lines = lines[:-1] if lines[-1] == "" else lines
-        if not lines:
-            raise UserError(f"--check {text}: is empty; give a sentence a line")
-        found.append(lines)
-    if len({len(lines) for lines in found}) > 1:
-        raise UserError("--check: {} lines and {} references; give as many".format(*map(len, found)))
-    return found
+            write_tokenizer(transformers, part, ported, found, dictionaries, data)
+        (part / "README.md").write_text(card(folded, ported, search, Path(data).name), encoding="utf-8")
+    return ported.name, difference
 
 
 def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Port, Any, float]:
@@ -141,14 +98,39 @@ def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Po
         model = getattr(transformers, f"{ported.name}{ported.head}")(config)
         model.load_state_dict(ported.state)
         if model.can_generate():
-            longest = ported.longest if search is None else longest_translation(folded, ported) + 2  # with both eos
+            longest = ported.longest if search is None else _longest_translation(folded, ported) + 2  # with both eos
             model.generation_config = transformers.GenerationConfig(**_generation(ported, search, longest))
         _save(model, folder)
         model = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
-    difference = largest_difference(folded, model, ported)
+    difference = _largest_difference(folded, model, ported)
     if not difference <= TOLERANCE:
         raise UserError(f"--to huggingface: its logits differ by {difference:.1e}; nothing was written")
     return ported, model, difference
+
+
+@torch.no_grad()
+def _largest_difference(folded: Folded, model, ported: Port) -> float:
+    """Compare logits of fairseq's plain model and one of transformers on made-up sentences, of which one is padded."""
+    stock, longest = stock_model(folded.model, folded.state), min(TOKENS, ported.longest)
+    read, predicted = (folded.state[weight].size(0) for weight in folded.stock.symbols)
+    source, target = _made_up(read, longest), _made_up(predicted, max(1, longest - 3))
+    source[0, longest - longest // 3 :] = PAD
+    mask = source.ne(PAD).long()
+    if ported.head == "ForConditionalGeneration":  # without a cache, for a FSMT that fills one sees what is to come
+        theirs = model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
+        return (stock(source, mask.sum(1), target)[0] - theirs).abs().max().item()
+    theirs = model(input_ids=source, attention_mask=mask).logits
+    return (stock(source)[0] - theirs)[source.ne(PAD)].abs().max().item()
+
+
+def _made_up(symbols: int, length: int) -> Tensor:
+    """Return tokens (ROWS, length), the same each time."""
+    return torch.randint(SPECIALS, symbols, (ROWS, length), generator=torch.Generator().manual_seed(length))
+
+
+def _longest_translation(folded: Folded, ported: Port) -> int:
+    """Return fairseq-generate's default, within the decoder's positions; tokens but for the end."""
+    return min(LONGEST, folded.model["max_target_positions"] - 1, *([ported.longest - 2] if ported.bounded else []))
 
 
 def _save(model, folder: Path) -> None:
@@ -212,7 +194,7 @@ pipeline_tag: {pipeline}
 A Transformer of {layers} {stacks} layers, width {width}, trained with `{method}` by deepnet_fairseq on `{data}`, its
 factors folded into the weights of a plain {name}.
 
-{scores}
+{search}
 
 ```python
 from transformers import {auto}, AutoTokenizer
@@ -233,50 +215,20 @@ KINDS = {  # head -> of its card: pipeline, title, stacks, use
     "ForMaskedLM": ("fill-mask", "A masked language model", "encoder", FILL),
 }
 SEARCHED = "`generate` searches with beam {}, length penalty {}, and ends as fairseq does."
-MARKED = (
-    "{} of {} sentences of its data hold a mark such as `<unk>` as text: the tokenizer reads the mark, where fairseq "
-    "cut it into pieces."
-)
 BOUNDED = "Positions are a table of {}: a longer text has to be cut, as `truncation=True` does."
 
 
-def card(
-    folded: Folded,
-    ported: Port,
-    search: Search | None,
-    data: str,
-    scores: dict,
-    slow: str,
-    trial: Translations | Perplexity | None,
-    marked: tuple[int, int] = (0, 0),
-) -> str:
-    """The model card, Markdown; scores: content of score.json, or nothing; slow: why the tokenizer is no fast one.
-
-    marked: how many of how many of the data's own sentences hold a mark as text.
-    """
+def card(folded: Folded, ported: Port, search: Search | None, data: str) -> str:
+    """Return the model card, Markdown."""
     langs, fields = languages(folded), folded.model
     pipeline, title, stacks, usage = KINDS[ported.head]
     depths = [fields[f"{stack}_layers"] for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
-    said = []
-    if scores:
-        bleu = f"BLEU {scores['bleu']} (`{scores.get('signature')}`)" if "bleu" in scores else f"Scores: `{scores}`"
-        said.append(f"{bleu}, as the run that it is of was scored before the export.")
-    elif search is not None:
-        said.append("Its BLEU was not measured.")
-    if trial is not None:
-        said.append(f"At the export: {trial}.")
-    if search is not None:
-        said.append(SEARCHED.format(search.beam, search.lenpen))
-    if ported.bounded:
-        said.append(BOUNDED.format(ported.longest))
-    if slow:
-        said.append(f"The tokenizer is no fast one: {slow}.")
-    if marked[0]:
-        said.append(MARKED.format(*marked))
+    said = [] if search is None else [SEARCHED.format(search.beam, search.lenpen)]
+    said += [BOUNDED.format(ported.longest)] if ported.bounded else []
     return CARD.format(
         pipeline=pipeline, languages="" if search is None else f"language: {json.dumps(langs)}\n",
         method=folded.method, title=title.format(*langs), layers="-".join(map(str, depths)), stacks=stacks,
         width=next(fields[name] for name in ("encoder_embed_dim", "decoder_embed_dim") if name in fields), data=data,
-        name=ported.name, scores=" ".join(said), auto=AUTO[ported.head],
+        name=ported.name, search=" ".join(said), auto=AUTO[ported.head],
         usage=usage.format(truncation=", truncation=True" if ported.bounded else "") if search else usage,
     )  # fmt: skip

@@ -1,98 +1,53 @@
-"""Small experiments on the quickstart's corpus: DeepNorm with its gain inverted, every method's first updates."""
+"""Tables of the pages on small experiments, quickstart.md, inverted_gain.md, later_methods.md."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from pathlib import Path
 from statistics import median
 
-from matplotlib.colors import to_rgba
+from deepnet_fairseq.study.named_figures import INVERTED, by_variant
+from deepnet_fairseq.study.plots import number, style_of
+from deepnet_fairseq.study.runs import RecordedRun
 
-from ..runs import RecordedRun
-from ..style import Style
-from .sheet import Sheet, number, page
-
-SERIES = {  # run.json's "variant" -> how it looks; the names are those of scripts/inverted_gain
-    "": Style("DeepNorm", "#D55E00", "o"),
-    "fixed_alpha": Style("alpha of 32 layers", "#E69F00", "^"),
-    "inverted_gain": Style("gain inverted", "#0072B2", "v"),
-    "inverted_gain_fixed_alpha": Style("gain inverted, alpha of 32 layers", "#CC79A7", ">"),
-}
 NORMS_AT = (25, 100, 400)  # updates whose gradient norms are shown
 LAYERS = (1, 2, 6, 12, 18, 24)  # whose gradients are shown
-FAINT = 0.25
-SOURCE = "runs of scripts/inverted_gain.sh, one CPU"
 
 
-def inverted_gain(runs: list[RecordedRun], path: Path) -> str:
-    """Training loss over updates by model and variant, a faint line a seed and the median of the seeds.
-
-    runs: "variant": one of SERIES. The text has the table of `rows_inverted`.
-    """
-    groups = by_setting(runs)
-    models = list(dict.fromkeys(model for model, _ in groups))
-    sheet = Sheet(2, math.ceil(len(models) / 2), "", size=(4.2, 3.0))
-    for (model, variant), found in groups.items():
-        panel, style = models.index(model), SERIES[variant]
-        updates = found[0].log.updates
-        for run in found if len(found) > 1 else ():
-            faint = {"color": to_rgba(style.colour, FAINT), "linewidth": 1.0}
-            sheet.panels[panel].plot(run.log.updates, run.log.losses, **faint)
-        middle = [median(losses) for losses in zip(*(run.log.losses for run in found), strict=False)]
-        sheet.curve(panel, updates[: len(middle)], middle, style, markevery=max(1, len(updates) // 6))
-    for panel, model in enumerate(models):
-        sheet.label(panel, named(model), "updates", "training loss (bits per token)")
-    for axes in sheet.panels[len(models) :]:
-        axes.set_visible(False)
-    sheet.save(path)
-    return page("DeepNorm with its gain inverted", [rows_inverted(runs)], (), SOURCE)
-
-
-def by_setting(runs: Iterable[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
-    """(depth, variant) -> the runs of all seeds; language models by depth, then translation, each in SERIES' order.
-
-    UserError, naming the run, for a variant that is none of them.
-    """
-    order = list(SERIES)
-
-    def key(run: RecordedRun) -> tuple:
-        return run.encoder_layers > 0, run.decoder_layers, order.index(run.choice("variant", order)), run.seed or 0
-
-    found: dict[tuple[str, str], list[RecordedRun]] = {}
-    for run in sorted(runs, key=key):
-        found.setdefault((run.depth, run.facts["variant"]), []).append(run)
-    return found
-
-
-def named(depth: str) -> str:
-    """As "6L, language model"."""
-    return f"{depth}, {'translation' if '-' in depth else 'language model'}"
+def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
+    """A header, and one row a run: its model, its final loss (bits a token), its BLEU."""
+    rows = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
+    for run in sorted(runs, key=lambda run: (run.layers, run.method)):
+        log = run.log
+        rows.append([
+            run.depth, style_of(run.method).label, str(run.seed), str(log.updates[-1]), f"{log.final_loss():.2f}",
+            f"{run.bleu:.2f}" if run.score else "-", f"{log.seconds:.0f} s",
+        ])  # fmt: skip
+    return rows
 
 
 def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
     """A header, and a row a model and variant: median and range over seeds of losses (bits) and gradient norms."""
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
     rows = [header + [f"gradient norm at {update}" for update in NORMS_AT]]
-    for (model, variant), found in by_setting(runs).items():
+    for (model, variant), found in by_variant(runs).items():
         final, valid = [run.log.final_loss() for run in found], [run.validation.final for run in found]
         # of a label-smoothed loss 2^loss is no perplexity
         perplexity = "-" if "-" in model else spread([2**loss for loss in valid])
         norms = [spread([norm_at(run, update) for run in found]) for update in NORMS_AT]
-        rows.append([model, SERIES[variant].label, str(len(found)), spread(final), spread(valid), perplexity, *norms])
+        rows.append([model, INVERTED[variant].label, str(len(found)), spread(final), spread(valid), perplexity, *norms])
     return rows
 
 
 def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
     """A header, and a row for each probed update of a run with gradient_norm: norms of layers and of matrices."""
     rows = [["model", "variant", "update", *(f"layer {layer}" for layer in LAYERS), *(f"q of {l}" for l in LAYERS)]]
-    for (model, variant), found in by_setting(runs).items():
+    for (model, variant), found in by_variant(runs).items():
         for run in found:
             for update in run.probed("gradient_norm"):
                 norms = run.probe(update, "gradient_norm")
                 places = [f"decoder.{layer}{matrix}" for matrix in ("", ".self_attn.q") for layer in LAYERS]
                 cells = [number(norms.get(place), 2) for place in places]
-                rows.append([model, SERIES[variant].label, str(update), *cells])
+                rows.append([model, INVERTED[variant].label, str(update), *cells])
     return rows
 
 

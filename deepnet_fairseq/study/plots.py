@@ -1,0 +1,288 @@
+"""Pictures of recorded numbers: curves, bars and maps. Measured is solid, a paper's is dashed and hollow.
+
+A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG or SVG, `text` as Markdown.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ..files import whole
+from ..text_table import markdown
+
+MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
+PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
+COLOURS_OF_FILE = 128  # of a PNG
+ROWS = 12  # x values of a panel that its table shows, at most
+PLAIN = "#767676"  # methods without a style
+
+
+@dataclass(frozen=True)
+class Style:
+    """Name in legends and tables, colour, and marker (a letter of matplotlib)."""
+
+    label: str
+    colour: str
+    marker: str
+
+
+STYLES = {  # colours of Okabe and Ito (2008) and shades between them; methods of one panel differ by colour or marker
+    "deepnorm": Style("DeepNorm", "#D55E00", "o"),
+    "post_ln": Style("Post-LN", "#000000", "s"),
+    "post_ln_init": Style("Post-LN-init", "#009E73", "D"),
+    "ds_init": Style("DS-Init", "#E69F00", "^"),
+    "admin": Style("Admin", "#0072B2", "v"),
+    "admin_torch": Style("Admin (2022)", "#56B4E9", "<"),
+    "branchnorm": Style("BranchNorm", "#CC79A7", ">"),
+    "rezero": Style("ReZero", "#2B2D7C", "s"),
+    "r_fixup": Style("R-Fixup", "#74C7A5", "D"),
+    "t_fixup": Style("T-Fixup", "#D9CB1E", "^"),
+    "pre_ln": Style("Pre-LN", "#4D4D4D", "s"),
+    "dlcl": Style("DLCL", "#B5489A", "v"),
+    "normformer": Style("NormFormer", "#9CC7EC", "D"),
+    "sub_ln": Style("Sub-LN", "#C9A66B", "^"),
+    "b2t": Style("B2T", "#670A23", "h"),
+    "complete_p": Style("CompleteP", "#5608F6", ">"),
+    "gpas": Style("GPAS", "#05F321", "<"),
+    "hybrid_norm": Style("HybridNorm", "#495B0E", "p"),
+    "keel": Style("Keel", "#3863FF", "X"),
+    "ln_scaling": Style("LN-Scaling", "#F02957", "X"),
+    "mhc": Style("mHC", "#B9E781", "*"),
+    "mix_ln": Style("Mix-LN", "#479E04", "p"),
+    "peri_ln": Style("Peri-LN", "#D92AE3", "h"),
+    "resi_dual": Style("ResiDual", "#1BF79A", "d"),
+    "siamese_norm": Style("SiameseNorm", "#ADA0FD", "d"),
+}
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#D55E00")  # settings of one method
+MARKERS = "osD^v<"
+
+
+def style_of(method: str) -> Style:
+    """Return how a method looks; one without a line above is grey."""
+    return STYLES.get(method, Style(method, PLAIN, "P"))
+
+
+def style_of_setting(rank: int, label: str) -> Style:
+    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 42."""
+    return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a panel.
+
+    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. joined: connect the points.
+    law: x -> y of a fitted line, drawn between the outermost points.
+    """
+
+    style: Style
+    points: Mapping[float, float]
+    paper: bool = False
+    failed: Iterable[float] = ()
+    band: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    joined: bool = True
+    law: Mapping[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series on one pair of axes.
+
+    log: logarithmic axes, "x", "y" or "xy". top: label of an x axis above for the paper's series, "" if all share one.
+    bars: draw bars instead of lines.
+    """
+
+    title: str
+    x: str
+    y: str
+    series: list[Series]
+    log: str = ""
+    top: str = ""
+    bars: bool = False
+
+
+@dataclass(frozen=True)
+class Map:
+    """A square of values by row and column; (row, column) pairs that are missing stay blank."""
+
+    title: str
+    labels: Sequence[str]
+    values: Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure. paper: setting of the paper's points. tables, notes: what its text has besides the panels' numbers."""
+
+    heading: str
+    panels: Sequence[Panel | Map]
+    paper: str = ""
+    tables: Sequence[list[list[str]]] = ()
+    notes: Sequence[str] = ()
+    columns: int = 3
+
+
+def draw(picture: Picture, path: Path, dpi: int = 110) -> None:
+    """Write a PNG, or an SVG if `path` ends so; the same numbers give the same bytes. The file is whole or absent."""
+    from matplotlib import rc_context
+    from PIL import Image
+
+    svg, content = path.suffix == ".svg", io.BytesIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if svg else ("Software",))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        _figure(picture).savefig(content, format="svg" if svg else "png", dpi=dpi, metadata=metadata)
+    with whole(path) as part:
+        if svg:
+            part.write_bytes(content.getvalue())
+        else:  # fewer colours halve the file: lines and letters on white lose little
+            Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE).save(
+                part, format="png", optimize=True
+            )
+
+
+def _figure(picture: Picture) -> Any:
+    from matplotlib.figure import Figure
+
+    columns = min(picture.columns, len(picture.panels))
+    rows = math.ceil(len(picture.panels) / columns)
+    maps = [panel for panel in picture.panels if isinstance(panel, Map)]
+    labels = max((len(panel.labels) for panel in maps), default=0)
+    highest = max((value for panel in maps for value in panel.values.values()), default=1.0)
+    width, height = (max(4.2, 1.2 + 0.16 * labels),) * 2 if labels else (4.2, 3.4)
+    figure = Figure(figsize=(columns * width, rows * height + 0.4), layout="constrained")
+    handles: dict[str, Any] = {}
+    for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
+        if panel is None:
+            axes.set_visible(False)
+        elif isinstance(panel, Map):
+            _draw_map(panel, axes, highest)
+        else:
+            _draw_panel(panel, axes, handles)
+    if handles:
+        kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
+        if any(series.failed for panel in picture.panels for series in panel.series):
+            kinds.append("x: diverged")
+        legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
+        figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
+    return figure
+
+
+def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
+    """Draw all series; `handles` gets the legend's entry of each label, the measured one where there are both."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set(xlabel=panel.x, ylabel=panel.y)
+    above = axes.twiny() if panel.top else axes
+    for rank, series in enumerate(panel.series):
+        style, on = series.style, above if series.paper else axes
+        look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
+        if not series.paper or style.label not in handles:
+            handles[style.label] = Line2D([], [], label=style.label, **look)
+        x, y = list(series.points), list(series.points.values())
+        if panel.bars:
+            width = 0.8 / len(panel.series)
+            places = [place - 0.4 + (rank + 0.5) * width for place in x]
+            bars = {"fill": False, "linestyle": "--"} if series.paper else {}
+            axes.bar(places, y, 0.9 * width, color=style.colour, edgecolor=style.colour, **bars)
+        else:
+            on.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
+        if series.band:
+            on.fill_between(list(series.band), *zip(*series.band.values(), strict=True), color=style.colour, alpha=0.2)
+        if series.law:
+            ends = [min(series.law), max(series.law)]
+            axes.plot(ends, [series.law[end] for end in ends], look["linestyle"], color=style.colour, linewidth=1.2)
+        for place in series.failed:
+            height = 0.03 + 0.05 * rank % 0.9
+            axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=axes.get_xaxis_transform())
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        if name in panel.log:
+            (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+            axis.set_major_formatter(ScalarFormatter())
+    if "x" not in panel.log:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    if panel.top:
+        above.set_xlabel(panel.top, fontsize=9)
+        axes.set_xlim(left=0)
+        above.set_xlim(left=0)
+
+
+def _draw_map(panel: Map, axes: Any, highest: float) -> None:
+    labels = panel.labels
+    values = [[panel.values.get((row, column), math.nan) for column in labels] for row in labels]
+    image = axes.imshow(values, vmin=0, vmax=highest or 1, cmap="viridis")
+    axes.set(title=panel.title, xlabel="target", ylabel="source")
+    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
+    axes.set_yticks(range(len(labels)), labels, fontsize=6)
+    axes.figure.colorbar(image, ax=axes, shrink=0.7)
+
+
+def text(picture: Picture) -> str:
+    """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes."""
+    rows = [_numbers(panel) for panel in picture.panels if isinstance(panel, Panel)]
+    tables = [markdown(table) for table in [*rows, *picture.tables] if len(table) > 1]
+    return "\n\n".join([picture.heading, *tables, *picture.notes]) + "\n"
+
+
+def _numbers(panel: Panel) -> list[list[str]]:
+    """Return a row for each x, a column for each label: measured (paper), but for papers' points on their own axis."""
+    shown = [series for series in panel.series if not (series.paper and panel.top)]
+    ours, theirs = ({x for one in shown if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
+                    for paper in (False, True))  # fmt: skip
+    places = sorted({*_some(sorted(ours)), *(theirs if len(theirs) <= ROWS else ())})
+    labels = list(dict.fromkeys(series.style.label for series in shown))
+    rows = [[f"{panel.title}: {panel.x}", *labels]]
+    for x in places:
+        cells = {label: ["", ""] for label in labels}
+        for series in shown:
+            value = _value(series, x)
+            if value:
+                cells[series.style.label][series.paper] = value
+        pairs = cells.values()
+        rows.append([f"{x:g}", *(f"{ours or '–'} ({theirs})" if theirs else ours or "–" for ours, theirs in pairs)])
+    return rows
+
+
+def _value(series: Series, x: float) -> str:
+    said = []
+    if x in series.points:
+        said.append(f"{series.points[x]:g}" if series.paper else number(series.points[x]))
+    if x in series.band:
+        low, high = series.band[x]
+        ends = f"{number(low)} to {number(high)}" if low != high else number(low)
+        said.append(f"[{ends}]" if said else ends)
+    if x in series.failed:
+        said.append("diverged")
+    return " ".join(said)
+
+
+def _some(places: list[float]) -> list[float]:
+    """Return at most ROWS of them, the first and the last included."""
+    if len(places) <= ROWS:
+        return places
+    return [places[round(rank * (len(places) - 1) / (ROWS - 1))] for rank in range(ROWS)]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Format with so many significant digits, the whole part in full; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if abs(value) < 1e-4:
+        return f"{value:.1e}" if value else "0"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Return x -> mean of its y, in the order of x: runs that differ in their seed alone become one point."""
+    found: dict[float, list[float]] = {}
+    for x, y in pairs:
+        found.setdefault(x, []).append(y)
+    return {x: sum(found[x]) / len(found[x]) for x in sorted(found)}
