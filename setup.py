@@ -42,7 +42,7 @@ setup(
         "scipy>=1.11",
         "pillow>=10",
         "jinja2>=3.1",  # the reports' HTML
-        "filelock>=3.12",
+        "filelock>=4",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
     extras_require={
