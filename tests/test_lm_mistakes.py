@@ -6,7 +6,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from deepnet_fairseq.errors import user_error_line
 
-from .support.sentiment import some_data, write  # noqa: F401  a fixture
+from .support.sentiment import some_data  # noqa: F401  a fixture
 
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")

@@ -233,5 +233,5 @@ class Campaign:
         if apart:
             places = f"{len(apart)} places, {'; '.join(apart[:3])}"
             raise Lost(f"{folder.name}/{LAST} is not the undisturbed training's: {places}")
-        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt"]:
+        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt" and path.name != ".lock"]:
             raise Lost(f"{folder.name}: {', '.join(left)} was left behind")

@@ -94,11 +94,7 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
 
 
 @torch.no_grad()
-def broken_parameters(model: nn.Module) -> list[str]:
-    """Return the names of parameters with a number that is not finite, with one host-device synchronisation."""
-    held = {name: p.detach() for name, p in model.named_parameters() if p.numel()}
-    if not held:
-        return []
-    norms = torch._foreach_norm(list(held.values()), math.inf)
-    finite = torch.isfinite(torch.stack([norm.float() for norm in norms])).tolist()
-    return [name for name, well in zip(held, finite, strict=True) if not well]
+def all_finite(model: nn.Module) -> bool:
+    """Return whether all parameters are finite, with one host-device synchronisation."""
+    norms = torch._foreach_norm([p.detach() for p in model.parameters() if p.numel()], math.inf)
+    return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..distributed import agreement
 from . import FLOOR, GRADIENTS, LOSS, STATUS, WEIGHTS, Diverged
-from .search import broken_parameters, repeat
+from .search import all_finite, repeat
 
 SAMPLES = "deepnet_samples"  # attribute of a trainer: the batches of its last update
 
@@ -42,7 +42,7 @@ def end_diverged(original, trainer):
 
 def save_if_finite(original, cfg, trainer, *args, **kwargs):
     """Save a checkpoint; raise Diverged instead if a weight is not finite."""
-    if not cfg.no_save and any(agreement.gathered(bool(broken_parameters(trainer.get_model())))):
+    if not cfg.no_save and not all(agreement.gathered(all_finite(trainer.get_model()))):
         raise Diverged(trainer.get_num_updates(), WEIGHTS, vars(trainer).get(SAMPLES, []))
     return original(cfg, trainer, *args, **kwargs)
 
