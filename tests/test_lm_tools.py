@@ -41,7 +41,6 @@ def test_check_speaks_of_the_one_stack(text, kind, capsys):
 
 REFUSED = {
     ("theory", "--arch", "deepnet_lm"): "--arch deepnet_lm: the table is of encoder-decoders",
-    ("bench", "--ours=--arch=deepnet_lm"): "the benchmark is of deepnet_transformer",
     ("check", "{text}", "--task", "language_modeling", "--arch", "transformer_lm", *FLAGS): " and ".join(archs.STACKS),
 }
 
