@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What no CPU can prove: the tests marked gpu; 100L-100L of base width (736 M parameters) trained in fp16 and bf16, with
-# deepnet_adam and adam, with compiled layers; and the speed of a training step beside stock fairseq's.
+# deepnet_adam and adam; and the speed of a training step beside stock fairseq's.
 #
 #   scripts/gpu_check.sh [DATA] [OUT]   DATA: binarised text, e.g. of scripts/prepare_text.sh (default: an artificial
 #                                       language); OUT: default gpu_check, where logs and tables lie afterwards
@@ -67,7 +67,6 @@ if wanted train; then
     train fp16 --fp16 --optimizer deepnet_adam
     train fp16-adam --fp16 --optimizer adam
     train bf16 --bf16 --optimizer deepnet_adam
-    train compiled --fp16 --optimizer deepnet_adam --compile-layers
 fi
 
 if wanted bench; then

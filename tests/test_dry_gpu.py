@@ -42,7 +42,6 @@ AXES = {
     "criterion": {"plain": (), "chunked": ("--criterion", "chunked_label_smoothed_cross_entropy")},
     "recomputation": {
         "none": (), "every layer": ("--checkpoint-activations",), "every 2": ("--checkpoint-every", "2"),
-        "offload": ("--checkpoint-activations", "--offload-activations"),
     },
     "update-freq": {"1": (), "2": ("--update-freq", "2")},
 }  # fmt: skip

@@ -138,25 +138,23 @@ def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -
 class Pass:
     """Stages that keep what they need, or are recomputed together; in bytes.
 
-    input_bytes: of their input; held: what they leave in the forward pass; rise: the most in it; redone: what the
+    held: what they leave in the forward pass; rise: the most in it; redone: what the
     backward pass computes again first, which then is as if it had been kept; redoing: the most while it does.
     """
 
-    def __init__(self, stages: list[Stage], input_bytes: int, setting: Setting):
+    def __init__(self, stages: list[Stage], setting: Setting):
         self.stages = stages
         self.held, self.rise = stages[0].forward, stages[0].forward_rise
         self.redone = self.redoing = 0
         if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
-            offloaded = getattr(setting.cfg, "offload_activations", False) and setting.device == "cuda"
-            fetched = input_bytes if offloaded else 0
-            self.held = self.rise = stages[-1].output - fetched
+            self.held = self.rise = stages[-1].output
             before = list(itertools.accumulate((stage.forward for stage in stages), initial=0))
-            self.redone = before[-1] - stages[-1].output + fetched
-            self.redoing = max(map(sum, zip(before, (stage.forward_rise for stage in stages), strict=False))) + fetched
+            self.redone = before[-1] - stages[-1].output
+            self.redoing = max(map(sum, zip(before, (stage.forward_rise for stage in stages), strict=False)))
 
 
 def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
-    """Group layers that are recomputed together; every other stage is a group of its own."""
+    """Layers that are recomputed together, all else a stage at a time."""
     groups: list[list[Stage]] = []
     for stage in stages:
         last = groups[-1] if groups else [stage]
@@ -164,8 +162,7 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
             last.append(stage)
         else:
             groups.append([stage])
-    before = [0, *(group[-1].output for group in groups)]
-    return [Pass(group, input_bytes, setting) for group, input_bytes in zip(groups, before, strict=False)]
+    return [Pass(group, setting) for group in groups]
 
 
 def _backward(passes: list[Pass], waiting: int) -> int:
