@@ -40,7 +40,7 @@ setup(
         "scipy>=1.11",
         "pillow>=10",
         "markdown>=3.6",  # deepnet report --html
-        "filelock>=3.12",
+        "filelock>=4",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],
     extras_require={

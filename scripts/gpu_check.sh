@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What no CPU can prove: the tests marked gpu; 100L-100L of base width (736 M parameters) trained in fp16 and bf16, with
-# deepnet_adam and adam; and what a step asks of this GPU beside what was predicted without one.
+# deepnet_adam and adam; and the speed of a training step beside stock fairseq's.
 #
 #   scripts/gpu_check.sh [DATA] [OUT]   DATA: binarised text, e.g. of scripts/prepare_text.sh (default: an artificial
 #                                       language); OUT: default gpu_check, where logs and tables lie afterwards
@@ -9,7 +9,7 @@
 # Settings from the environment: MAX_TOKENS=4096 a batch, UPDATES=300, of which the first 100 do not count.
 # Hardware: one GPU with 40 GB (less with MAX_TOKENS=1024); with two, training on several is tested too. Needs an
 # environment with a CUDA build of torch (scripts/setup.sh makes one where it finds a GPU); an active environment with
-# fairseq is used as it is. What was predicted, and that none of this has run on a GPU yet: docs/speed.md.
+# fairseq is used as it is. None of this has run on a GPU yet: docs/speed.md.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/gpu_check.sh
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -70,8 +70,7 @@ if wanted train; then
 fi
 
 if wanted bench; then
-    echo "== a training step beside stock fairseq's, and beside what was predicted"
-    deepnet bench --device cuda --precision fp16 --max-tokens 4096 --depths 18-18,100-100 --widths base \
-        --only train,kernels --candidates ours,stock --variant adam="--optimizer adam" \
-        --out "$out/bench.json" | tee "$out/bench.md"
+    echo "== a training step beside stock fairseq's"
+    python -m benchmarks speed --device cuda --precision fp16 --max-tokens 4096 --depths 18-18,100-100 --widths base \
+        --only train --candidates ours,stock --variant adam="--optimizer adam" | tee "$out/bench.md"
 fi

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepnet_fairseq.core.archs import MODEL_NAME
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin import chunked_cross_entropy
+from deepnet_fairseq.plugin import chunked_loss
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_cross_entropy import (
     NAME,
@@ -67,7 +67,7 @@ def test_same_loss_and_gradients(method, monkeypatch):
     theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert_close(ours[1], theirs[1])
-    monkeypatch.setattr(chunked_cross_entropy, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
+    monkeypatch.setattr(chunked_loss, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
     with torch.no_grad():
         assert criteria()[1](model, sample())[0].item() == pytest.approx(theirs[0], rel=1e-6)
 

@@ -13,7 +13,6 @@ from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepnet_fairseq.cli.bench import rendered
 from deepnet_fairseq.data.lines import read_lines, write_lines
 from deepnet_fairseq.data.vocabulary import Vocabulary
 from deepnet_fairseq.errors import UserError
@@ -24,8 +23,6 @@ from deepnet_fairseq.plugin.settings import LONGEST, literal
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
-from deepnet_fairseq.tools.bench import deployed_table, results
-from deepnet_fairseq.tools.bench import synthetic_task as lengths
 
 from .conftest import TRAIN_FLAGS
 from .support.broken import DEEP, check_line, sentences
@@ -119,7 +116,6 @@ def log_of_a_record(path):
 
 
 PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")
-MEASURED = ("cells", "settings", "environment", "candidates", "depths")
 PARSERS = {  # name of the file -> reader, keys of its objects, what stands before one
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
@@ -127,11 +123,8 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
     "train.log": (lambda p: training_curve(short(p), p), (*READ["train_inner"],), b"now | INFO | train_inner | "),
     "valid.log": (lambda path: validation_curve(short(path), path), (*READ["valid"],), b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
-    "bench.json": (lambda p: rendered([str(p)], "bench", lambda found: results.render(found[0])), MEASURED, b""),
-    "deployed.json": (lambda p: rendered([str(p)], "deployed", deployed_table.render), MEASURED, b""),
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),
-    "lengths": (lambda path: lengths.from_file(path, 9, 1), ("1 1",), b"3 4\n"),
     "lines.txt": (lambda path: list(read_lines(path)), ("a",), b""),
 }
 

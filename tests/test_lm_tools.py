@@ -37,7 +37,6 @@ def test_check_speaks_of_the_one_stack(text, kind, capsys):
 
 
 REFUSED = {
-    ("bench", "--ours=--arch=deepnet_lm"): "the benchmark is of deepnet_transformer",
     ("check", "{text}", "--task", "language_modeling", "--arch", "transformer_lm", *FLAGS): " and ".join(archs.STACKS),
 }
 

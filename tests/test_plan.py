@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.building import blank_task
-from deepnet_fairseq.plugin.chunked_cross_entropy import NAME, PLAIN
+from deepnet_fairseq.plugin.chunked_loss import NAME, PLAIN
 from deepnet_fairseq.plugin.models import MODELS
-from deepnet_fairseq.tools.plan import measured
-from deepnet_fairseq.tools.plan.measured import MeasuredTraining
 from deepnet_fairseq.tools.plan.needs import best_group, count, flops, memory
 from deepnet_fairseq.tools.plan.setting import parse
 from deepnet_fairseq.tools.plan.trace import trace
+
+from .support.planned import PlannedTraining
 
 MT, LM, MASKED = archs.MODEL_NAME, archs.LM, archs.MASKED_LM
 DEEP = " --max-tokens 1600" + "".join(f" --{stack}-layers 9" for stack in ("encoder", "decoder"))
@@ -109,7 +109,7 @@ def test_flops_are_those_of_the_matrices(place):
 def test_flops_are_torchs(model, flags):
     """torch.utils.flop_counter sees what is planned, forward, backward and recomputed."""
     setting = planned(model, flags)
-    run = MeasuredTraining(setting)
+    run = PlannedTraining(setting)
     with FlopCounterMode(display=False) as counter:
         loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
         forward = counter.get_total_flops()
@@ -147,7 +147,7 @@ def test_peak_is_what_torch_hands_out(model, flags):
     """Through fairseq's Trainer, beside weights and optimiser, which were there before; the plan, made between two
     updates, leaves no tensor without storage behind."""
     setting = planned(model, f"{DEEP} {flags}")
-    run = MeasuredTraining(setting)
+    run = PlannedTraining(setting)
     for _ in range(2):
         run.step()
     found = memory(setting)
@@ -223,13 +223,4 @@ def test_half_precision_and_optimisers():
     for half in ("fp16", "bf16"):
         assert (bytes_each(half), bytes_each(half, **flat)) == (20, 16 + 4)
         assert bytes_each(f"memory-efficient-{half}") == 12
-        assert bytes_each(half, gpus=4, sharding="os", **flat) == pytest.approx(4 + 12 / 4 + 4, abs=0.01)
-
-
-def test_measured_rate_is_that_of_the_steps(monkeypatch):
-    """Operations of an update over the median of its seconds, of a model of 4 layers a stack."""
-    seconds = iter((9.0, 9.0, 9.0, 1.0, 9.0, 2.0, 2.0, 3.0))  # three to warm up
-    monkeypatch.setattr(MeasuredTraining, "seconds", lambda _: next(seconds))
-    setting = planned(LM, "--decoder-layers 9")
-    assert archs.depths(measured.shallow(setting).cfg) == (0, 4)
-    assert measured.measured_rate(setting) == pytest.approx(flops(measured.shallow(setting)).step / 2.0)
+        assert bytes_each(half, gpus=4, zero=True, **flat) == pytest.approx(4 + 12 / 4 + 4, abs=0.01)

@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import UserError
 
 # in the order in which --help lists their commands
-GROUPS = ("start", "inspection", "models", "plan", "corpora", "results", "bench")
+GROUPS = ("start", "inspection", "models", "plan", "corpora", "results")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -207,7 +207,7 @@ def option_value(method, word: str) -> tuple[str, bool | int | float | str]:
 
 
 def verify(args) -> None:
-    """is a model what a method says? Its first weights, shortcut factors, LayerNorms, and what they fit instead
+    """is a model what a method says? Its first weights and shortcut factors, and what they fit instead
 
     MODEL: a checkpoint of ours, fairseq's or torchscale's, a folder or file of Hugging Face's, a saved state dict. Code
     in it is not run; a live module goes through Python, docs/verify.md. The exit status is 3 where something does not

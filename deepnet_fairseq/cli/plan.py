@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from .. import register
 from ..errors import UserError
 
 
@@ -16,37 +15,30 @@ def plan(args) -> None:
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
     --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
     --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
-    --loss-chunk-tokens, --zero-sharding, --ddp-backend, --cpu; and beside them
+    --loss-chunk-tokens, --zero-sharding, --cpu; and beside them
 
       --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
       --length TOKENS       of a sentence (default 32)
       --gpus N              (default 1)
       --gpu-memory GIB      of each (default 80)
 
-    How it is computed, and how far it is from what was measured: docs/planning.md.
+    How it is computed, and how far it is from measured peaks: docs/planning.md.
     """
-    register()
-    from ..tools.plan.measured import cases, check_table
     from ..tools.plan.setting import parse
     from ..tools.plan.summary import as_dict, as_text
 
     if args.rows:
         return _rows(args)
-    if args.check:
-        if args.json:
-            raise UserError("--check: prints a table; drop --json")
-        print(check_table([args.rest] if args.rest else cases()))
-        return
     setting = parse(args.rest)
     speed = _speed(args, setting)
     print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
 
 
 def _rows(args) -> None:
-    """What the scripts of tables print before they begin."""
+    """Print the plan of many trainings."""
     from ..tools.plan import rows
 
-    if args.json or args.check or args.measure or args.rest:
+    if args.json or args.rest:
         raise UserError("--rows: the flags of each training stand in its line; drop them here")
     if args.rows != "-" and not Path(args.rows).is_file():
         raise UserError(f"--rows {args.rows}: no such file")
@@ -58,8 +50,7 @@ def _rows(args) -> None:
 
 
 def _speed(args, setting):
-    """At the rate that is given or measured; None without one."""
-    from ..tools.plan.measured import measured_rate
+    """Return the speed at the rate that is given, None without one."""
     from ..tools.plan.needs import TERA, speed, updates_of
 
     if args.epochs is not None and args.corpus_tokens is None:
@@ -67,28 +58,21 @@ def _speed(args, setting):
     if args.flops is not None and args.flops <= 0:
         raise UserError(f"--flops {args.flops}: must be above 0")
     updates = args.updates if args.epochs is None else updates_of(setting, args.epochs, args.corpus_tokens)
-    if args.measure:
-        return speed(setting, measured_rate(setting), updates)
     if args.flops is not None:
         return speed(setting, args.flops * TERA, updates)
     if updates is not None:
-        raise UserError("--updates and --epochs: time needs a rate; add --flops or --measure")
+        raise UserError("--updates and --epochs: time needs a rate; add --flops")
     return None
 
 
 def add(command) -> None:
-    """Registers `deepnet plan` and its flags; command: as parser() gives it."""
+    """Register `deepnet plan` and its flags; command: as parser() gives it."""
     sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
-    rate = sub.add_mutually_exclusive_group()
-    rate.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
-    rate.add_argument("--measure", action="store_true", help="measure them here, on a 4L-4L model of these widths")
+    sub.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
     length = sub.add_mutually_exclusive_group()
     length.add_argument("--updates", type=int, metavar="N", help="length of the training")
     length.add_argument("--epochs", type=float, metavar="E", help="the same, with --corpus-tokens")
     sub.add_argument("--corpus-tokens", type=int, metavar="N", help="target tokens of the training data")
-    sub.add_argument(
-        "--check", action="store_true", help="train, and set measured beside planned peaks: of the flags, or four sizes"
-    )
     sub.add_argument("--rows", metavar="FILE", help="many trainings, a line NAME FLAGS each, - for standard input")
-    sub.add_argument("--side-by-side", type=int, default=1, metavar="N", help="of --rows, so many at a time")
+    sub.add_argument("--side-by-side", type=int, default=1, metavar="N", help="number of --rows trained at a time")

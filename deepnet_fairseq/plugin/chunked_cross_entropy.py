@@ -1,131 +1,22 @@
 """fairseq's cross_entropy and label_smoothed_cross_entropy in less memory, `--criterion chunked_...`.
 
-The logits of a batch, their logarithms in float32 and the gradients of both are the largest tensors of a training step
-where the vocabulary is large. Here a chunk of tokens at a time goes through the projection, and its gradient with
-respect to features and weight is taken at once, as in Liger Kernel's fused linear cross-entropy (Hsu et al. 2024).
-
-Shapes: N tokens, C width, V vocabulary.
+chunked_loss.py computes the loss. Shapes: N tokens, C width, V vocabulary.
 """
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from fairseq.criterions import label_smoothed_cross_entropy as smoothed
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..errors import UserError
+from .chunked_loss import NAME, PLAIN, PREFIX, label_smoothed_loss
 from .config import flag
 
-PREFIX = "chunked_"
-NAME = f"{PREFIX}label_smoothed_cross_entropy"
-PLAIN = f"{PREFIX}cross_entropy"
 HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
-BUDGET = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of float32 logits at a time: a cache, a busy GPU
-FEWEST = 256  # tokens that make a matrix product worth its while
 COUNT = "target_count"  # in a batch: targets that are not padding
-SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 until the loss scale is known
-
-
-class Losses(NamedTuple):
-    """Sums over tokens: the loss to train on and -log p of the targets, both in nats.
-
-    correct: how many targets were the likeliest word, None where that was not asked for.
-    """
-
-    loss: Tensor
-    nll_loss: Tensor
-    correct: Tensor | None
-
-
-def label_smoothed_loss(
-    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int, count_correct: bool = False
-) -> Losses:
-    """fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
-
-    features (N, C), weight (V, C), targets (N,) without padding; smoothing: epsilon; chunk: tokens at a time, 0 for a
-    number that is fast; count_correct: is Losses.correct wanted? Differentiable once with respect to features and
-    weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
-    (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
-    """
-    device = features.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        features, weight = features.to(dtype), weight.to(dtype)
-    chunk = chunk or max(FEWEST, BUDGET.get(device, BUDGET["cuda"]) // (4 * weight.size(0)))
-    wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
-    return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, count_correct, wanted))
-
-
-class _ProjectedLoss(torch.autograd.Function):
-    """Keeps the gradients of the sum, to be multiplied by the gradient that arrives.
-
-    Everything is summed in float32, or float64 for float64.
-    """
-
-    @staticmethod
-    def forward(ctx, features, weight, targets, smoothing, chunk, count_correct, wanted):
-        new = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
-        each = smoothing / (weight.size(0) - 1)
-        of_target = 1.0 - smoothing - each
-        loss, nll_loss = torch.zeros((), **new), torch.zeros((), **new)
-        correct = torch.zeros((), dtype=torch.long, device=features.device) if count_correct else None
-        of_features = torch.empty(features.shape, **new) if wanted[0] else None
-        of_weight = torch.zeros(weight.shape, **new) if wanted[1] else None
-        number = max(1, math.ceil(len(targets) / chunk))
-        parts = of_features.tensor_split(number) if wanted[0] else [None] * number
-        chunks = zip(features.tensor_split(number), targets.unsqueeze(1).tensor_split(number), parts, strict=True)
-        with torch.autocast(features.device.type, enabled=False):
-            for x, y, of_x in chunks:
-                lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=new["dtype"])
-                of_chunk = -lprobs.gather(1, y).sum()
-                nll_loss += of_chunk
-                loss += of_target * of_chunk
-                if each:
-                    loss -= each * lprobs.sum()
-                if count_correct:
-                    correct += lprobs.argmax(1, keepdim=True).eq(y).sum()
-                if any(wanted):
-                    _add_gradients(x, weight, _of_logits(lprobs, y, each, of_target), of_x, of_weight)
-        ctx.dtypes = features.dtype, weight.dtype
-        ctx.save_for_backward(of_features, of_weight)
-        ctx.mark_non_differentiable(nll_loss)
-        return loss, nll_loss, correct
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient, *_):
-        kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        found = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
-        return *found, None, None, None, None, None
-
-
-def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:
-    """d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
-    gradient = lprobs.exp_()
-    if each:
-        gradient -= each
-    return gradient.scatter_add_(1, y, gradient.new_full((), -of_target).expand_as(y))
-
-
-def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | None, of_weight: Tensor | None) -> None:
-    """Writes a chunk's gradient with respect to its features to of_x, and adds that with respect to the weight."""
-    half = x.dtype != of_logits.dtype
-    scale = SCALE if x.dtype == torch.float16 else 1.0
-    narrow = (of_logits * scale).to(x.dtype) if half else of_logits
-    if of_x is not None:
-        of_x.copy_(narrow @ weight).div_(scale)
-    if of_weight is None:
-        return
-    if x.is_cuda and half and torch.__version__ >= (2, 8):
-        # half precision in, float32 out: fp16 would overflow at a frequent word
-        of_weight.add_(torch.mm(narrow.t(), x, out_dtype=of_weight.dtype), alpha=1 / scale)
-    else:
-        of_weight.addmm_(of_logits.t(), x.to(of_weight.dtype))
 
 
 @dataclass

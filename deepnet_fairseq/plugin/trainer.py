@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy
 from fairseq import options, tasks, utils
@@ -25,10 +25,9 @@ def parse(flags: list[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
 
 
-def build_trainer(args: argparse.Namespace, watched: Callable = lambda function, name: function) -> Trainer:
-    """The Trainer with task, model and criterion from the run's seed; no batch is loaded.
+def build_trainer(args: argparse.Namespace) -> Trainer:
+    """Return the Trainer with task, model and criterion from the run's seed; no batch is loaded.
 
-    watched(function, name) gives what is called in place of the functions that make "model" and "trainer", for a clock.
     UserError without a batch size, and for whatever task and model refuse.
     """
     cfg = convert_namespace_to_omegaconf(args)
@@ -38,8 +37,8 @@ def build_trainer(args: argparse.Namespace, watched: Callable = lambda function,
     numpy.random.seed(cfg.common.seed)
     utils.set_torch_seed(cfg.common.seed)
     task = tasks.setup_task(cfg.task)
-    model = watched(task.build_model, "model")(cfg.model)
-    return watched(Trainer, "trainer")(cfg, task, model, task.build_criterion(cfg.criterion))
+    model = task.build_model(cfg.model)
+    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
 def refuse_others(args: argparse.Namespace, who: str) -> None:

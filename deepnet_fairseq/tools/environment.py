@@ -66,15 +66,6 @@ def graphics(gpus: int) -> str:
     return f"{gpus} x {torch.cuda.get_device_name() if torch.cuda.is_available() else 'GPU'}"
 
 
-def kernel_bytes(key: str, path: str = "/proc/self/status") -> int:
-    """The number behind `key` in a file of /proc with lines `KEY: NUMBER kB`; StopIteration if there is none.
-
-    Of this process VmRSS is resident now, VmHWM at most since its start (getrusage's begins with the parent's).
-    """
-    lines = Path(path).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
-
-
 def processor() -> str:
     """As "CPU, 2 cores: AMD EPYC 7B13"."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

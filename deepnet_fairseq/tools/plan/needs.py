@@ -1,4 +1,4 @@
-"""What a training needs: parameters, operations, time, and bytes of memory at the moment when they are most.
+"""Parameters, operations, time, and peak memory of a training.
 
 The update is followed as fairseq's Trainer runs it, stage by stage (trace.py): the forward pass adds what each holds;
 the backward pass frees it from the end, while gradients arrive; the optimiser then adds its temporaries. Adam's moments
@@ -25,7 +25,6 @@ from .trace import LAYERS, Stage, skeleton, trace
 # What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
-GATHERED = 2  # layers whose weights a fully sharded model holds whole: the one at work, and the next
 WIDEST = 4  # no group is tried that is wider than twice the square root of the depth
 NEAR = 1.01  # peaks as good as the lowest
 TERA = 1e12
@@ -33,7 +32,7 @@ OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
 
 def count(setting: Setting) -> SimpleNamespace:
-    """Numbers of the setting's parameters: exact, from a skeleton on torch's meta device.
+    """Count the setting's parameters: exactly, from a skeleton on torch's meta device.
 
     embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
     a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
@@ -64,7 +63,7 @@ def count(setting: Setting) -> SimpleNamespace:
 
 
 def flops(setting: Setting) -> SimpleNamespace:
-    """Floating-point operations of the forward and backward passes, by the trace of the setting's forward pass.
+    """Return floating-point operations of the passes, by the trace of the setting's forward pass.
 
     Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
     sentences; train, forward and backward; recomputed. Of a whole update on all GPUs, recomputation included: step.
@@ -78,7 +77,7 @@ def flops(setting: Setting) -> SimpleNamespace:
 
 
 def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
-    """How fast a training is at `rate` FLOP/s on each GPU; exchange of gradients is in the rate or left out.
+    """Return the speed of a training at `rate` FLOP/s on each GPU; gradients' exchange is in the rate or left out.
 
     step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training,
     None where nobody asked.
@@ -89,12 +88,12 @@ def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNa
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
-    """Updates that `epochs` of a corpus of so many target tokens take; batches are taken as full."""
+    """Return the updates that `epochs` of a corpus of so many target tokens take; batches count as full."""
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 
 def memory(setting: Setting) -> SimpleNamespace:
-    """Bytes that one update of the setting takes, from the second on: on one GPU, or of a process on the CPU.
+    """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
     optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
     what all stages but the loss hold at the end of the forward pass; recomputed: what the largest of them adds in its
@@ -105,14 +104,10 @@ def memory(setting: Setting) -> SimpleNamespace:
 
 
 def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -> SimpleNamespace:
-    """The same, from the model's parameters and the stages of its passes."""
-    fully = setting.sharding == "fully_sharded"
-    shards = setting.gpus if fully else 1
-    whole = max(stage.gradients for stage in stages) if fully else 0  # bytes of one layer's weights, gathered
-    weights = -(-parameters.weight_bytes // shards) + GATHERED * whole
-    gradients = -(-parameters.gradient_bytes // shards)
+    """Return what `memory` does, from the model's parameters and the stages of its passes."""
+    weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
-    buckets = gradients if setting.gpus > 1 and not fully else 0
+    buckets = gradients if setting.gpus > 1 else 0
     objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
     base = weights + optimiser + buckets + objects
     waiting = gradients if setting.update_freq > 1 else 0
@@ -121,7 +116,7 @@ def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -
     before = itertools.accumulate((each.held for each in passes), initial=0)
     phases = {
         "forward": base + waiting + max(held + each.rise for held, each in zip(before, passes, strict=False)),
-        "backward": base + whole + _backward(passes, waiting, shards),
+        "backward": base + _backward(passes, waiting),
         "optimiser": base + gradients + step,
     }
     phase = max(phases, key=phases.__getitem__)
@@ -170,19 +165,15 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
     return [Pass(group, setting) for group in groups]
 
 
-def _backward(passes: list[Pass], waiting: int, shards: int) -> int:
-    """Most bytes at a time in the backward pass.
-
-    waiting: of the gradients that are there from its start; shards: of each gradient one stays.
-    """
+def _backward(passes: list[Pass], waiting: int) -> int:
+    """Return the most bytes at a time in the backward pass; waiting: bytes of gradients that exist from its start."""
     held, arrived, most = sum(each.held for each in passes), 0, 0
     for each in reversed(passes):
-        most = max(most, held + each.redoing + max(waiting, arrived // shards))
+        most = max(most, held + each.redoing + max(waiting, arrived))
         held += each.redone
         for stage in reversed(each.stages):
-            if waiting or shards > 1:
-                arrived += stage.gradients
-                most = max(most, held + stage.accumulated + max(waiting, arrived // shards))
+            if waiting:
+                most = max(most, held + stage.accumulated + waiting)
             else:
                 most = max(most, held + stage.rise + arrived)
                 arrived += stage.gradients
@@ -191,7 +182,7 @@ def _backward(passes: list[Pass], waiting: int, shards: int) -> int:
 
 
 def best_group(setting: Setting) -> int:
-    """The k of --checkpoint-every with the lowest peak; of those within 1% of it the one with the fewest activations.
+    """Return the k of --checkpoint-every with the lowest peak; of those within 1% the one with the fewest activations.
 
     A stack of L layers keeps L / k inputs, C numbers a token each, and recomputes k layers of A numbers a token. That
     is least at k = sqrt(L C / A), whatever the batch. The peak may lie elsewhere: at the loss, when nothing is

@@ -1,6 +1,6 @@
-"""A plan of many trainings, one after another: the rows of a table, their hours and their disk.
+"""Plan of many trainings: the rows of a table, their hours and their disk space.
 
-Hours are operations over a rate that is assumed; on the disk lie checkpoints, whose bytes follow from the parameters.
+Hours are operations over an assumed rate; the bytes of checkpoints follow from the parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Row:
-    """One training and what stays of it.
+    """One training and its files.
 
     name: of its run; layers: as "18L-18L"; updates: None where nothing says its end; hours; peak, kept: bytes on the
     disk at the most while it trains, and at its end; done: is it over already?
@@ -42,7 +42,7 @@ class Row:
 
 
 def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
-    """A row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
+    """Return a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
     stay (default 1; 0: nothing is saved). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags
@@ -81,13 +81,13 @@ def _row(words: list[str], rate: float | None, known: dict[str, SimpleNamespace]
 
 
 def _width(setting: Setting) -> list:
-    """What makes two models of one depth different in their operations."""
+    """Return the fields that distinguish the operations of two models of one depth."""
     fields = sorted(name for name in vars(setting.cfg) if name.endswith(("_dim", "_heads")))
     return [getattr(setting.cfg, name) for name in fields]
 
 
 def _updates(setting: Setting, args) -> int | None:
-    """By --max-update and --max-epoch, whichever comes first."""
+    """Return the end by --max-update or --max-epoch, whichever comes first."""
     ends = [int(args.max_update)] * (args.max_update > 0)
     if args.max_epoch > 0 and args.corpus_tokens:
         ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
@@ -95,7 +95,7 @@ def _updates(setting: Setting, args) -> int | None:
 
 
 def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
-    """Bytes at the most, and in the end; of what keeps nothing none."""
+    """Return bytes at most, and at the end."""
     if not args.kept:
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
@@ -106,11 +106,8 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
     return WHOLE * whole + (epochs + 1) * weights, args.kept * weights
 
 
-def as_text(rows: list[Row], side_by_side: int = 1, keep: str = "") -> str:
-    """The plan of rows that are trained in this order, so many at a time.
-
-    keep: says what stays on the disk. A line for each depth; those that are done cost nothing more.
-    """
+def as_text(rows: list[Row], side_by_side: int = 1) -> str:
+    """Return the plan of rows that are trained in this order, so many at a time: a line for each depth, and sums."""
     left = [row for row in rows if not row.done]
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -134,7 +131,7 @@ def as_text(rows: list[Row], side_by_side: int = 1, keep: str = "") -> str:
     if left:
         names = ", ".join(row.name for row in left[:3])
         lines.append(f"order: {names}" + (f", ..., {left[-1].name}" if len(left) > 3 else ""))
-    return "\n".join([*lines, *filter(None, [keep])])
+    return "\n".join(lines)
 
 
 def _number(size: int) -> str:

@@ -1,4 +1,4 @@
-"""What a plan is made for: a model, its batches, precision and optimiser, and the machine; by fairseq-train's flags."""
+"""The setting that a plan is made for: a model, its batches, precision and optimiser, by fairseq-train's flags."""
 
 from __future__ import annotations
 
@@ -11,51 +11,45 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from ...core import archs
+from ...core import archs, config
 from ...core.recomputation import Recomputation
 from ...errors import UserError
-from ...plugin import config
-from ...plugin.chunked_cross_entropy import NAME, PLAIN
-from ...plugin.command_line import unknown_arch
-from ...plugin.optimisers import deepnet_adam
+from ...plugin.chunked_loss import NAME, PLAIN
 from ...plugin.optimisers.flat import CHUNK
 
 GIB = 2**30
 FLOAT32 = 4
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
-SHARDING_FLAGS = {"none": "", "os": "--zero-sharding os", "fully_sharded": "--ddp-backend fully_sharded"}
+SHARDED = "--zero-sharding os"
 
 
 class Objective(NamedTuple):
-    """What one of the models is trained for.
+    """Training objective of a model.
 
     task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
-    length: tokens of a sample, by default; flags: of fairseq-train, that the task and the loss need.
+    length: tokens of a sample, by default.
     """
 
     task: str
     criterion: str
     chunked: str | None
     length: int = 1024
-    flags: tuple[str, ...] = ()
 
     @property
     def translates(self) -> bool:
-        """Are there a source and a target, and is the loss label-smoothed?"""
+        """Whether there are a source and a target; the loss then is label-smoothed."""
         return self.task == "translation"
 
     @property
     def masks(self) -> bool:
-        """Are some of the tokens hidden, and only these predicted?"""
+        """Whether some of the tokens are hidden, and only these predicted."""
         return self.task == "masked_lm"
 
 
-SMOOTHED = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing", "0.1")
 OBJECTIVES = {
-    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", NAME, 32, SMOOTHED),
+    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", NAME, 32),
     archs.LM: Objective("language_modeling", "cross_entropy", PLAIN),
     archs.MASKED_LM: Objective("masked_lm", "masked_lm", None),
 }
@@ -71,9 +65,8 @@ class Setting:
     the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
     loss_chunk_tokens: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice;
     mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed
-    together, 0 for none;
-    sharding: a key of SHARDING_FLAGS; gpu_memory: bytes; device: "cpu" or "cuda". UserError, naming the flag, for
-    values out of range and for flags that do not go together.
+    together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or "cuda".
+    UserError, naming the flag, for values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
@@ -87,23 +80,19 @@ class Setting:
     loss_chunk_tokens: int = 0
     mask_prob: float = 0.15  # fairseq's
     checkpoint_every: int = 0
-    sharding: str = "none"
+    zero: bool = False
     gpus: int = 1
     gpu_memory: int = 80 * GIB
     device: str = "cuda"
 
     def __post_init__(self):
         object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)
-        for wrong, why in self._mistakes():
+        for wrong, message in self._mistakes():
             if wrong:
-                raise UserError(why)
-        if self.optimizer == FLAT:
-            half = self.precision.replace("-", "_")
-            flags = {"zero_sharding": self.sharding, "ddp_backend": self.sharding, half: True}
-            deepnet_adam.check_settings(lambda section, key: flags.get(key))
+                raise UserError(message)
 
     def _mistakes(self) -> Iterator[tuple[bool, str]]:
-        """What cannot be: is it so, and what is said of it then."""
+        """Yield conditions that make the setting invalid, and the message for each."""
         lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus", "gpu_memory"), 1)
         for name, least in (lowest | {"loss_chunk_tokens": 0}).items():
             number = getattr(self, name)
@@ -122,37 +111,34 @@ class Setting:
         if self.vocab[0] != self.vocab[1]:
             yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
             yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
-        flag, fully = SHARDING_FLAGS[self.sharding], self.sharding == "fully_sharded"
-        yield bool(flag) and self.gpus == 1, f"{flag}: shards over several GPUs; give --gpus"
-        flat = f"{flag}: with --optimizer {FLAT}; {self.optimizer} is not sharded"
-        yield self.sharding == "os" and self.optimizer != FLAT, flat
-        yield fully and self.memory_efficient, f"--{self.precision}: not with {flag}; take --{self.precision[-4:]}"
-        whole_matrix = f"{flag}: not with --criterion {self.criterion}, which needs a whole matrix"
-        yield fully and self.chunked, whole_matrix
+        yield self.zero and self.gpus == 1, f"{SHARDED}: shards over several GPUs; give --gpus"
+        flat = self.optimizer == FLAT
+        yield self.zero and not flat, f"{SHARDED}: with --optimizer {FLAT}; {self.optimizer} is not sharded"
+        yield self.memory_efficient and flat, f"--{self.precision}: not with --optimizer {FLAT}"
 
     @property
     def memory_efficient(self) -> bool:
-        """Half precision without a master copy of the weights."""
+        """Whether the weights are in half precision without a master copy."""
         return self.precision.startswith("memory-efficient")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and gradients."""
+        """Type of weights, activations and gradients."""
         return DTYPES[self.precision[-4:]]
 
     @property
     def model(self) -> str:
-        """A key of archs.STACKS."""
+        """Name of the model, a key of archs.STACKS."""
         return archs.model_of(self.cfg)
 
     @property
     def objective(self) -> Objective:
-        """What the model is trained for."""
+        """Training objective of the model."""
         return OBJECTIVES[self.model]
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """Those that the model has, in forward order."""
+        """Names of the model's stacks, in forward order."""
         return archs.STACKS[self.model]
 
     @property
@@ -162,22 +148,22 @@ class Setting:
 
     @property
     def chunked(self) -> bool:
-        """Is the loss computed in chunks?"""
+        """Whether the loss is computed in chunks."""
         return self.criterion == self.objective.chunked
 
     @property
     def scored(self) -> int:
-        """Tokens of a batch of whole sentences that are projected to the vocabulary."""
+        """Number of tokens, of a batch of whole sentences, that are projected to the vocabulary."""
         tokens = self.max_tokens // self.length * self.length
         return max(1, round(tokens * self.mask_prob)) if self.objective.masks else tokens
 
     @property
     def batch(self) -> int:
-        """Target tokens of an update, those that are not masked too."""
+        """Number of target tokens of an update, masked or not."""
         return self.max_tokens * self.update_freq * self.gpus
 
     def optimiser(self, numbers: int, largest: int) -> tuple[int, int]:
-        """Bytes kept between updates, and temporary bytes of an update, for so many trained numbers.
+        """Return bytes kept between updates, and temporary bytes of an update, for so many trained numbers.
 
         Kept are Adam's moments and, where the weights are in half precision, these in float32 (fairseq's adam their
         gradients too), sharded or not; deepnet_adam copies gradients into a piece of float32 memory. fairseq's adam
@@ -186,9 +172,7 @@ class Setting:
         fairseq).
         """
         flat, master = self.optimizer == FLAT, self.precision in ("fp16", "bf16")
-        kept = -(
-            -numbers * FLOAT32 * (2 + master * (1 if flat else 2)) // (1 if self.sharding == "none" else self.gpus)
-        )
+        kept = -(-numbers * FLOAT32 * (2 + master * (1 if flat else 2)) // (self.gpus if self.zero else 1))
         if flat:
             return kept + FLOAT32 * min(numbers, CHUNK[self.device]), 0
         temporaries = 3 if self.memory_efficient else 1
@@ -196,7 +180,7 @@ class Setting:
 
 
 def recomputation(every: int) -> str:
-    """fairseq-train's flags for recomputing `every` layers together."""
+    """Return fairseq-train's flags for recomputing `every` layers together."""
     return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
 
 
@@ -209,16 +193,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(flags: list[str], strict: bool = True) -> Setting:
-    """A setting of the flags of `deepnet plan`; UserError, naming the flag, for one that is unknown or contradicts.
+    """Return the setting of `deepnet plan`'s flags; UserError, naming the flag, for one that is unknown or contradicts.
 
-    strict: False passes over what memory and time do not depend on, as in a whole command of fairseq-train.
+    strict: False ignores flags that memory and time do not depend on, as in a whole command of fairseq-train.
     """
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
-    arch = first.parse_known_args(flags)[0].arch  # the other flags are those of its model
+    arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
     if arch not in archs.PRESETS:
-        raise UserError(unknown_arch(f"--arch {arch}"))
-    fields = {field.name for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
+        near = difflib.get_close_matches(arch, archs.PRESETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"--arch {arch}: no such architecture; {hint}`deepnet archs` lists them")
+    fields = {field.name: field for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
     if rest and strict:
@@ -228,41 +214,44 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
         raise UserError(f"unknown: {' '.join(rest)}; {hint}")
     overrides = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
-        longest = fields & {"tokens_per_sample", "max_target_positions", "max_positions"}
+        longest = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
         overrides = dict.fromkeys(longest, args.length) | overrides
     cfg = config.namespace(arch, **overrides)
     recomputed = Recomputation.from_config(cfg)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
-    if args.zero_sharding != "none" and args.ddp_backend == "fully_sharded":
-        raise UserError(f"{SHARDING_FLAGS['os']} and {SHARDING_FLAGS['fully_sharded']}: choose one")
     return Setting(
         cfg,
         _vocabularies(args.vocab),
         precision=_precision(args),
         checkpoint_every=recomputed.every if recomputed else 0,
-        sharding="fully_sharded" if args.ddp_backend == "fully_sharded" else args.zero_sharding,
+        zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
         **{name: getattr(args, name) for name in ("length", "optimizer", *FLAGS)},
     )
 
 
-def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
-    model = archs.MODELS[arch]
-    objective = OBJECTIVES[model]
+TYPES = {"int": int, "float": float, "str": str}
+
+
+def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.ArgumentParser:
+    """Return the parser of the model's fields and of the flags of batch, precision, optimiser and machine."""
+    objective = OBJECTIVES[archs.MODELS[arch]]
     parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
-    gen_parser_from_dataclass(parser, config.CONFIGS[model](), delete_default=True)
-    for name in fields & {"max_source_positions", "max_target_positions"}:  # the task's
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    names = ["--length"] if objective.translates else ["--length", "--tokens-per-sample"]
-    parser.add_argument(*names, type=int, default=objective.length)
+    parser.add_argument("--length", "--tokens-per-sample", type=int, default=objective.length)
+    for name in fields.keys() - {"tokens_per_sample"}:
+        flag, kinds = f"--{name.replace('_', '-')}", str(fields[name].type)
+        if "bool" in kinds:
+            parser.add_argument(flag, action="store_true")
+        else:
+            kind = next(kind for word, kind in TYPES.items() if word in kinds)
+            parser.add_argument(flag, type=kind, choices=fields[name].metadata["choices"] or None)
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--gpu-memory", type=float, default=80.0)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAM)
     parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
-    parser.add_argument("--ddp-backend", choices=("pytorch_ddp", "fully_sharded"), default="pytorch_ddp")
     for name in FLAGS:
         default = getattr(Setting, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
@@ -272,7 +261,7 @@ def _parser(arch: str, fields: set[str]) -> argparse.ArgumentParser:
 
 
 def _vocabularies(text: str) -> tuple[int, int]:
-    """ "32000" or "32000,40000" -> sizes of the source's and the target's."""
+    """Return the sizes of the source's and the target's vocabulary, of "32000" or "32000,40000"."""
     try:
         sizes = [int(word) for word in text.split(",")]
     except ValueError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from ...text_table import render
-from .memory_flags import recommend
+from .fit import recommend
 from .needs import TERA, count, flops, memory
-from .setting import GIB, SHARDING_FLAGS, Setting, recomputation
+from .setting import GIB, SHARDED, Setting, recomputation
 
 MEMORY_ROWS = {
     "weights": "weights",
@@ -24,12 +24,12 @@ PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
-    """All that is known of a setting, for JSON, one object a part; bytes, operations, seconds."""
+    """Return the plan for JSON, one object a part; bytes, operations, seconds."""
     model = {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
-    own = ("max_tokens", "update_freq", "length", "precision", "optimizer", "criterion", "checkpoint_every", "sharding")
+    own = ("max_tokens", "update_freq", "length", "precision", "optimizer", "criterion", "checkpoint_every")
     words = {name: getattr(setting, name) for name in (*own, "device", "gpus", "gpu_memory")}
     return {
-        "setting": model | {"vocab": list(setting.vocab)} | words | {"sharding": SHARDING_FLAGS[setting.sharding]},
+        "setting": model | {"vocab": list(setting.vocab)} | words | {"sharding": SHARDED * setting.zero},
         "parameters": vars(count(setting)),
         "flops": vars(flops(setting)),
         "memory": vars(memory(setting)),
@@ -39,7 +39,7 @@ def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
 
 
 def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """The same in tables of parameters, memory (GiB), options, operations (GFLOP) and time."""
+    """Return the plan in tables of parameters, memory (GiB), options, operations (GFLOP) and time."""
     parts = [_title(setting), _parameters(setting), _memory(setting), _options(setting), _work(setting), _time(speed)]
     return "\n\n".join(parts)
 
@@ -97,7 +97,7 @@ def _work(setting: Setting) -> str:
 
 def _time(found: SimpleNamespace | None) -> str:
     if found is None:
-        return "time: give --flops, the TFLOP/s that one GPU achieves in training, or --measure"
+        return "time: give --flops, the TFLOP/s that one GPU achieves in training"
     rows = [["time", "value"], ["TFLOP/s of each", f"{found.rate / TERA:.4g}"]]
     rows += [["seconds an update", f"{found.step:.4g}"], ["tokens a second", f"{found.tokens_per_second:,.0f}"]]
     if found.updates is not None:

@@ -1,4 +1,4 @@
-"""What a model's forward and backward passes hold and compute, from a few of its layers run without storage.
+"""Memory and operations of a model's forward and backward passes, from a few of its layers run without storage.
 
 The model's own modules run on FakeTensors: nothing is computed, but every tensor has its shape and type, and dies when
 it would. A meter adds up the bytes that are alive and the operations of every kernel, stage by stage: embedding, each
@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq import utils
-from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -31,7 +29,7 @@ from ...core import attention, config
 from ...core.models import MODELS, DeepModel
 from ...core.modifiers import from_config
 from ...core.stack import Stack
-from ...plugin.chunked_cross_entropy import BUDGET, FEWEST, label_smoothed_loss
+from ...plugin.chunked_loss import BUDGET, FEWEST, label_smoothed_loss
 from .setting import FLOAT32, Setting
 
 ALIKE = 3  # layers traced: the first and the last may differ from those between
@@ -123,7 +121,7 @@ class Meter(TorchDispatchMode):
 
 
 class AsOnGPU(TorchFunctionMode):
-    """What a GPU does otherwise than a CPU: dropout's mask is a byte a number, attention one kernel."""
+    """Operations that differ on a GPU: dropout's mask is a byte a number, attention one kernel."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -281,7 +279,7 @@ class Run:
         stage.rise, stage.gradients = with_gradients - live - gradients, gradients_now - gradients
 
     def _loss(self, features: Tensor) -> Tensor:
-        """What the criterion makes of features (B, T, C): a sum."""
+        """Return the criterion's sum of features (B, T, C)."""
         setting, project = self.setting, self.model.vocabulary_projection()
         rows = setting.scored
         target, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
@@ -290,7 +288,16 @@ class Run:
             features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
         logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)
-        lprobs = utils.log_softmax(logits, dim=-1)
+        lprobs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         if setting.objective.translates:
-            return label_smoothed_nll_loss(lprobs, target[:, None], 0.1, ignore_index=1)[0]
+            return _label_smoothed(lprobs, target[:, None])
         return F.nll_loss(lprobs, target, reduction="sum", ignore_index=1)
+
+
+def _label_smoothed(lprobs: Tensor, target: Tensor) -> Tensor:
+    """Return the loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place."""
+    nll_loss, smooth_loss = -lprobs.gather(dim=-1, index=target), -lprobs.sum(dim=-1, keepdim=True)
+    for loss in (nll_loss, smooth_loss):
+        loss.masked_fill_(target.eq(1), 0.0)
+    each = 0.1 / (lprobs.size(-1) - 1)
+    return (1.0 - 0.1 - each) * nll_loss.sum() + each * smooth_loss.sum()

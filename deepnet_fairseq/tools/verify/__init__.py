@@ -1,30 +1,34 @@
-"""Is a model what a method's paper says? Its initial weights, shortcut factors and LayerNorms against the formulas.
+"""Audit a model's initial weights and shortcut factors against the formulas of a method.
 
-The formulas are the methods' own (core/methods/, core/initialisation.py). What training changes is judged of fresh
-models alone: deviations of weights, factors that are learned. docs/verify.md says what is read and what is found.
+The formulas are the methods' own (core/methods/, core/initialisation.py). Deviations of weights and learned factors,
+which training changes, are judged of fresh models alone. docs/verify.md says what is read and reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...core import archs
 from ...core.methods import METHODS, Method, get_method
+from ...core.models import SPECIALS, blueprint
+from ...core.modifiers import MODIFIERS
 from ...core.slots import Site
 from ...errors import UserError
-from . import evidence, merges, structure
+from . import evidence, merges
 from .evidence import CLOSE, Kind, Measured, profile_base, scales
 from .reading import read, read_names
 from .report import Audit, Row
-from .sources import Factor, Found, is_norm, recognised
+from .sources import Factor, Found, recognised
 
 SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
 TOKENS = (2, 8)  # of the forward pass of a live module
@@ -37,7 +41,7 @@ def verify(
     inputs: tuple | None = None,
     options: dict[str, Any] | None = None,
 ) -> Audit:
-    """The audit of a live module, or of a file or folder of weights, against a method by its registered name.
+    """Return the audit of a module, or of a file or folder of weights, against a method by its registered name.
 
     names: a file that maps names of weights (docs/verify.md). inputs: what a live module is called with, once, in
     evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code, and torch's generator is
@@ -51,10 +55,8 @@ def verify(
     mapping = read_names(names) if names else []
     with torch.random.fork_rng(devices=()):
         if isinstance(model, nn.Module):
-            config = {"arch": getattr(model, "NAME", None)}  # one of ours says so
-            norms = frozenset(f"{path}.weight" for path, part in model.named_modules() if is_norm(part))
-            weights = {name: torch.ones(1) for name in norms} | model.state_dict()  # of one without gains too
-            found = recognised(weights, config, None, mapping, norms)
+            config = {"arch": getattr(model, "NAME", None)}  # of our models
+            found = recognised(model.state_dict(), config, None, mapping)
             measured, why = _measure(model, found, inputs)
             found.factors = measured + found.factors
             result = audit(found, method, options)
@@ -68,7 +70,7 @@ def verify(
 
 
 def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list[Factor], str]:
-    """The factors of a live module, and why there are none."""
+    """Return the factors of a live module, and the reason if there are none."""
     missed = "no residual merge was found in its forward pass"
     if inputs is not None:
         factors = merges.merges(model, found, inputs)
@@ -89,7 +91,7 @@ def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list
 
 
 def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Audit:
-    """The audit of a model as it was found, against a registered method, with these options where they are given."""
+    """Return the audit of a model as it was found, against a registered method with these options."""
     method = _method(found, name, options or {})
     held = evidence.kinds(found)
     for kind in held:
@@ -99,8 +101,10 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
     profile = _profile(found, method, held)
     result = Audit(name, found.depths, profile, evidence.trained(found) or "")
     _judge_weights(result, found, method, held)
-    judged = _judge_factors(result, found, method)
-    structure.judge(result, found, method, judged)
+    result.findings += [f"{place}: not there" for place in found.missing]
+    if found.ours:
+        _judge_slots(result, found, method)
+    _note_unexamined(result, found, method, _judge_factors(result, found, method))
     if found.unknown and not found.ours:
         more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
         result.notes.append(f"not recognised: {', '.join(found.unknown[:5])}{more}; --names FILE maps them")
@@ -108,7 +112,7 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
 
 
 def _method(found: Found, name: str, options: dict[str, Any]) -> Method:
-    """The method at the model's depth, with these options, or of its own training where that was of this method."""
+    """Return the method at the model's depth, with these options or those that the model was trained with."""
     kind = METHODS[name]
     if options or not found.ours or found.config.get("method") not in (name, None):
         return kind(*found.depths.values(), **options)
@@ -124,7 +128,7 @@ def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
 
 
 def _profile(found: Found, method: Method, held: list[Kind]) -> str:
-    """The initialisation of the run, or that of the method's which most kinds of weight fit."""
+    """Return the initialisation of the run, or that of the method's which most kinds of weight fit."""
     said = found.config.get("init_profile") if found.ours else None
     if said in method.init_profiles:
         return said
@@ -160,20 +164,20 @@ def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]
     _judge_embeddings(result, found, method)
     if result.trained:
         result.notes.append("of a trained model deviations of weights and learned factors are not judged")
-    candidates = list(evidence.explanations(found, method, result.profile)) if misfits else []
+    if result.trained or not misfits:
+        return
+    candidates = list(evidence.explanations(found, method, result.profile))
     for stack, waiting in misfits.items():
         told = evidence.explain(waiting, candidates)
         said = [_finding(result, stack, covered, texts, method) for covered, texts in told]
-        if silent and not result.trained:
+        if silent:
             result.notes += [f"{result.method} has no initialisation: {text}" for text in said]
-        elif not result.trained:
+        else:
             result.findings += said
-        elif len(told) == 1 < len(waiting) and told[0][1]:  # one explanation for all, which training has not hidden yet
-            result.notes += [f"as if just begun: {text}" for text in said]
 
 
 def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
-    """N(0, 1/C) times the method's gain, in our models; in others where the method says more of it than nothing."""
+    """Compare embeddings with N(0, 1/C) times the method's gain: in our models, in others where the method has one."""
     first, seen = next(stack for stack, depth in found.depths.items() if depth), set()
     for named, tensors in (("embedding", found.embeddings), ("output", found.projections)):
         for name, tensor in tensors.items():
@@ -194,7 +198,7 @@ def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
 
 
 def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], method: Method) -> str:
-    """Which weights, how far off, what they fit."""
+    """Say which weights do not fit, how far off they are, and what they fit."""
     ratios = sorted(kind.ratio(_expected(kind, result.profile, method)) for kind in covered)
     low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
     places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in covered)
@@ -206,7 +210,7 @@ def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], m
 
 
 def _sites(found: Found, method: Method, factor: Factor) -> Iterator[Site]:
-    """The branches that a factor is of."""
+    """Yield the branches that a factor belongs to."""
     dim = found.widths.get(factor.stack, 1)
     for layer in range(1, found.depths.get(factor.stack, 0) + 1):
         for sublayer in method.sublayers(factor.stack):
@@ -215,7 +219,7 @@ def _sites(found: Found, method: Method, factor: Factor) -> Iterator[Site]:
 
 
 def _judge_factors(result: Audit, found: Found, method: Method) -> set[Site]:
-    """The branches whose factors were judged; what is measured goes before what is only stored."""
+    """Judge the factors, measured ones before stored ones; return the branches that were judged."""
     groups: dict[tuple, list[float]] = {}
     measured: set[Site] = set()
     judged: set[Site] = set()
@@ -243,7 +247,7 @@ def _judge_factors(result: Audit, found: Found, method: Method) -> set[Site]:
 
 
 def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> float | None:
-    """The method's value of a factor, as a LayerNorm behind sees it: shortcut over branch. None for no such number."""
+    """Return the method's value of a factor, shortcut over branch; None if it has no such number."""
     if found.ours and factor.b is None:  # under its own name, a constant of the stack or a slot's
         key = factor.source.rsplit(".", 1)[-1]
         module = method.residual(sites[0])
@@ -254,3 +258,58 @@ def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> 
         return None
     a, b = pairs.most_common(1)[0][0]
     return a if factor.b is None else a / b if b else None
+
+
+INSIDE = re.compile(r"(encoder|decoder)\.(?!embed_|layernorm_embedding|output_projection|version)")
+BY_HEAD = re.compile(r".*attn\.(inner|heads)\..*")  # whose shapes depend on the number of heads
+
+
+def _judge_slots(result: Audit, found: Found, method: Method) -> None:
+    """Compare names and shapes of our model with the method's own, with the modifiers that bring it nearest."""
+    if (config := found.config.get("method")) not in (None, result.method):
+        result.findings.append(f"its config says --method {config}")
+    stacks = tuple(stack for stack, depth in found.depths.items() if depth)
+    fields = {f"{method.name}_{key}": getattr(method, key) for key in method.options} | {"method": method.name}
+    for stack in stacks:
+        inner = [len(m.weight.linear.weight) for m in found.matrices if m.weight.role == "fc1" and stack in m.name]
+        width = archs.Width(found.widths[stack], inner[0] if inner else 1, 1)
+        fields |= width.fields(stack) | {f"{stack}_layers": found.depths[stack]}
+    arch = next(arch for arch, held in archs.STACKS.items() if held == stacks)
+
+    def shapes(tensors: dict[str, Tensor]) -> set[tuple]:
+        return {(n, () if BY_HEAD.match(n) else tuple(t.shape)) for n, t in tensors.items() if INSIDE.match(n)}
+
+    def odd(modifiers: tuple[str, ...]) -> set[tuple]:
+        flags = dict.fromkeys(modifiers, True)
+        return has ^ shapes(blueprint(arch, SPECIALS, **fields, **flags).state_dict())
+
+    has = shapes(found.weights)
+    off: set[tuple] = odd(())
+    if off:
+        several = [some for n in range(1, len(MODIFIERS) + 1) for some in itertools.combinations(MODIFIERS, n)]
+        least, modifiers = min(((odd(some), some) for some in several), key=lambda pair: len(pair[0]))
+        if len(least) < len(off):
+            off = least
+            result.notes += [f"with --{modifier.replace('_', '-')}" for modifier in modifiers]
+    held, own = {name for name, _ in has & off}, {name for name, _ in off - has}
+    texts = f"{result.method} has no", f"not there, {result.method} has", f"of another shape than {result.method}'s:"
+    for text, names in zip(texts, (held - own, own - held, held & own)):
+        general = sorted({re.sub(r"\.\d+\.", ".N.", name) for name in names})
+        more = f" and {len(general) - 3} more" if len(general) > 3 else ""
+        result.findings += [f"{text} {', '.join(general[:3])}{more}"] if general else []
+
+
+def _note_unexamined(result: Audit, found: Found, method: Method, judged: set[Site]) -> None:
+    """List shortcuts that could not be judged, and whether a model is fresh where nothing tells."""
+    for stack, depth in found.depths.items():
+        every = list(_sites(found, method, Factor(stack, None, None, None, None, "")))
+        left = [site for site in every if site not in judged] if found.measured or not found.ours else []
+        if left:
+            where = Counter(site.sublayer for site in left)
+            layers = ", ".join(f"{sublayer} in {n} of {depth} layers" for sublayer, n in where.items())
+            live = "" if found.measured else "; live modules are measured, docs/verify.md"
+            result.unexamined.append(f"shortcut of the {stack}'s {layers}{live}")
+    if not found.ours:
+        result.unexamined.append("LayerNorms, and what the method has in its slots")
+    if evidence.trained(found) is None:
+        result.unexamined.append("is it fresh or trained? It was taken for fresh; without LayerNorms nothing tells")

@@ -1,6 +1,6 @@
-"""What a model's numbers are beside a method's: deviations of weights, factors at the residual merges; and whose.
+"""Compare deviations of weights and factors at the residual merges with a method's, and explain what does not fit.
 
-How sure a measured deviation is: of n normal numbers it is known to 1/sqrt(2n), of n uniform ones to sqrt(1/(5n)).
+The standard deviation of n normal numbers is known to 1/sqrt(2n), of n uniform ones to sqrt(1/(5n)).
 A kind of weight (one role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it
 is within SIGMAS of these, and FLOOR, which the published constants' two digits ask for.
 """
@@ -41,7 +41,7 @@ class Measured:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Measured:
-        """Of at most SAMPLE elements, whole rows evenly spaced."""
+        """Measure at most SAMPLE elements, whole rows evenly spaced."""
         values = tensor.detach()[:: max(1, tensor.numel() // SAMPLE)].float()
         squares = (values - values.mean()).square()
         variance = squares.mean().item()
@@ -60,7 +60,7 @@ class Kind:
 
     @property
     def elements(self) -> int:
-        """That were looked at, in all layers."""
+        """Number of elements that were measured, in all layers."""
         return sum(m.elements for m in self.measured)
 
     @property
@@ -72,19 +72,19 @@ class Kind:
         return "uniform" if abs(pooled - UNIFORM) < 0.2 else "normal" if abs(pooled - NORMAL) < 0.6 else ""
 
     def tolerance(self, elements: int) -> float:
-        """How far a ratio of deviations may be from 1 that is measured on so many elements."""
+        """Return how far the ratio of deviations of so many elements may be from 1."""
         kurtosis = UNIFORM if self.drawn == "uniform" else NORMAL
         return FLOOR + SIGMAS * math.sqrt((kurtosis - 1) / (4 * elements))
 
     def ratio(self, expected: list[float]) -> float:
-        """Measured over expected, pooled over layers; infinite where nothing but 0 is expected and there is more."""
+        """Return measured over expected, pooled over layers; infinite where only 0 is expected and more is there."""
         if not any(expected):
             return math.inf if any(m.std for m in self.measured) else 1.0
         pairs = [(m, e) for m, e in zip(self.measured, expected) if e or m.std]
         return math.sqrt(sum((m.std / e) ** 2 * m.elements if e else math.inf for m, e in pairs) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
-        """Are the deviations these, pooled and layer by layer?"""
+        """Whether the deviations are these, pooled and layer by layer."""
 
         def near(ratio: float, elements: int) -> bool:
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
@@ -97,7 +97,7 @@ class Kind:
 
 
 def kinds(found: Found) -> list[Kind]:
-    """Every kind of weight of a model, in forward order; UserError for one with numbers that are not finite."""
+    """Return every kind of weight, in forward order; UserError for one with numbers that are not finite."""
     held: dict[tuple, Kind] = {}
     for matrix in found.matrices:
         site = matrix.weight.site
@@ -115,38 +115,28 @@ def kinds(found: Found) -> list[Kind]:
 
 
 def trained(found: Found) -> str | None:
-    """How it shows that a model has been trained; "" for a fresh one, None where nothing tells."""
+    """Return how it shows that a model has been trained; "" for a fresh one, None where nothing tells."""
     if found.updates:
         return f"trained, {found.updates} updates"
-    gains = [gain for layer in found.norms.values() for _, gain in layer if gain.numel() > 1]
+    gains = [gain for gain in found.gains if gain.numel() > 1]
     spread = max((gain.float().std().item() for gain in gains), default=0.0)
     if spread > 1e-6:
         return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
     if gains or found.updates is not None:
         return ""
-    last = [m for m in found.matrices if m.weight.role in ("out", "fc2") and m.weight.linear.bias is not None]
-    held = [m.weight.linear.bias.detach().float() for m in last]
-    zeros = [b / torch_std(m.weight.linear) for m, b in zip(last, held) if "out_proj" in m.name]
-    spread = Measured.of(torch.cat(zeros)).std if zeros else 0.0  # beside a bare Linear's; in attention they start at 0
-    if spread and (found.ours or not 0.8 < spread < 1.25):
-        return "trained: biases of its out_proj, 0 at first, are spread"
-    biases = torch.cat(held or [torch.zeros(1)])
-    drawn = Measured.of(biases)
-    if drawn.std and drawn.elements > ENOUGH and abs(drawn.kurtosis - UNIFORM) > 0.2:  # torch's own are uniform
-        return f"trained: biases of its branches' last matrices are spread by {drawn.std:.2g}"
-    return "" if zeros and not spread else None
+    return None
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A way in which weights may have been drawn. said: in words; std: of each; shape: "normal" or "uniform"."""
+    """An initialisation. said: in words; std: of each weight; shape: "normal" or "uniform"."""
 
     said: str
     std: Callable[[Weight], float]
     shape: str
 
     def fits(self, kind: Kind) -> bool:
-        """Has the kind these deviations, drawn so as far as that can be told?"""
+        """Whether the kind has these deviations and, as far as can be told, this shape."""
         if kind.drawn not in ("", self.shape):
             return False
         first = self.std(kind.matrices[0].weight)  # most are far off already
@@ -156,7 +146,7 @@ class Draw:
         return any(expected) and kind.fits(expected)
 
     def times(self, gain: Callable[[Site, str], float], said: str) -> Draw:
-        """The same with a gain; 0 where the method of another depth has none, as 1/(N - l + 1) above its N layers."""
+        """Return this draw with a gain; 0 where a method of another depth has none, as 1/(N - l + 1) above N layers."""
 
         def std(weight: Weight) -> float:
             try:
@@ -168,13 +158,13 @@ class Draw:
 
 
 def profile_base(name: str) -> Draw:
-    """What a key of PROFILES draws, before any gain."""
+    """Return the draw of a key of PROFILES, before any gain."""
     profile = PROFILES[name]
     return Draw(f"drawn as {name}", profile.weight_std, "normal" if profile.draw is draw_normal else "uniform")
 
 
 def _as_one(weight: Weight) -> float:
-    """Xavier's deviation where q, k and v are rows of one (3C, C) matrix."""
+    """Return Xavier's deviation where q, k and v are rows of one (3C, C) matrix."""
     linear = weight.linear
     if weight.role not in ATTENTION_INPUTS:
         return xavier_std(linear)
@@ -182,7 +172,7 @@ def _as_one(weight: Weight) -> float:
 
 
 def _bases(found: Found) -> list[Draw]:
-    """Bases that are not the method's, likeliest first."""
+    """Return the bases that are not the method's, likeliest first."""
     layers = sum(found.depths.values())
     small = found.config.get("initializer_range")
     small = small if isinstance(small, float) and 0 < small < 1 else SMALL
@@ -192,23 +182,18 @@ def _bases(found: Found) -> list[Draw]:
         *(Draw(one, _as_one, draw) for draw in ("normal", "uniform")),
         *map(profile_base, ("xavier_normal", "xavier_uniform", "xavier_legacy", "fairseq_head")),
         Draw("torch's default for a Linear", lambda w: torch_std(w.linear), "uniform"),
-        Draw("N(0, 1/fan_in), as T5's", lambda w: w.linear.in_features**-0.5, "normal"),
-        Draw("N(0, 2/fan_in), He's", lambda w: (2 / w.linear.in_features) ** 0.5, "normal"),
         Draw(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small, "normal"),
         Draw(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled, "normal"),
     ]
 
 
 def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
-    """What is taken for the method's gain, likeliest first."""
-    name, own = method.name, method.gain
+    """Yield mistaken gains of the method, likeliest first."""
     stacks = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
-    yield f"without the gain of {name}", lambda site, role: 1.0
+    yield f"without the gain of {method.name}", lambda site, role: 1.0
     for said, mistaken in method.mistaken_gains.items():
         of_stacks = {stack: mistaken(method, stack) for stack, layers in stacks.items() if layers}
         yield said, _in_place(method, of_stacks)
-    yield f"with {name}'s gain of v, which {name} does not give it", lambda site, role: own(site, "v")
-    yield f"the gain of {name} inverted", lambda site, role: 1 / (own(site, role) or math.inf)
     for stack, layers in stacks.items():
         for symbol, value in method.coefficients(stack).items() if layers else ():
             yield (
@@ -218,18 +203,18 @@ def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]
 
 
 def _in_place(method: Method, numbers: dict[str, float]) -> Callable[[Site, str], float]:
-    """The number of a stack where the method has a gain."""
+    """Return the gain that is a stack's number where the method has a gain."""
     return lambda site, role: 1.0 if method.gain(site, role) == 1 else numbers[site.stack]
 
 
 def at_depth(method: Method, layers: int) -> Method:
-    """The same method with its options where each stack has so many layers."""
+    """Return the method with its options where each stack has so many layers."""
     depths = (layers if depth else 0 for depth in (method.num_encoder_layers, method.num_decoder_layers))
     return METHODS[method.name](*depths, **{key: getattr(method, key) for key in method.options})
 
 
 def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
-    """What weights that do not fit may be instead, likeliest first; profile: the method's that fits best."""
+    """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
     others, gains = _bases(found), list(_gains(method))
     for said, gain in gains:
@@ -246,9 +231,9 @@ def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
 
 
 def explain(misfits: list[Kind], candidates: list[Draw]) -> list[tuple[list[Kind], list[str]]]:
-    """Kinds of one stack that share an explanation, and what fits them, likeliest first; [] where nothing does.
+    """Return kinds of one stack that share an explanation, with what fits them, likeliest first; [] where nothing does.
 
-    At each turn the explanation of most kinds is taken, of equals the first.
+    Each turn takes the explanation of most kinds, of equals the first.
     """
     told: list[tuple[list[Kind], list[str]]] = []
     waiting = list(misfits)
@@ -268,7 +253,7 @@ def explain(misfits: list[Kind], candidates: list[Draw]) -> list[tuple[list[Kind
 
 
 def scales(method: Method, site: Site) -> tuple[float, float] | None:
-    """Factors of shortcut and branch at the start; None where the method's merge is no a x + b f of numbers."""
+    """Return the factors of shortcut and branch at the start; None where the merge is no a x + b f of numbers."""
     module = method.residual(site)
     if module is None:
         return 1.0, 1.0
@@ -279,7 +264,7 @@ def scales(method: Method, site: Site) -> tuple[float, float] | None:
 
 
 def explain_factor(has: float, wanted: float, method: Method, found: Found, site: Site) -> str:
-    """What the factor of a shortcut may be instead of the method's, at a site of the model."""
+    """Say what the factor of a shortcut may be instead of the method's."""
 
     def near(value: float) -> bool:
         return value > 0 and abs(has / value - 1) <= CLOSE

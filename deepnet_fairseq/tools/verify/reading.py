@@ -1,4 +1,4 @@
-"""What `deepnet verify` reads, none of whose code is run: checkpoints, folders, safetensors, mappings of names."""
+"""Read checkpoints, folders, safetensors and mappings of names for `deepnet verify`, without running code in them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...files import parse, read_object
 
+FILES = ("model.safetensors", "pytorch_model.bin")  # of a Hugging Face folder
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep their weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
           "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}  # fmt: skip
@@ -23,32 +24,20 @@ MAPPED = re.compile(r"(?:(encoder|decoder)\.)?(?:(self_attn|encoder_attn)\.(q|k|
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
-    """Weights by name, config and number of updates (None: not said) of a file or a Hugging Face folder.
+    """Return weights by name, config and number of updates (None: unknown) of a file or a Hugging Face folder.
 
-    Nothing in them is run. UserError, naming the file, for what holds no weights.
+    UserError, naming the file, for one that holds no weights.
     """
     if path.is_dir():
-        weights = {name: tensor for file in _weight_files(path) for name, tensor in _tensors(file)[0].items()}
         config = path / "config.json"
-        return weights, read_object(config, "download it again, or remove it") if config.exists() else {}, None
+        file = next((path / name for name in FILES if (path / name).is_file()), None)
+        if file is None:
+            raise UserError(f"{path}: has no {' or '.join(FILES)}; of fairseq name the checkpoint itself")
+        said = read_object(config, "download it again, or remove it") if config.exists() else {}
+        return _tensors(file)[0], said, None
     if not path.is_file():
         raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file or folder'}")
     return _tensors(path)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := folder / f"{name}.index.json").is_file():
-            shards = read_object(index, "download the folder again").get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-                raise UserError(f"{index}: has no weight_map of names; download the folder again")
-            files = [folder / Path(shard).name for shard in sorted(set(shards.values()))]
-            if lost := [file.name for file in files if not file.is_file()]:
-                raise UserError(f"{folder}: {', '.join(lost)} of {index.name} is not there; download it again")
-            return files
-        if (folder / name).is_file():
-            return [folder / name]
-    raise UserError(f"{folder}: has no model.safetensors or pytorch_model.bin; of fairseq name the checkpoint itself")
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
@@ -82,7 +71,7 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    """The format's length of a header (8 bytes, little-endian), the header in JSON, the tensors' bytes."""
+    """Read the header's length (8 bytes, little-endian), the header in JSON, and the tensors' bytes."""
     damaged = UserError(f"{path}: truncated, damaged or no safetensors file; download it again")
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -109,14 +98,11 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_names(path: Path) -> list[tuple[str, re.Pattern]]:
-    """Role -> regular expression from a TOML or JSON file, in its order; UserError, naming it, for what is neither."""
-    if path.suffix == ".json":
-        table = read_object(path, "docs/verify.md has an example")
-    else:
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
+    """Return roles and regular expressions of a TOML file, in its order; UserError, naming it, for others."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
     found = []
     for role, pattern in table.items():
         if not MAPPED.fullmatch(role):

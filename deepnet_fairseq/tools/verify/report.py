@@ -1,4 +1,4 @@
-"""What was found of a model beside a method: for the terminal, and as data."""
+"""The audit of a model beside a method, for the terminal and as data."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Row:
 
 @dataclass
 class Audit:
-    """What was found of a model beside a method. findings: what does not fit, a line each; notes: what is to be known.
+    """Audit of a model. findings: what does not fit, a line each; notes: remarks.
 
     trained: how it shows that the model has been trained, "" for a fresh one; factors: stack, place, expected, has and
-    verdict of each shortcut; unexamined: what neither fits nor does not, for it could not be told.
+    verdict of each shortcut; unexamined: what could not be judged.
     """
 
     method: str
@@ -43,15 +43,15 @@ class Audit:
 
     @property
     def fits(self) -> bool:
-        """Is there no finding?"""
+        """Whether there is no finding."""
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: every field, and `fits`."""
+        """Return every field, and `fits`, for JSON."""
         return dataclasses.asdict(self) | {"fits": self.fits}
 
     def text(self) -> str:
-        """For the terminal: tables, findings, notes."""
+        """Return tables, findings and notes for the terminal."""
         depth = ", ".join(f"{stack} {layers}" for stack, layers in self.depths.items() if layers)
         lines = [f"--method {self.method}, {self.profile}; layers: {depth}; {self.trained or 'fresh'}", ""]
         header = ["stack", "weight", "matrices", "expected std", "has", "ratio", "within", "verdict"]

@@ -1,12 +1,13 @@
 """A GPU without a GPU: fairseq's whole training step on fake tensors of cuda:0, in a process of its own.
 
-The process runs a CPU build of torch behind a small library that makes it believe in a device (guard.cpp); nothing is
-computed, so a step at 100L-100L takes seconds. What comes back says what a GPU would be asked to do: launches of
-kernels, waits of the CPU, copies, and times by a model of the device. None of it is a measurement.
+The process runs a CPU build of torch behind a small library that makes it believe in a device (guard.cpp). Nothing is
+computed, so that a step at 100L-100L takes seconds. The result says what a GPU would be asked to do: launches of
+kernels, host-device synchronisations, copies, and times by a model of the device. None of it is a measurement.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -23,10 +24,11 @@ from unittest import mock
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+UPDATE = ("clip", "optimizer")  # parts of an update
 
 
 def guard() -> Path:
-    """The library, built at its first use on this machine: 2 s. Two processes may build it at once."""
+    """Build the library at its first use on this machine (2 s); several processes may build it at once."""
     assert COMPILER is not None
     version = importlib.metadata.version("torch")
     name = hashlib.sha256(SOURCE.read_bytes() + version.encode() + COMPILER.encode()).hexdigest()[:16]
@@ -34,6 +36,7 @@ def guard() -> Path:
     if not built.exists():
         built.parent.mkdir(exist_ok=True)
         spec = importlib.util.find_spec("torch")
+        assert spec is not None and spec.origin is not None
         torch = Path(spec.origin).parent
         with tempfile.TemporaryDirectory(dir=built.parent) as room:
             words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{room}/guard.so"]
@@ -44,26 +47,45 @@ def guard() -> Path:
 
 
 class FakeGPU:
-    """A process that has the device. One serves for many calls, one after the other; close() ends it."""
+    """A process that has the device. It serves one call after the other; close() ends it."""
 
     def __init__(self):
         self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        with mock.patch.dict(os.environ, LD_PRELOAD=str(guard())):  # it has to be there before torch
+        with mock.patch.dict(os.environ, LD_PRELOAD=str(guard())):  # it must be loaded before torch
             self.pool.submit(os.getpid).result()
 
     def __call__(self, function, *args, **kwargs) -> Any:
-        """What function(*args, **kwargs) gives there; the function is found there by its name.
+        """Return function(*args, **kwargs) of that process, which finds the function by its name.
 
         AssertionError with the traceback for what it raises; SystemExit for a program that refuses its flags.
         """
         return self.pool.submit(_called, function, args, kwargs).result()
 
     def close(self) -> None:
+        """End the process."""
         self.pool.shutdown()
 
 
 def _called(function, args: tuple, kwargs: dict) -> Any:
     try:
         return function(*args, **kwargs)
-    except Exception as error:  # not every kind can be sent
+    except Exception as error:  # not every exception can be sent to another process
         raise AssertionError("".join(traceback.format_exception(error))) from None
+
+
+def launches(args: argparse.Namespace) -> None:
+    """Print launches by part of an update, synchronisations and modelled milliseconds; then who waits for what."""
+    from ..models import chosen, size
+    from .step import train
+
+    flags = [] if args.precision == "fp32" else [f"--{args.precision}"]
+    heads = ["", "forward", "backward", "clip, optimizer", "all", "waits", "ms"]
+    rows, waits, gpu = [heads, ["---"] * len(heads)], [], FakeGPU()
+    for name, own in chosen(args.candidates, args.variant).items():
+        record = gpu(train, [*size(args.depth, args.width), *own, *flags])
+        counts = [record.launches(*part) for part in (["forward"], ["backward"], UPDATE, [])]
+        time = 1000 * record.seconds.total()
+        rows.append([name, *(f"{count:,}" for count in counts), str(record.waits.total()), f"{time:.1f}"])
+        waits += [f"- {name}: {count} x {wait}" for wait, count in sorted(record.waits.items())]
+    gpu.close()
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows), *waits, sep="\n")

@@ -1,9 +1,9 @@
 """torchscale's EncoderDecoder as a fairseq model, the way of its own examples/fairseq, for stock fairseq.
 
-Same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are fairseq's, as in
-torchscale's example; layers, attention, masks and incremental decoding are torchscale's. Of timm it takes one function,
-for stochastic depth, which is off; timm needs torchvision, whose wheel does not load beside a CPU build of torch. Of
-fairscale it takes the wrapper that recomputes a layer; fairseq has a copy. Stand-ins take their place.
+It does the same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are
+fairseq's, as in torchscale's example; layers, attention, masks and incremental decoding are torchscale's. torchscale
+imports a function of timm, which needs torchvision, for stochastic depth, and fairscale's wrapper for recomputation.
+Both are off here, and stand-ins take their place.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from fairseq import models
 from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIncrementalDecoder
 from fairseq.models.transformer import Embedding, TransformerModel, base_architecture
 from fairseq.modules import PositionalEmbedding
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import nn
+
+from .models import TORCHSCALE_ARCH
 
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """In this block `timm.models.layers` and, if it is missing, `fairscale.nn` are these; nothing of it stays."""
+    """Provide `timm.models.layers` and `fairscale.nn` in this block, and remove them behind it."""
     modules = _package("timm.models.layers", drop_path=_off)
-    try:
-        import fairscale.nn  # noqa: F401
-    except ImportError:
-        modules |= _package("fairscale.nn", checkpoint_wrapper=checkpoint_wrapper, wrap=_off)
+    modules |= _package("fairscale.nn", checkpoint_wrapper=_off, wrap=_off)
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -40,7 +38,7 @@ def stand_ins() -> Iterator[None]:
 
 
 def _package(name: str, **content) -> dict[str, ModuleType]:
-    """A module by its full name, and those above it."""
+    """Return a module by its full name, and the packages above it."""
     parts = name.split(".")
     found = {full: ModuleType(full) for full in (".".join(parts[: i + 1]) for i in range(len(parts)))}
     vars(found[name]).update(content)
@@ -48,7 +46,7 @@ def _package(name: str, **content) -> dict[str, ModuleType]:
 
 
 def _off(*_):
-    raise AssertionError("stochastic depth and sharding are off")
+    raise AssertionError("stochastic depth, recomputation and sharding are off")
 
 
 with stand_ins():
@@ -56,20 +54,17 @@ with stand_ins():
     from torchscale.architecture.decoder import Decoder
     from torchscale.architecture.encoder import Encoder
 
-NAME = "deepnet_bench_torchscale"
 
-
-@models.register_model(NAME)
+@models.register_model(TORCHSCALE_ARCH)
 class TorchscaleModel(FairseqEncoderDecoderModel):
-    """A Post-LN or DeepNorm Transformer with one embedding matrix, by the flags of fairseq's `transformer`.
+    """Post-LN Transformer with one embedding matrix, by the flags of fairseq's `transformer`.
 
-    Their names are those of torchscale's EncoderDecoderConfig as well, which passes over all others.
+    torchscale's EncoderDecoderConfig has options of the same names and ignores the others.
     """
 
     @classmethod
     def add_args(cls, parser) -> None:
         TransformerModel.add_args(parser)
-        parser.add_argument("--deepnorm", action="store_true", help="DeepNorm instead of Post-LN")
 
     @classmethod
     def build_model(cls, args, task) -> TorchscaleModel:
@@ -89,11 +84,11 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
         return self.decoder(prev_output_tokens, encoder_out=self.encoder(src_tokens))
 
 
-models.register_model_architecture(NAME, NAME)(base_architecture)
+models.register_model_architecture(TORCHSCALE_ARCH, TORCHSCALE_ARCH)(base_architecture)
 
 
 class TorchscaleEncoder(Encoder, FairseqEncoder):
-    """torchscale's encoder behind fairseq's interface: padding becomes its mask, and beams are reordered."""
+    """torchscale's encoder behind fairseq's interface: makes the padding mask, and reorders beams."""
 
     def forward(self, src_tokens, src_lengths=None, **kwargs):
         return super().forward(src_tokens, src_tokens.eq(self.dictionary.pad()), **kwargs)
@@ -107,7 +102,7 @@ class TorchscaleEncoder(Encoder, FairseqEncoder):
 
 
 class TorchscaleDecoder(Decoder, FairseqIncrementalDecoder):
-    """The same of its decoder, whose incremental state holds tensors by layer and name."""
+    """torchscale's decoder, whose incremental state holds tensors by layer and name."""
 
     def forward(self, prev_output_tokens, **kwargs):
         return super().forward(prev_output_tokens, prev_output_tokens.eq(self.dictionary.pad()), **kwargs)

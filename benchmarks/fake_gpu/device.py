@@ -1,6 +1,6 @@
-"""The fake device: what is asked of it is counted by phase, with who waits for it, and timed by a model.
+"""The fake device: counts what is asked of it by part of the update, names who waits for it, and models its time.
 
-Only in a process that guard.cpp was loaded into.
+It works only in a process that guard.cpp was loaded into.
 """
 
 from __future__ import annotations
@@ -23,27 +23,21 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
-# an H200: bytes and, in half precision, products of matrices a second as kernels reach them, seconds that the smallest
-# kernel takes in a stream; +-30%
+# an H200, +-30%: bytes a second and, in half precision, matrix products' operations a second that kernels reach;
+# seconds that the smallest kernel takes in a stream
 BANDWIDTH, FLOPS, LAUNCH = 3.6e12, 4.0e14, 2.2e-6
-HOPPER = types.SimpleNamespace(
-    name="H200 that is not there", major=9, minor=0, gcnArchName="", total_memory=141 * 2**30, warp_size=32,
-    multi_processor_count=132, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-    L2_cache_size=52_428_800, regs_per_multiprocessor=65_536, shared_memory_per_block=49_152,
-    shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
-)  # fmt: skip
+HOPPER = types.SimpleNamespace(name="H200 that is not there", major=9, minor=0, total_memory=141 * 2**30)
 NO_KERNEL = {  # beside views
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view", "resize_", "set_",
     "set_data", "device",
 }  # fmt: skip
-KERNELS = {  # of an operator that is not one, on a GPU in half precision, from ATen's sources; the memory-efficient
-    # kernel sums grad times output itself (kKernelComputesDelta), and has its workspace zeroed where it splits keys
+KERNELS = {  # launches of operators that are several kernels on a GPU in half precision, from ATen's sources
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3,
     "_scaled_dot_product_efficient_attention_backward": 2, "_scaled_dot_product_cudnn_attention_backward": 3,
     "embedding_dense_backward": 10, "nonzero": 4,
 }  # fmt: skip
-TENSORS, CHUNK, CHUNKS = (110, 64, 48, 36, 30), 65_536, 320  # of a launch over lists, ATen's MultiTensorApply.cuh
-# what is read of the device, by who asks, the innermost function first; else True or 3
+TENSORS, CHUNK, CHUNKS = (110, 64, 48, 36, 30), 65_536, 320  # limits of a launch over lists: MultiTensorApply.cuh
+# values read from the device, by the function that reads them, the innermost first; for others True or 3
 ANSWERS = {
     "_left_padding_mask": False, "reorder": False, "check_overflow": False, "_maybe_opt_step": 0.0,
     "_FP16OptimizerMixin.clip_grad_norm": False, "_MemoryEfficientFP16OptimizerMixin.clip_grad_norm": False,
@@ -53,8 +47,11 @@ WAITS = {"_local_scalar_dense": "item", "equal": "equal", "nonzero": "nonzero"} 
 
 @dataclass
 class Record:
-    """What was asked of the device. kernels: phase -> operator -> launches; waits and copies: "phase kind
-    file:function" -> how often, copies from host to device that nobody waits for; seconds: phase -> by the model."""
+    """Requests to the device.
+
+    kernels: part of the update -> operator -> launches; waits: "part kind file:function" -> count of host-device
+    synchronisations; copies: the same of copies to the device that do not wait; seconds: part -> modelled time.
+    """
 
     kernels: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
     waits: Counter = field(default_factory=Counter)
@@ -62,25 +59,26 @@ class Record:
     seconds: Counter = field(default_factory=Counter)
     mismatches: list[str] = field(default_factory=list)
 
-    def launches(self, *phases: str) -> int:
-        """Of some phases, or of all."""
-        return sum(self.kernels[phase].total() for phase in phases or self.kernels)
+    def launches(self, *parts: str) -> int:
+        """Return the launches of some parts, or of all."""
+        return sum(self.kernels[part].total() for part in parts or self.kernels)
 
 
 class Device(TorchDispatchMode):
-    """Stands for the device while it is entered: counts into `record`, under `phase`, and answers what is read."""
+    """Stand-in for the device while it is entered: counts into `record`, under `part`, and answers what is read."""
 
     def __init__(self):
         super().__init__()
-        self.record, self.phase = Record(), "rest"
+        self.record, self.part = Record(), "rest"
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        before, self.phase = self.phase, phase
+    def during(self, part: str) -> Iterator[None]:
+        """Count under `part` in this block."""
+        before, self.part = self.part, part
         try:
             yield
         finally:
-            self.phase = before
+            self.part = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -111,8 +109,8 @@ class Device(TorchDispatchMode):
         return made
 
     def waits(self, kind: str) -> None:
-        """The CPU waits for the device now."""
-        self.record.waits[f"{self.phase} {kind} {caller()}"] += 1
+        """Note that the CPU waits for the device now."""
+        self.record.waits[f"{self.part} {kind} {caller()}"] += 1
 
     def _copied(self, source: Tensor, result: Tensor, non_blocking: bool) -> None:
         if source.is_cuda == result.is_cuda:
@@ -120,7 +118,7 @@ class Device(TorchDispatchMode):
         if not non_blocking:
             self.waits("copy to device" if result.is_cuda else "copy to host")
         elif result.is_cuda:
-            self.record.copies[f"{self.phase} {caller()}"] += 1
+            self.record.copies[f"{self.part} {caller()}"] += 1
 
     def _launched(self, func, name: str, args, kwargs, made, tensors: list[Tensor]) -> None:
         count = KERNELS.get(name, 1)
@@ -128,14 +126,14 @@ class Device(TorchDispatchMode):
             lists = [one for one in args if isinstance(one, (list, tuple)) and one and isinstance(one[0], Tensor)]
             depth = 4 if name.startswith("_fused") else len(lists) + (not name.endswith("_"))
             count = launches_over_lists(lists[0], depth)
-        self.record.kernels[self.phase][name] += count
+        self.record.kernels[self.part][name] += count
         moved = sum(one.numel() * one.element_size() for one in tensors)
         count_flops = flop_registry.get(func._overloadpacket)
         flops = count_flops(*args, **kwargs, out_val=made) if count_flops else 0
-        self.record.seconds[self.phase] += max(moved / BANDWIDTH, flops / FLOPS, count * LAUNCH)
+        self.record.seconds[self.part] += max(moved / BANDWIDTH, flops / FLOPS, count * LAUNCH)
 
     def attend(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        """scaled_dot_product_attention by the kernel that torch takes on Hopper; its own goes by the build."""
+        """Call the attention kernel that torch chooses on Hopper; its own choice depends on the build."""
         mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
@@ -158,7 +156,7 @@ class Device(TorchDispatchMode):
 
 
 def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
-    """Kernels of an operator over `depth` lists of tensors of these sizes."""
+    """Return the launches of an operator over `depth` lists of tensors of these sizes."""
     launches = in_launch = chunks = 0
     for tensor in tensors:
         in_launch += 1
@@ -170,7 +168,7 @@ def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
 
 
 def answer(tensor: Tensor) -> float | bool | int:
-    """What is read of one number: its value where it is known, else something that lets the step go on."""
+    """Return the value of a number that is read, or, where it is unknown, one that lets the step go on."""
     if getattr(tensor, "constant", None) is not None:
         return tensor.constant.item()
     for frame in frames():
@@ -181,7 +179,7 @@ def answer(tensor: Tensor) -> float | bool | int:
 
 
 def frames() -> Iterator[types.FrameType]:
-    """Of this thread's calls, the innermost first."""
+    """Yield the frames of this thread's calls, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -189,18 +187,18 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def caller() -> str:
-    """file:function of the innermost call in fairseq or this package."""
+    """Return "file:function" of the innermost call in fairseq, torchscale or this package."""
     for frame in frames():
         path = frame.f_code.co_filename
         for root in ("/deepnet_fairseq/", "/fairseq/", "/torchscale/"):
-            if root in path and "/tests/" not in path:
+            if root in path and "/benchmarks/" not in path:
                 inside = path.rpartition(root)[2]
                 return f"{inside if root[1] == 'd' else root[1:] + inside}:{frame.f_code.co_name}"
     return "?"
 
 
 class Stream(nullcontext):
-    """torch.cuda's Stream and Event in one: nothing is behind another."""
+    """torch.cuda's Stream and Event: nothing waits."""
 
     def __init__(self, *_, **__):
         super().__init__(self)
@@ -214,7 +212,7 @@ class Stream(nullcontext):
 
 
 def be_there(device: Device) -> None:
-    """torch.cuda, and what of torch does not know fake tensors, for the rest of this process."""
+    """Replace torch.cuda, and functions of torch that do not know fake tensors, for the rest of this process."""
     FakeTensorMode.avoid_device_init = True
     nn.Module._apply = _apply
     torch.onnx.operators.shape_as_tensor = lambda x: tuple(x.shape)
@@ -238,7 +236,7 @@ def be_there(device: Device) -> None:
 
 
 def _apply(self, fn, recurse=True):
-    """nn.Module's, for fake parameters, which keep their device when their data gets another."""
+    """nn.Module._apply for fake parameters, which keep their device when their data gets another."""
     for child in self.children() if recurse else ():
         child._apply(fn)
     for parameter in filter(None.__ne__, self._parameters.values()):

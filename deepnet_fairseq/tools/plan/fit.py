@@ -1,4 +1,4 @@
-"""Which flags make a training fit: from those that cost nothing to those that cost most."""
+"""Search the flags that make a training fit: from those that cost nothing to those that cost most."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 from ...errors import UserError
 from .needs import best_group, flops, memory
-from .setting import ADAM, FLAT, SHARDING_FLAGS, Setting, recomputation
+from .setting import FLAT, SHARDED, Setting, recomputation
 
-BUSY_TOKENS = 2048  # in a batch, that keep a GPU busy
+BUSY_TOKENS = 2048  # of a batch that keeps a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
-SHARDINGS: dict[str, tuple[str, dict[str, Any]]] = {  # what they spread, and what goes with it
-    "os": ("optimiser", {"optimizer": FLAT}),
-    "fully_sharded": ("all", {"optimizer": ADAM, "criterion": "", "loss_chunk_tokens": 0}),  # a shard gives no logits
-}
 USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
-SAVES = 0.99  # of the peak before it: a step that saves less is no step
+SAVES = 0.99  # of the peak before it: an option that saves less is left out
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Option:
 
     @property
     def fits(self) -> bool:
-        """Does the peak stay within USABLE of a GPU's memory?"""
+        """Whether the peak stays within USABLE of a GPU's memory."""
         return self.memory.peak <= USABLE * self.setting.gpu_memory
 
     @property
@@ -45,28 +40,28 @@ class Option:
 
     @property
     def flags(self) -> str:
-        """Of fairseq-train, those that change."""
+        """The flags of fairseq-train that change."""
         new = self.setting
         flags = {
             "optimizer": f"--optimizer {new.optimizer}",
             "criterion": f"--criterion {new.criterion}",
             "checkpoint_every": recomputation(new.checkpoint_every),
             "max_tokens": f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}",
-            "sharding": SHARDING_FLAGS[new.sharding],
+            "zero": SHARDED,
         }
-        return " ".join(said for name, said in flags.items() if getattr(new, name) != getattr(self.original, name))
+        return " ".join(flag for name, flag in flags.items() if getattr(new, name) != getattr(self.original, name))
 
     def as_dict(self) -> dict:
-        """For JSON; peak in bytes."""
+        """Return the option for JSON; peak in bytes."""
         numbers = {"gpus": self.setting.gpus, "peak": self.memory.peak, "fits": self.fits, "cost": self.cost}
         return {"name": self.name, "flags": self.flags} | numbers
 
 
 def recommend(setting: Setting) -> list[Option]:
-    """What was asked for and, until one fits, steps towards less memory; the last is the one to take, if it fits.
+    """Return the setting as given and, until one fits, steps towards less memory; the last is the one to take.
 
     In this order: the loss in chunks, batches half as large and twice as many, layers recomputed in groups of the best
-    size, both, the optimiser's state sharded, all sharded, more GPUs. Steps that save nothing are left out.
+    size, both, the optimiser's state sharded, more GPUs. Steps that save nothing are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
     for ways in (_chunked, _in_smaller_batches, _recomputed, _recomputed_in_smaller_batches, _sharded):
@@ -84,7 +79,7 @@ Ways = Iterator[tuple[str, Setting]]
 
 def _chunked(original: Setting, last: Setting) -> Ways:
     chunked = last.objective.chunked
-    if chunked and not last.chunked and last.sharding != "fully_sharded":
+    if chunked and not last.chunked:
         yield "loss in chunks", replace(last, criterion=chunked)
 
 
@@ -98,7 +93,7 @@ def _in_smaller_batches(original: Setting, last: Setting, fewest: int = BUSY_TOK
 
 
 def _recomputed(original: Setting, last: Setting) -> Ways:
-    """In batches as large as given: they cost nothing but memory."""
+    """Recomputed layers in batches as large as given, which cost nothing but memory."""
     if not original.checkpoint_every:
         whole = replace(last, max_tokens=original.max_tokens, update_freq=original.update_freq)
         again = replace(whole, checkpoint_every=best_group(whole))
@@ -112,12 +107,11 @@ def _recomputed_in_smaller_batches(original: Setting, last: Setting) -> Ways:
 
 
 def _sharded(original: Setting, last: Setting) -> Ways:
-    """The optimiser's state, then the weights and gradients too, over the GPUs there are, then over more."""
+    """The optimiser's state over the GPUs there are, then over more."""
     gpus = max(2, original.gpus)
     while gpus <= MOST_GPUS:
-        for sharding, (what, changes) in SHARDINGS.items():
-            with suppress(UserError):  # not with this precision
-                yield f"{what} over {gpus} GPUs", replace(last, gpus=gpus, sharding=sharding, **changes)
+        with suppress(UserError):  # not with this precision
+            yield f"optimiser over {gpus} GPUs", replace(last, gpus=gpus, zero=True, optimizer=FLAT)
         gpus *= 2
 
 

@@ -1,5 +1,5 @@
 // Makes a CPU build of torch believe in one CUDA device, on which nothing runs: a guard and hooks that do nothing.
-// Loaded before torch (LD_PRELOAD); tests.support.fake_gpu builds it.
+// Loaded before torch (LD_PRELOAD); benchmarks.fake_gpu builds it.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,9 +1,9 @@
-"""A test set translated once by one program: started as a script of its own, `python -P translator.py JOB.json`.
+"""Translate a test set once with one program, as a script of its own: `python -P translate.py JOB.json`.
 
-It imports nothing of this package and of others what its program needs, for its memory is measured. The job says
-`program`, a key of PROGRAMS; the model; batches, a file; beam, threads; flags of fairseq-generate. Printed is what
-fairseq-generate prints: T-, D- and the line with the speed, which is that of the search, from tokens to tokens. The
-peak of resident memory goes to the file `peak`, in bytes.
+It imports only what its program needs, because its memory is measured. The job names the `program`, a key of PROGRAMS,
+its model, a file of batches, beam, threads, and flags of fairseq-generate. It prints what fairseq-generate prints: T-,
+D- and the line with the speed, which is that of the search, from tokens to tokens. It writes the peak of resident
+memory, in bytes, to the file `peak`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIECES = Callable[[list[dict]], list[list[str]]]  # a batch -> the tokens of its
 
 
 def fairseq_generate(job: dict) -> None:
-    """The program itself, with the job's flags."""
+    """Run the program itself with the job's flags."""
     from fairseq_cli.generate import cli_main
 
     sys.argv = ["fairseq-generate", *job["flags"]]
@@ -28,7 +28,7 @@ def fairseq_generate(job: dict) -> None:
 
 
 def ctranslate2(job: dict) -> None:
-    """A folder of its own; sentences are lists of tokens, "source"."""
+    """Translate with a CTranslate2 model; sentences are lists of tokens, "source"."""
     import ctranslate2
 
     translator = ctranslate2.Translator(job["model"], compute_type=job["type"], intra_threads=job["threads"])
@@ -43,9 +43,9 @@ def ctranslate2(job: dict) -> None:
 
 
 def transformers(job: dict) -> None:
-    """A folder of Hugging Face's; sentences are numbers of tokens with the end of sentence, "numbers"."""
+    """Translate with a Hugging Face model; sentences are numbers of tokens with the end of sentence, "numbers"."""
     modules: dict[str, Any] = sys.modules
-    modules["torchaudio"] = None  # one that was built for another torch would be imported, and fail
+    modules["torchaudio"] = None  # transformers imports it, and one built for another torch fails
     import torch
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils import logging
@@ -66,7 +66,7 @@ def transformers(job: dict) -> None:
 
 
 def translate_all(job: dict, translate: PIECES) -> None:
-    """Batch after batch, timed, then printed; a token more a sentence is counted, its end, as fairseq does."""
+    """Translate all batches, print translations and speed; the end of a sentence counts as a token, as in fairseq."""
     batches = json.loads(Path(job["batches"]).read_text(encoding="utf-8"))
     start = time.perf_counter()
     found = [translate(batch) for batch in batches]

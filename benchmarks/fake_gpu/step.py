@@ -1,61 +1,43 @@
-"""Dry runs on the fake device: a step of fairseq's Trainer, and of beam search."""
+"""Dry runs on the fake device: an update of fairseq's Trainer, and steps of beam search."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from fairseq.data import LanguagePairDataset
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from deepnet_fairseq import register
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
-from deepnet_fairseq.tools.bench import synthetic_task
 
+from ..models import TORCHSCALE_ARCH, trainer_of, watch
 from .device import GPU, Device, Record, be_there
 
-BASE = (
-    ".", "--task", synthetic_task.NAME, "--share-all-embeddings", "--dropout", "0.1", "--clip-norm", "1.0",
-    "--adam-betas", "(0.9, 0.98)", "--lr", "5e-4", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "4000",
-    "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "4096",
-    "--disable-validation", "--no-save",
-)  # fmt: skip
-TORCHSCALE = "deepnet_bench_torchscale"  # an arch that is there where torchscale is
-UPDATE = ("clip", "optimiser")  # phases
 DEVICE = Device()
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a batch: sentences, tokens of each on both sides; padded: is one of the sources shorter?"""
+    """Shape of a batch: sentences, and tokens of each on both sides; one of the sources is shorter by a token."""
 
     rows: int = 128
     source: int = 32
     target: int = 32
-    padded: bool = True
-
-
-def model(layers: int, width: int, arch: str = "deepnet_transformer") -> list[str]:
-    """Flags of a model of so many layers in both stacks."""
-    sizes = {"layers": layers, "embed-dim": width, "ffn-embed-dim": 4 * width, "attention-heads": max(1, width // 64)}
-    stacks = [f"--{stack}-{name}={size}" for name, size in sizes.items() for stack in ("encoder", "decoder")]
-    return ["--arch", arch, *stacks]
 
 
 def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Record:
-    """The last of some updates, of which fairseq-train's flags say what is not in BASE."""
+    """Return the record of the last of some updates; flags: of fairseq-train, beside those of models.TRAINING."""
     begin()
-    if TORCHSCALE in flags:
-        from deepnet_fairseq.tools.bench import torchscale  # noqa: F401
+    if f"--arch={TORCHSCALE_ARCH}" in flags:
+        from .. import torchscale  # noqa: F401
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, DEVICE:
-        trainer = build_trainer(parse([*BASE, *flags]))
-        watch(trainer)
+        trainer = trainer_of(["--max-tokens=4096", *flags])
+        watch(trainer, _counted)
         trainer.begin_epoch(1)
     batches = [batch(trainer.task, shape) for _ in range(trainer.cfg.optimization.update_freq[0])]
     with fake, DEVICE:
@@ -67,19 +49,8 @@ def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Recor
     return record
 
 
-def refused(flags: Sequence[str]) -> bool:
-    """Does fairseq-train refuse its flags here?"""
-    begin()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            parse([*BASE, *model(2, 64), *flags])
-    except SystemExit:
-        return True
-    return False
-
-
 def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, steps: int = 12) -> list[Record]:
-    """Each step of a beam search, with its reordering, by a model of those fields of its config."""
+    """Return a record of each step of a beam search, with its reordering, by a model of these config fields."""
     begin()
     records = []
     with FakeTensorMode(allow_non_fake_inputs=True), DEVICE, torch.no_grad():
@@ -98,53 +69,40 @@ def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, ste
 
 
 def begin() -> None:
-    """Before anything is asked of the device; again before each run."""
+    """Prepare the process, before each run."""
+    register()
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     be_there(DEVICE)
 
 
 def batch(task, shape: Shape) -> dict:
-    """As the task's own collater makes it."""
+    """Return a batch of the task's own collater."""
     sources, targets = ([length] * shape.rows for length in (shape.source, shape.target))
-    sources[-1] -= shape.padded
+    sources[-1] -= 1
     sides = [[torch.full((length,), 5) for length in lengths] for lengths in (sources, targets)]
     data = LanguagePairDataset(sides[0], sources, task.src_dict, sides[1], targets, task.tgt_dict)
     return data.collater([data[row] for row in range(shape.rows)])
 
 
-def watch(trainer) -> None:
-    """The device counts by phase of the step from now on."""
-    for owner, attribute, phase in (
-        (trainer, "_prepare_sample", "input"),
-        (trainer.criterion, "forward", "forward"),
-        (trainer.optimizer, "backward", "backward"),
-        (trainer.optimizer, "multiply_grads", "clip"),
-        (trainer, "clip_grad_norm", "clip"),
-        (trainer.task, "optimizer_step", "optimiser"),
-        (trainer.optimizer, "zero_grad", "optimiser"),
-        (trainer, "_reduce_and_log_stats", "log"),
-    ):
-        setattr(owner, attribute, _during(phase, getattr(owner, attribute)))
+def _counted(function: Callable, part: str) -> Callable:
+    """Return `function` with what it asks of the device counted under `part`."""
 
-
-def _during(phase: str, function):
     def call(*args, **kwargs):
-        with DEVICE.during(phase):
+        with DEVICE.during(part):
             return function(*args, **kwargs)
 
     return call
 
 
 def mismatches(trainer) -> list[str]:
-    """Gradients of another type or device than their parameter, state of the optimiser that is not float32 there."""
+    """Name gradients of another type or device than their parameter, and optimiser state that is not float32 there."""
     found = []
     for name, parameter in trainer.get_model().named_parameters():
         gradient = parameter.grad
         if gradient is not None and (gradient.dtype, gradient.device) != (parameter.dtype, parameter.device):
-            found.append(
-                f"{name}: {parameter.dtype} on {parameter.device}, its gradient {gradient.dtype} on {gradient.device}"
-            )
+            expected, has = (f"{one.dtype} on {one.device}" for one in (parameter, gradient))
+            found.append(f"{name}: {expected}, its gradient {has}")
     optimiser = trainer.optimizer
     while hasattr(optimiser, "fp32_optimizer") or hasattr(optimiser, "wrapped_optimizer"):
         optimiser = getattr(optimiser, "fp32_optimizer", None) or optimiser.wrapped_optimizer
@@ -154,6 +112,5 @@ def mismatches(trainer) -> list[str]:
         (key, one) for state in states for key, one in state.items() if isinstance(one, torch.Tensor) and one.dim()
     ]
     assert moments
-    return found + [
-        f"{key}: {one.dtype} on {one.device}" for key, one in moments if (one.dtype, one.device) != (torch.float32, GPU)
-    ]
+    wrong = [(key, one) for key, one in moments if (one.dtype, one.device) != (torch.float32, GPU)]
+    return found + [f"{key}: {one.dtype} on {one.device}" for key, one in wrong]

@@ -1,0 +1,107 @@
+"""python -m benchmarks COMMAND: speed, deployed or launches; each prints tables in Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+import torch
+
+from deepnet_fairseq import register
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.environment import environment
+
+
+def integers(text: str) -> list[int]:
+    """Return the integers of a list with commas."""
+    return [int(number) for number in text.split(",")]
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Training and translating: our model beside stock fairseq's and torchscale's, on the same batches."""
+    from .speed import speed as run
+
+    run(args)
+
+
+def deployed(args: argparse.Namespace) -> None:
+    """One checkpoint, translated by fairseq-generate (stock and ours), CTranslate2 and transformers."""
+    from .deployed import deployed as run
+
+    run(args)
+
+
+def launches(args: argparse.Namespace) -> None:
+    """Kernel launches and host-device synchronisations of an update, counted on a GPU that is not there."""
+    from .fake_gpu import launches as run
+
+    run(args)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = found.add_subparsers(required=True, metavar="COMMAND")
+    models = argparse.ArgumentParser(add_help=False)
+    models.add_argument("--candidates", default="ours,stock,torchscale", help="models (default: %(default)s)")
+    variant = "our model once more, with further flags of fairseq-train"
+    models.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help=variant)
+
+    def add(run, **others) -> argparse.ArgumentParser:
+        command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__, **others)
+        command.set_defaults(run=run)
+        return command
+
+    sub, gpu = add(speed, parents=[models]), torch.cuda.is_available()
+    sub.add_argument("--depths", default="6-6,18-18", help="ENCODER-DECODER layers (default: %(default)s)")
+    sub.add_argument("--widths", default="tiny", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
+    sub.add_argument("--only", default="train,generate", help="default: %(default)s")
+    sub.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu")
+    sub.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    most = 4096 if gpu else 512
+    sub.add_argument("--max-tokens", type=int, default=most, help="tokens of a batch (default: %(default)s)")
+    sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
+    sub.add_argument("--sentences", type=integers, default=[1, 32], help="of a batch to translate (default: 1,32)")
+    sub.add_argument("--beams", type=integers, default=[1, 5], help="beam sizes (default: 1,5)")
+    sub.add_argument("--warmup", type=int, default=2, help="repeats before the first that counts (default: 2)")
+    sub.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
+    sub.add_argument("--clock", choices=("wall", "process"), default="wall", help="process: on a machine in use")
+
+    sub = add(deployed)
+    sub.add_argument("checkpoint", metavar="CHECKPOINT", help="of a translation model that folds")
+    sub.add_argument("data", metavar="DATA", help="folder of its binarised data")
+    sub.add_argument("--subset", default="test", help="default: %(default)s")
+    sub.add_argument("--sentences", type=int, default=1000, help="number of sentences (default: %(default)s)")
+    sub.add_argument("--alone", type=int, default=100, help="the same in batches of one (default: %(default)s)")
+    sub.add_argument("--batches", default="default,32,1", help="fairseq's 12,000 tokens, 32 sentences, one sentence")
+    sub.add_argument("--candidates", default="stock,ours,ctranslate2,ctranslate2-int8,transformers")
+    sub.add_argument("--beam", type=int, default=5, help="default: %(default)s")
+    joined = ("sentencepiece", "subword_nmt")
+    sub.add_argument("--joined", choices=joined, help="undo this segmentation before BLEU (default: none)")
+    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+
+    sub = add(launches, parents=[models])
+    sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
+    sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
+    sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command; a mistake of the user ends it with one line and status 1."""
+    args = parser().parse_args(argv)
+    register()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    try:
+        where = environment(gpus=int(getattr(args, "device", "cpu") == "cuda"))
+        versions = ", ".join(map(" ".join, where["versions"].items()))
+        print(f"{where['hardware']}, {torch.get_num_threads()} threads, commit {where['commit']}; {versions}\n")
+        args.run(args)
+    except UserError as error:
+        sys.exit(f"benchmarks: error: {error}")
+
+
+if __name__ == "__main__":
+    main()

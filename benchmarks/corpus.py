@@ -1,0 +1,63 @@
+"""A translation task over made-up text, so that fairseq's Trainer and generator are measured without files.
+
+The speed of a batch depends on its sentence lengths: they decide how much of it is padding and how many sentences it
+holds. Lengths are drawn from a distribution like that of IWSLT-14 German-English.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy
+import torch
+from fairseq.data import LanguagePairDataset
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from deepnet_fairseq.core.models import SPECIALS
+from deepnet_fairseq.plugin.building import blank_task
+from deepnet_fairseq.plugin.config import flag
+
+NAME = "deepnet_benchmark"
+SENTENCES = 20_000
+# The lengths of IWSLT-14 German-English in joint BPE of 10,000 merges are near a log-normal distribution with this
+# median and spread on both sides; the lengths of a source and its target are correlated.
+MEDIAN, SPREAD, CORRELATION, LONGEST = 20, 0.66, 0.97, 245
+
+
+# Annotations are not postponed in this file: fairseq reads the types of a config's fields at run time.
+@dataclass
+class BenchmarkTaskConfig(TranslationConfig):
+    """Options of the task beside those of fairseq's translation."""
+
+    benchmark_vocabulary: int = flag(10_000, "number of types of the joint dictionary")
+
+
+@register_task(NAME, dataclass=BenchmarkTaskConfig)
+class BenchmarkTask(TranslationTask):
+    """fairseq's own translation task with a made-up dictionary and made-up sentences."""
+
+    @classmethod
+    def setup_task(cls, cfg: BenchmarkTaskConfig, **kwargs) -> "BenchmarkTask":
+        dictionary = blank_task(cfg.benchmark_vocabulary).source_dictionary
+        return cls(cfg, dictionary, dictionary)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        source, target = sentences(self.cfg.benchmark_vocabulary)
+        sizes = [numpy.array([len(line) for line in side]) for side in (source, target)]
+        self.datasets[split] = LanguagePairDataset(source, sizes[0], self.src_dict, target, sizes[1], self.tgt_dict)
+
+
+@lru_cache(maxsize=2)
+def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
+    """Return SENTENCES lines of source and target, int64 of shape (length + 1,), with tokens by Zipf's law and eos."""
+    draw = numpy.random.default_rng(seed).standard_normal((SENTENCES, 2))
+    draw[:, 1] = CORRELATION * draw[:, 0] + (1 - CORRELATION**2) ** 0.5 * draw[:, 1]
+    lengths = numpy.rint(MEDIAN * numpy.exp(SPREAD * draw)).clip(1, LONGEST).astype(int)
+    tokens = numpy.random.default_rng(seed)
+    frequencies = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
+    eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []
+    for side in range(2):
+        kinds = tokens.choice(len(frequencies), lengths[:, side].sum(), p=frequencies / frequencies.sum()) + SPECIALS
+        lines = torch.from_numpy(kinds).split(lengths[:, side].tolist())
+        sides.append([torch.cat([line, eos]) for line in lines])
+    return sides[0], sides[1]

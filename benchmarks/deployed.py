@@ -1,0 +1,177 @@
+"""Speed of one checkpoint as it is deployed: each program translates the same test set, in a process of its own.
+
+Stock fairseq-generate reads the folded model, ours the model as it is, CTranslate2 and transformers read what
+`deepnet export` makes of it. All get the same sentences in the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq.data.data_utils import numpy_seed, post_process
+from fairseq.data.indexed_dataset import make_builder
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+import deepnet_fairseq
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
+from deepnet_fairseq.study.scoring.scores import bleu_metric
+
+from .timing import STOCK, Cell, Column, table, take_turns
+
+DEFAULT_TOKENS = 12_000  # of a batch of fairseq-generate
+BATCHES = {"default": {"max_tokens": DEFAULT_TOKENS}, "32": {"max_sentences": 32}, "1": {"max_sentences": 1}}
+COLUMNS = [
+    Column("tokens/s", ""), Column("BLEU", ""), Column("peak memory", "B"), Column("start to end"),
+    Column("on disk", "B"),
+]  # fmt: skip
+# fields that the task reads from other sections of a run's config
+ALONE: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "train_subset": ""}
+
+
+class Program(NamedTuple):
+    """A program: the command of `deepnet` that writes its model, and its function in translate.py with its settings."""
+
+    command: tuple[str, ...]
+    name: str
+    flags: tuple[str, ...] = ()
+    type: str = ""
+
+
+EXPORT = ("export", "{checkpoint}", "--data", "{data}", "--to")
+OURS = ("--user-dir", str(Path(deepnet_fairseq.__file__).parent))
+PROGRAMS = {
+    STOCK: Program(("export", "{checkpoint}", "--to", "transformer"), "fairseq_generate"),
+    "ours": Program(("average", "{checkpoint}"), "fairseq_generate", OURS),
+    "ctranslate2": Program((*EXPORT, "ctranslate2"), "ctranslate2", type="float32"),
+    "ctranslate2-int8": Program((*EXPORT, "ctranslate2", "--quantization", "int8"), "ctranslate2", type="int8"),
+    "transformers": Program((*EXPORT, "huggingface"), "transformers"),
+}
+
+
+def deployed(args: argparse.Namespace) -> None:
+    """Print a table of the programs' speeds under each kind of batch."""
+    for flag, names, known in (("--candidates", args.candidates, PROGRAMS), ("--batches", args.batches, BATCHES)):
+        if unknown := [name for name in names.split(",") if name not in known]:
+            raise UserError(f"{flag} {','.join(unknown)}: there are {', '.join(known)}")
+    _, cfg = from_checkpoint(args.checkpoint)
+    if cfg.task._name != "translation":
+        raise UserError(f"{args.checkpoint}: is of --task {cfg.task._name}; this benchmark is for --task translation")
+    task = task_on(args.data, (cfg.task.source_lang, cfg.task.target_lang), args.subset)
+    languages = (task.cfg.source_lang, task.cfg.target_lang)  # by the data where the checkpoint does not say
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory(prefix="deepnet-deployed-") as folder:
+        work = Path(folder)
+        models = {name: exported(name, args, work) for name in args.candidates.split(",")}
+        for kind in args.batches.split(","):
+            test = TestSet(args, languages, kind, work)
+            group = {name: Cell(name, (kind,), facts=facts, reason=why) for name, (facts, why) in models.items()}
+            take_turns(group, {name: partial(test.translate, name) for name in models}, range(args.rounds))
+            cells += group.values()
+    print(table(["batches"], COLUMNS, cells))
+
+
+def exported(name: str, args: argparse.Namespace, work: Path) -> tuple[dict[str, float], str]:
+    """Write a program's model to work / name; return its bytes, and the reason if that failed."""
+    words = [word.format(checkpoint=args.checkpoint, data=args.data) for word in PROGRAMS[name].command]
+    command = [sys.executable, "-m", "deepnet_fairseq", *words, "--out", str(work / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {}, (done.stderr.strip() or "no message").splitlines()[-1]
+    files = [work / name, *(work / name).rglob("*")]
+    return {"on disk": sum(file.stat().st_size for file in files if file.is_file())}, ""
+
+
+def task_on(data: str, languages: tuple[str | None, str | None], subset: str) -> TranslationTask:
+    """Return fairseq's task on a folder of binarised data, with the subset loaded."""
+    cfg = TranslationConfig(data=data, source_lang=languages[0], target_lang=languages[1], **ALONE)
+    task = TranslationTask.setup_task(cfg)
+    task.load_dataset(subset)
+    return task
+
+
+class TestSet:
+    """The first sentences of a test set as each program reads them, in fairseq's batches."""
+
+    def __init__(self, args: argparse.Namespace, languages: tuple[str, str], kind: str, work: Path):
+        self.args, self.work, self.folder = args, work, work / f"batches-{kind}"
+        self.folder.mkdir()
+        task = self._write_data(languages, args.alone if kind == "1" else args.sentences)
+        self.symbols = task.target_dictionary.symbols
+        batches = listed(task, args.subset, BATCHES[kind])
+        (self.folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
+        self.flags = [str(self.folder), "--cpu", "--beam", str(args.beam), "--gen-subset", args.subset]
+        self.flags += ["--source-lang", languages[0], "--target-lang", languages[1]]
+        self.flags += [] if kind == "default" else ["--batch-size", kind]
+        self.flags += ["--required-batch-size-multiple", "1"]  # stock fairseq leaves out the last sentences otherwise
+
+    def _write_data(self, languages: tuple[str, str], count: int) -> TranslationTask:
+        """Write a binarised test set of the first `count` sentences; return the task on it."""
+        subset = self.args.subset
+        task = task_on(self.args.data, languages, subset)
+        dataset = task.dataset(subset)
+        sides = ((dataset.src, task.source_dictionary), (dataset.tgt, task.target_dictionary))
+        for language, (side, dictionary) in zip(languages, sides, strict=True):
+            prefix = self.folder / f"{subset}.{'-'.join(languages)}.{language}"
+            builder = make_builder(f"{prefix}.bin", impl="mmap", vocab_size=len(dictionary))
+            for index in range(min(count, len(side))):
+                builder.add_item(side[index])
+            builder.finalize(f"{prefix}.idx")
+            dictionary.save(str(self.folder / f"dict.{language}.txt"))
+        return task_on(str(self.folder), languages, subset)
+
+    def translate(self, name: str, repeat: int) -> dict[str, float]:
+        """Translate once in a process of its own; return speed, BLEU, peak memory and seconds from start to end."""
+        program, model, threads = PROGRAMS[name], str(self.work / name), self.args.threads
+        job = {"program": program.name, "model": model, "batches": str(self.folder / "batches.json")}
+        job |= {"beam": self.args.beam, "threads": threads, "symbols": self.symbols, "type": program.type}
+        job |= {"flags": [*self.flags, "--path", model, *program.flags], "peak": str(self.folder / "peak")}
+        written, printed, log = (self.folder / file for file in ("job.json", "generated.txt", "generate.log"))
+        written.write_text(json.dumps(job), encoding="utf-8")
+        command = [sys.executable, "-P", str(Path(__file__).with_name("translate.py")), str(written)]
+        start = time.perf_counter()
+        with open(printed, "w", encoding="utf-8") as output, open(log, "w", encoding="utf-8") as errors:
+            settings = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            done = subprocess.run(command, stdout=output, stderr=errors, env=settings, check=False)
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            raise RuntimeError((log.read_text(errors="replace").strip() or "no message").splitlines()[-1])
+        speed = generation_speed(printed)
+        assert speed is not None  # every program prints it
+        peak = float((self.folder / "peak").read_text())
+        numbers = {"tokens/s": speed["tokens_per_second"], "BLEU": self._bleu(printed)}
+        return numbers | {"peak memory": peak, "start to end": seconds}
+
+    def _bleu(self, printed: Path) -> float:
+        """Return BLEU of text if --joined undoes the segmentation, else of the dictionary's symbols."""
+        found, joined = read_generated(printed), self.args.joined
+        text, references = ([post_process(line, joined) for line in side]
+                            for side in (found.translations, found.references or []))  # fmt: skip
+        metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")
+        return metric.corpus_score(text, [references]).score
+
+
+def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[list[dict]]:
+    """Return the sentences in the batches that fairseq-generate makes, in its order."""
+    dataset, source, target = task.dataset(subset), task.source_dictionary, task.target_dictionary
+    with numpy_seed(1):
+        order = dataset.ordered_indices()
+
+    def sentence(index: int) -> dict:
+        numbers = dataset.src[index].tolist()
+        tokens = [source[number] for number in numbers if number != source.eos()]
+        reference = target.string(dataset.tgt[index], None, escape_unk=True)
+        return {"id": index, "source": tokens, "numbers": numbers, "reference": reference}
+
+    batches = dataset.batch_by_size(order, required_batch_size_multiple=1, **sizes)
+    return [[sentence(int(index)) for index in batch] for batch in batches]

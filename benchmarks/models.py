@@ -1,0 +1,100 @@
+"""The models that are compared, by the flags of fairseq-train, and an update of fairseq's Trainer in its parts."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Callable, Iterator
+
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+from deepnet_fairseq.core.archs import MODEL_NAME, WIDTHS
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
+
+from . import corpus
+from .timing import STOCK
+
+OURS, TORCHSCALE = "ours", "torchscale"
+TORCHSCALE_ARCH = "deepnet_benchmark_torchscale"
+MODELS = {
+    OURS: (f"--arch={MODEL_NAME}", "--method=post_ln", "--optimizer=deepnet_adam"),
+    STOCK: ("--arch=transformer", "--optimizer=adam"),
+    TORCHSCALE: (f"--arch={TORCHSCALE_ARCH}", "--optimizer=adam"),
+}
+TRAINING = (
+    ".", f"--task={corpus.NAME}", "--share-all-embeddings", "--dropout=0.1", "--clip-norm=1.0", "--num-workers=0",
+    "--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--adam-betas=(0.9, 0.98)", "--lr=5e-4",
+    "--lr-scheduler=inverse_sqrt", "--warmup-updates=4000", "--warmup-init-lr=1e-7", "--seed=1", "--no-save",
+    "--required-batch-size-multiple=8", "--disable-validation",
+)  # fmt: skip
+
+
+def size(depth: str, width: str) -> list[str]:
+    """Return the flags of a depth, as "18-18", and a width, a key of WIDTHS; UserError for others."""
+    layers = depth.split("-")
+    if len(layers) != 2 or not all(number.isdecimal() and int(number) for number in layers):
+        raise UserError(f"--depths {depth}: give ENCODER-DECODER layers, as 18-18")
+    if width not in WIDTHS:
+        raise UserError(f"--widths {width}: there are {', '.join(WIDTHS)}")
+    flags = []
+    for stack, number in zip(("encoder", "decoder"), layers):
+        flags.append(f"--{stack}-layers={number}")
+        flags += [f"--{stack}-{name.replace('_', '-')}={value}" for name, value in vars(WIDTHS[width]).items()]
+    return flags
+
+
+def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of the named models and of variants of ours, "NAME=FLAGS"; UserError for unknown names."""
+    if unknown := [name for name in names.split(",") if name not in MODELS]:
+        raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(MODELS)}")
+    found = {name: MODELS[name] for name in names.split(",")}
+    for variant in variants:
+        name, equals, flags = variant.partition("=")
+        if not equals or not name or name in MODELS:
+            raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as adam="--optimizer adam"')
+        found[name] = (*MODELS[OURS], *shlex.split(flags))
+    if TORCHSCALE in found:
+        try:
+            from . import torchscale  # noqa: F401
+        except ImportError as error:
+            print(f"torchscale is left out: {error}; pip install --no-deps torchscale==0.3.0")
+            del found[TORCHSCALE]
+    return found
+
+
+def trainer_of(flags: list[str]) -> Trainer:
+    """Return fairseq's Trainer of a model's flags."""
+    return build_trainer(parse([*TRAINING, *flags]))
+
+
+def batches(trainer: Trainer, count: int) -> list[dict]:
+    """Return the first batches of epoch 1, which are the same for every model."""
+    iterator = trainer.get_train_iterator(epoch=1)
+    trainer.begin_epoch(1)
+    return list(itertools.islice(iterator.next_epoch_itr(shuffle=True), count))
+
+
+def update(trainer: Trainer, batch: dict) -> dict | None:
+    """Make an update as fairseq-train does; return None where half precision overflowed."""
+    with metrics.aggregate("train_inner"):
+        return trainer.train_step([batch], raise_oom=True)
+
+
+def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
+    """Yield the functions that an update calls, as owner and attribute, and the part of the update they belong to."""
+    yield trainer, "_prepare_sample", "input"
+    yield trainer.criterion, "forward", "forward"
+    yield trainer.optimizer, "backward", "backward"
+    yield trainer.optimizer, "multiply_grads", "clip"
+    yield trainer, "clip_grad_norm", "clip"
+    yield trainer.task, "optimizer_step", "optimizer"
+    yield trainer.optimizer, "zero_grad", "optimizer"
+    yield trainer, "_reduce_and_log_stats", "log"
+
+
+def watch(trainer: Trainer, watched: Callable[[Callable, str], Callable]) -> None:
+    """Replace each function of an update by what watched(function, part) returns."""
+    for owner, attribute, part in list(parts(trainer)):
+        setattr(owner, attribute, watched(getattr(owner, attribute), part))

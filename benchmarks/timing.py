@@ -1,0 +1,152 @@
+"""Time the parts of a computation, repeat several candidates in turn, and write what was measured as a table."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+STOCK = "stock"
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
+
+
+class Clock:
+    """Seconds of the calls of watched functions since the last `read`, by name.
+
+    On a GPU a part lies between two events in the stream. Nothing waits for it, so that the parts overlap with the
+    CPU's work as they do in a training.
+    """
+
+    def __init__(self, device: str, kind: str = "wall"):
+        self.now, self.on_gpu = CLOCKS[kind], device == "cuda"
+        self.spans: dict[str, list] = defaultdict(list)
+
+    def watched(self, function: Callable, name: str) -> Callable:
+        """Return `function` with its calls timed under `name`."""
+
+        def call(*args, **kwargs):
+            start = self._mark()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.spans[name].append((start, self._mark()))
+
+        return call
+
+    def read(self) -> dict[str, float]:
+        """Return seconds by name and forget them. This waits for the GPU."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        found = {name: sum(self._between(*span) for span in spans) for name, spans in self.spans.items()}
+        self.spans.clear()
+        return found
+
+    def _mark(self):
+        if not self.on_gpu:
+            return self.now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, start, end) -> float:
+        return start.elapsed_time(end) / 1000 if self.on_gpu else end - start
+
+
+@dataclass
+class Cell:
+    """Measurements of one candidate under one condition.
+
+    repeats: number of the repeat -> quantity -> number; facts: numbers that no repeat changes; reason: the error that
+    ended the repeats, "" if none did.
+    """
+
+    candidate: str
+    condition: tuple[str, ...] = ()
+    repeats: dict[int, dict[str, float]] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    def values(self, quantity: str) -> list[float]:
+        """Return the number of each repeat."""
+        return [numbers[quantity] for numbers in self.repeats.values()]
+
+    def ratio(self, other: Cell, quantity: str) -> float | None:
+        """Return the median, over the repeats that both cells have, of this cell's number by the other's."""
+        common = self.repeats.keys() & other.repeats.keys()
+        ratios = [self.repeats[repeat][quantity] / other.repeats[repeat][quantity] for repeat in common]
+        return statistics.median(ratios) if ratios else None
+
+
+def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | None]], repeats: range) -> None:
+    """Call runs[name](repeat) for each repeat and name, in an order that rotates, and fill cells[name].
+
+    A run returns numbers by quantity, or None for a repeat that does not count; repeats below 0 are the warm-up. A
+    candidate that raises an error is not called again.
+    """
+    names = list(runs)
+    for repeat in repeats:
+        first = repeat % len(names)
+        for name in names[first:] + names[:first]:
+            if cells[name].reason:
+                continue
+            gc.collect()
+            gc.disable()  # garbage is collected between the runs and not within one: a search visits all candidates
+            try:
+                numbers = runs[name](repeat)
+                if numbers is not None and repeat >= 0:
+                    cells[name].repeats[repeat] = numbers
+            except Exception as error:
+                traceback.print_exc()
+                cells[name].reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+            finally:
+                gc.enable()
+
+
+class Column(NamedTuple):
+    """A column of the table: a quantity, and its unit, "s", "B" or ""."""
+
+    quantity: str
+    unit: str = "s"
+
+
+def table(heads: list[str], columns: list[Column], cells: list[Cell]) -> str:
+    """Return a Markdown table of medians; the first column also shows the range, and the ratio to stock fairseq."""
+    stock = {cell.condition: cell for cell in cells if cell.candidate == STOCK}
+    rows = [[*heads, "candidate", *(column.quantity for column in columns)]]
+    rows.append(["---"] * len(rows[0]))
+    for cell in cells:
+        values = ["" for _ in columns]
+        for number, (quantity, unit) in enumerate(columns):
+            if quantity in cell.facts:
+                values[number] = readable(cell.facts[quantity], unit)
+            elif cell.repeats:
+                row = cell.values(quantity)
+                values[number] = readable(statistics.median(row), unit)
+                if number == 0:
+                    values[number] += f" ({readable(min(row), unit)} to {readable(max(row), unit)})"
+        other = stock.get(cell.condition)
+        ratio = cell.ratio(other, columns[0].quantity) if other else None
+        values[0] += f" [{ratio:.2f}]" if ratio else ""
+        values[-1] += f" failed: {cell.reason}" if cell.reason else ""
+        rows.append([*cell.condition, cell.candidate, *values])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def readable(value: float, unit: str) -> str:
+    """Return a number in three digits: 1,234 tokens, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB."""
+    if unit == "B":
+        return f"{_digits(value / 2**30)} GiB" if value >= 2**30 else f"{_digits(value / 2**20)} MiB"
+    if unit == "s":
+        return f"{_digits(value)} s" if value >= 1 else f"{_digits(value * 1000)} ms"
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"

@@ -1,1 +1,0 @@
-"""`deepnet bench`: our model, stock fairseq's and torchscale's at the same work in one process; docs/speed.md."""

@@ -1,0 +1,69 @@
+"""The training of a plan's setting in fairseq's Trainer, on made-up sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+
+import torch
+
+from deepnet_fairseq.core.models import SPECIALS
+from deepnet_fairseq.plugin import config
+from deepnet_fairseq.plugin.building import blank_task
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.tools.plan.setting import Setting, recomputation
+
+PADDING = 1
+RUN = {"_name", "probe_dir", "checkpoint_activations", "checkpoint_every"}  # fields that the flags below set
+TRANSLATION = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing", "0.1")
+
+
+class PlannedTraining:
+    """One process; `step` makes an update on batches without padding."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
+        names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
+        for name, size in zip(names, setting.vocab):  # the mask is a symbol that the task adds
+            blank_task(size - setting.objective.masks).source_dictionary.save(f"{self.folder.name}/{name}")
+        args = parse(self._flags())
+        for field in dataclasses.fields(config.config_of(setting.cfg)):
+            if field.name not in RUN and hasattr(setting.cfg, field.name):
+                setattr(args, field.name, getattr(setting.cfg, field.name))
+        self.trainer = build_trainer(args)
+        self.trainer.begin_epoch(1)
+        self.batches = [self._batch(seed) for seed in range(setting.update_freq)]
+
+    def step(self) -> None:
+        self.trainer.train_step(self.batches)
+
+    def close(self) -> None:
+        self.folder.cleanup()
+
+    def _flags(self) -> list[str]:
+        setting, objective = self.setting, self.setting.objective
+        half = "" if setting.precision == "fp32" else f"--{setting.precision[-4:]} --{setting.precision}"
+        chunk = f"--loss-chunk-tokens {setting.loss_chunk_tokens}" if setting.loss_chunk_tokens else ""
+        words = (
+            f"--no-save --disable-validation --task {objective.task} --arch {setting.cfg.arch} --lr 1e-4 --cpu "
+            f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
+            f"--criterion {setting.criterion} {chunk} {recomputation(setting.checkpoint_every)} {half}"
+        )
+        return [self.folder.name, *(TRANSLATION if objective.translates else ()), *words.split()]
+
+    def _batch(self, seed: int) -> dict:
+        setting, generator = self.setting, torch.Generator().manual_seed(seed)
+        sentences = setting.max_tokens // setting.length
+
+        def tokens(vocabulary: int) -> torch.Tensor:
+            return torch.randint(SPECIALS, vocabulary, (sentences, setting.length), generator=generator)
+
+        net_input, target = {"src_tokens": tokens(setting.vocab[0])}, tokens(setting.vocab[1])
+        if setting.objective.translates:
+            net_input["prev_output_tokens"] = tokens(setting.vocab[1])
+        if setting.objective.masks:  # padding where nothing is masked; the first places stand for those that are
+            target.flatten()[setting.scored :] = PADDING
+        net_input["src_lengths"] = torch.full((sentences,), setting.length)
+        sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
+        return sample | {"id": torch.arange(sentences), "nsentences": sentences}

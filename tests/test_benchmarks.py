@@ -1,0 +1,179 @@
+"""python -m benchmarks: all candidates do the same work, parts are timed where they belong, failures are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from benchmarks import deployed, models, speed, translate
+from benchmarks.__main__ import main
+from benchmarks.timing import STOCK, Cell, Clock, Column, readable, table, take_turns
+from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
+
+from .conftest import TRAIN_FLAGS
+from .support.helpers import ROOT, run, shown_in_readme
+
+SMALL = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
+TOKENS = "tokens per second"  # in the records
+RECORDED = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The rows of Markdown tables, without head and ruler."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if row[0] not in ("---", "depth", "batches", "")]
+
+
+def test_speed_prints_a_row_for_each_model_and_condition(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmarks.torchscale", None)
+    words = "--depths 2-1 --max-tokens 300 --vocabulary 120 --repeats 2 --warmup 1 --sentences 3 --beams 1,2"
+    main(["speed", "--device", "cpu", *words.split(), "--variant", "other=--method deepnorm"])
+    printed = capsys.readouterr().out
+    assert "torchscale is left out" in printed and torch.__version__ in printed
+    rows = rows_of(printed)
+    places = [("2-1", "tiny", *more) for more in ((), ("3", "1"), ("3", "2"))]
+    expected = [[*place, name] for place in places for name in ("ours", STOCK, "other")]
+    assert [row[: len(words)] for row, words in zip(rows, expected, strict=True)] == expected
+    assert all(row[len(words)].endswith("]") for row, words in zip(rows, expected))
+    d, ffn = 64, 128
+    attention, feed, norm = 4 * (d * d + d), 2 * d * ffn + ffn + d, 2 * d
+    expected = 120 * d + 2 * (attention + feed + 2 * norm) + (2 * attention + feed + 3 * norm)
+    assert {row[-1] for row in rows[:3]} == {f"{expected:,}"}
+
+
+@pytest.mark.parametrize("name", ["ours", STOCK])
+def test_time_is_in_its_part(name):
+    """Each part holds what was made slower in it."""
+    trainer = models.trainer_of([*SMALL, *models.MODELS[name]])
+    delays = {"forward": 0.1, "backward": 0.2, "clip": 0.3, "optimizer": 0.4}
+    given = models.batches(trainer, 1)
+    clock, slowed = Clock("cpu"), set()
+
+    def watched(function, part):
+        def slowly(*args, **kwargs):
+            time.sleep(0 if part in slowed else delays.get(part, 0))
+            slowed.add(part)
+            return function(*args, **kwargs)
+
+        return clock.watched(slowly, part)
+
+    models.watch(trainer, watched)
+    step = clock.watched(partial(models.update, trainer), "step")
+    found = speed._update(step, clock, given, 0)
+    assert all(found[part] >= delay for part, delay in delays.items()), found
+    assert found["step"] == pytest.approx(sum(found[part] for part in (*delays, "rest")))
+    assert 0 < found[speed.TOKENS] * found["step"] <= 300
+
+
+def test_turns_rotate_and_a_failure_ends_a_candidate():
+    called, cells = [], {name: Cell(name) for name in (STOCK, "ours", "late")}
+
+    def go(name, repeat):
+        called.append(name)
+        if name == "late" and repeat:
+            raise RuntimeError("no such operator\nmore")
+        return {"speed": 10.0 * (repeat + 1) * (1 + (name == "ours"))}
+
+    take_turns(cells, {name: partial(go, name) for name in cells}, range(-1, 2))
+    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" failed
+    printed = table([], [Column("speed", "")], list(cells.values()))
+    assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in printed
+    assert "| late |  failed: RuntimeError: no such operator |" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("speed --depths 6", "--depths 6: give ENCODER-DECODER"),
+        ("speed --widths huge", "--widths huge: there are"),
+        ("speed --candidates nobody", "--candidates nobody: there are"),
+        ("speed --variant stock=--x", "--variant stock=--x: give NAME=FLAGS"),
+        ("deployed a.pt data --batches 7", "--batches 7: there are default, 32, 1"),
+    ],
+)
+def test_mistakes_are_named(words, said):
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        main(words.split())
+
+
+@pytest.mark.smoke
+def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
+    tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
+    run("fairseq-train", data, *TRAIN_FLAGS, *tiny, "--max-update", "20", "--save-dir", tmp_path)
+    words = "--sentences 12 --batches 32 --rounds 1 --joined sentencepiece --candidates stock,ours,ctranslate2"
+    main(["deployed", str(tmp_path / "checkpoint_last.pt"), str(data), *words.split()])
+    stock, ours, other = rows_of(capsys.readouterr().out)
+    assert [row[1] for row in (stock, ours, other)] == [STOCK, "ours", "ctranslate2"] and "[1.00]" in stock[2]
+    assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
+    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # it stops by another rule
+    assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
+
+
+def test_translations_are_printed_and_batched_as_fairseq_does(data, tmp_path, capsys):
+    task = deployed.task_on(str(data), ("qaa", "qab"), "test")
+    batches = deployed.listed(task, "test", {"max_sentences": 8})
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    lengths = [len(sentence["numbers"]) for batch in batches for sentence in batch]
+    assert lengths == sorted(lengths) and sum(len(batch) for batch in batches) == 20
+    (tmp_path / "batches").write_text(json.dumps([[{"id": 1, "reference": "b c"}], [{"id": 0, "reference": "a"}]]))
+    found = iter([[["x", "y"]], [["z"]]])
+    translate.translate_all({"batches": str(tmp_path / "batches")}, lambda batch: next(found))
+    (tmp_path / "printed").write_text(capsys.readouterr().out)
+    generated, rate = read_generated(tmp_path / "printed"), generation_speed(tmp_path / "printed")
+    assert (generated.translations, generated.references) == (["z", "x y"], ["a", "b c"])
+    assert rate["tokens_per_second"] == pytest.approx(2.5 * rate["sentences_per_second"], rel=0.01)  # ends count
+    imported = re.findall(r"^(?:import|from) (\w+)", Path(translate.__file__).read_text(), re.MULTILINE)
+    assert set(imported) - {"__future__"} <= set(sys.stdlib_module_names)  # its memory is the program's own
+
+
+@pytest.mark.peers
+def test_torchscale_does_the_same_work():
+    """With the same weights it gives stock fairseq's loss, gradients and translations."""
+    assert "torchscale" in models.chosen("torchscale", [])
+    stock, peer = (models.trainer_of([*SMALL, "--dropout=0", *models.MODELS[n]]) for n in (STOCK, "torchscale"))
+    weights = {name.replace(".fc", ".ffn.fc"): weight for name, weight in stock.model.state_dict().items()}
+    missing, _ = peer.model.load_state_dict(weights, strict=False)
+    assert not [name for name in missing if "version" not in name]
+    batch, found = models.batches(stock, 1)[0], []
+    for side in (stock, peer):
+        loss = side.criterion(side.model, batch)[0]
+        loss.backward()
+        search = SequenceGenerator(
+            [side.model.eval()], side.task.target_dictionary, beam_size=4, max_len_a=0, max_len_b=12
+        )
+        found.append((loss.item(), search.generate([side.model], batch)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    theirs = dict(peer.model.named_parameters())
+    for name, parameter in stock.model.named_parameters():
+        assert torch.allclose(theirs[name.replace(".fc", ".ffn.fc")].grad, parameter.grad, rtol=1e-3, atol=1e-4), name
+    for mine, other in zip(found[0][1], found[1][1], strict=True):
+        assert torch.equal(mine[0]["tokens"], other[0]["tokens"])
+
+
+@pytest.mark.parametrize("study", ["bench", "deployed"])
+def test_readme_shows_recorded_results(study):
+    """README's tables are those of the records in results/bench and results/deployed."""
+    recorded: dict[str, dict] = {}
+    for path in (ROOT / "results" / study).glob("*.json"):
+        record = json.loads(path.read_text())
+        for cell in record["cells"]:
+            if study == "bench" and (cell["measure"] != "train" or cell["state"] != "measured"):
+                continue
+            place = f"training, {cell['depth']} {cell['width']}"
+            if study == "deployed":
+                place = f"{record['model']['depth']}, {RECORDED[cell['condition']['batches']]}"
+            median, ratio = cell["summary"][TOKENS]["median"], cell["to_stock"][TOKENS]
+            recorded.setdefault(place, {})[cell["candidate"]] = f"{readable(median, '')} [{ratio:.2f}]"
+    programs = ("stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers")
+    programs = ("ours", "stock", "torchscale") if study == "bench" else programs
+    shown = {name: values for name, *values in shown_in_readme(study)}
+    assert len(shown) > 2
+    assert shown == {name: [recorded[name].get(program, "not run") for program in programs] for name in shown}
