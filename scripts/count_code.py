@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {  # lines of code at most
-    "core": 3300, "plugin": 4900, "data": 2700, "study": 3700, "tools": 5900, "cli": 1000,
-    "package and scripts": 22300, "benchmarks": 1000, "tests": 18000,
+    "core": 3100, "plugin": 3300, "data": 2600, "study": 2000, "tools": 3300, "cli": 700,
+    "package and scripts": 15500, "benchmarks": 1000, "tests": 14200,
 }  # fmt: skip
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
