@@ -212,6 +212,12 @@ def test_the_study_s_plan_names_each_cell_once():
     assert next(cell for cell in named if cell.layers == 100 and cell.method == "post_ln").lr == 7.1e-4
 
 
+def test_the_page_s_tables_are_those_of_the_records():
+    """results/thousand_layers/render.py writes them."""
+    done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_losses_are_read_from_a_log_of_several_attempts(tmp_path):
     texts = module("texts")
     lines = [
