@@ -38,7 +38,7 @@ EDITS = [  # beside those of the page: what hyper-connections are to the lists t
 def extended(tmp_path_factory):
     """A copy of package and tests with the file of docs/adding_a_method.md in it, and hyper-connections'."""
     folder = tmp_path_factory.mktemp("extended")
-    for name in ("deepnet_fairseq", "tests"):
+    for name in ("deepnet_fairseq", "benchmarks", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("docs", "scripts", "results", "configs", "README.md", "setup.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
