@@ -124,12 +124,10 @@ def test_a_causal_row_ends_in_table_and_figures(language_models):
     facts = json.loads((run / "run.json").read_text())
     assert (facts["size"], facts["lr"], facts["decoder_layers"], facts["smoke"]) == ("125M", "1e-3", 4, True)
     assert "encoder_layers" not in facts and losses(run)["valid"] == pytest.approx(last_valid_loss(run), abs=2e-3)
-    report = json.loads((out / "normformer_clm.json").read_text())
-    (row,) = (row for row in report["results"] if row["runs"])
-    assert row["cells"]["valid"]["mean"] == pytest.approx(2 ** losses(run)["valid"], abs=0.02)
+    assert f"{2 ** losses(run)['valid']:.2f}" in (out / "normformer_clm.md").read_text()
     assert run.name in printed and "Miniature on generated data" in printed
     for figure in ("normformer3", "normformer4"):
-        assert (out / f"{figure}.png").stat().st_size > 5000 and (out / f"{figure}.txt").exists()
+        assert (out / f"{figure}.png").stat().st_size > 5000 and (out / f"{figure}.md").exists()
     again = script("normformer_lm", *LM_SHORT, OUT=out, **LM_ROW).stdout
     assert "(log: " not in again and "evaluating " not in again
 
@@ -140,9 +138,8 @@ def test_a_rate_that_diverges_is_a_result(language_models):
     kept, lost = (out / f"normformer_mlm/pre_ln-base-lr{lr}-seed1" for lr in ("1e-3", "1e30"))
     assert (lost / "trained").exists() and (lost / "diverged").exists() and not (lost / "score.json").exists()
     assert "diverged at update" in printed and losses(kept)["valid"] == pytest.approx(last_valid_loss(kept), abs=2e-3)
-    report = json.loads((out / "normformer_mlm.json").read_text())
-    row = next(row for row in report["results"] if row["runs"])
-    assert row["best"] == [kept.name] and row["cells"]["valid"]["state"] == "scored" and len(row["runs"]) == 2
+    page = (out / "normformer_mlm.md").read_text()
+    assert f"{2 ** losses(kept)['valid']:.2f}" in page and kept.name in page and lost.name in page
 
 
 @pytest.mark.smoke
@@ -155,4 +152,4 @@ def test_a_killed_language_model_ends_in_the_same_row(language_models, tmp_path)
     assert process.wait() == -signal.SIGKILL
     script("normformer_lm", *LM_SHORT, timeout=1200, **setting)
     assert losses(tmp_path / LM_RUN) == losses(out / LM_RUN)
-    assert (tmp_path / "normformer_clm.json").exists() and not list(tmp_path.rglob("*.part"))
+    assert (tmp_path / "normformer_clm.md").exists() and not list(tmp_path.rglob("*.part"))
