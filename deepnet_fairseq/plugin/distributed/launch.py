@@ -114,7 +114,10 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
             pass
     except multiprocessing.ProcessExitedException as error:
         if not mistakes.empty():
-            raise UserError(mistakes.get()) from None
+            said = mistakes.get()
+            if isinstance(said, int):
+                sys.exit(said)
+            raise UserError(said) from None
         if error.signal_name:
             ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
             raise UserError(f"{ended}; {_again(cfg)}") from None
@@ -154,7 +157,12 @@ def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> Non
     multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
     try:
         with _said_in_a_line(cfg):
-            distributed_utils.distributed_main(number, main, cfg, kwargs)
+            try:
+                distributed_utils.distributed_main(number, main, cfg, kwargs)
+            except SystemExit as ended:  # gloo may abort when the group is left, and hide the status
+                if isinstance(ended.code, int) and ended.code:
+                    mistakes.put(ended.code)
+                raise
     except Exception as error:
         line = user_error_line(error)
         if line is None:
