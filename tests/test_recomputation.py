@@ -157,7 +157,7 @@ def test_freed_memory_is_returned(monkeypatch):
 
 
 def test_flags():
-    """How to recompute implies that."""
+    """Flags that say how to recompute switch recomputation on."""
     assert all(namespace("deepnet_transformer", **how).checkpoint_activations for how in HOW.values())
     assert not namespace("deepnet_transformer").checkpoint_activations
     with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):

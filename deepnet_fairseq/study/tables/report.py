@@ -193,7 +193,7 @@ def _by_language(report: TableReport) -> Rows:
 
 
 def _notes(report: TableReport) -> list[str]:
-    """How to read the tables, and how their numbers were computed."""
+    """Explain how to read the tables, and how their numbers were computed."""
     better = "Higher" if report.table.metric.higher_is_better else "Lower"
     found = [
         f"In parentheses the published number, of {report.table.place}; no parentheses where the paper gives none. "

@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def key(self) -> tuple:
-        """What run.json says under the table's keys; UserError if one is not there."""
+        """Return the values of run.json under the table's keys; UserError if one is missing."""
         table, facts = self.table, self.run.facts
         if "system" in facts:  # trained elsewhere, and scored here
             facts = facts | {"method": facts["system"]}
@@ -56,7 +56,7 @@ class Entry:
 
     @cached_property
     def status(self) -> str:
-        """How far it has come. A score counts once the training is over, if no direction is missing in it."""
+        """Return the state of the run. A score counts once the training is over and no direction is missing."""
         run = self.run
         if run.ended_in_nan:
             return "diverged" if run.diverged_at is None else f"diverged at update {run.diverged_at}"
@@ -185,7 +185,7 @@ class Result:
 
     @property
     def others(self) -> list[str]:
-        """What tells it apart from rows of the same method and depth."""
+        """Name what distinguishes this row from others of the same method and depth."""
         return [str(self.row.facts.get(key, "")) for key in self.table.others]
 
     @property

@@ -33,7 +33,7 @@ SHORTEST, LONGEST = 1, 200  # tokens of a translation but for its end, as fairse
 
 @dataclass(frozen=True)
 class Search:
-    """What generate() does by itself: beams, and the exponent of the length that scores are divided by."""
+    """Give the defaults of generate(): beams, and the exponent of the length that scores are divided by."""
 
     beam: int = 5
     lenpen: float = 1.0
