@@ -10,7 +10,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from benchmarks.fake_gpu import COMPILER, FakeGPU
+from benchmarks.fake_gpu import FakeGPU, obstacle
 from benchmarks.fake_gpu.step import Shape, decode, train
 from benchmarks.models import TRAINING
 from deepnet_fairseq.core.methods import METHODS, get_method
@@ -45,7 +45,7 @@ AXES = {
     },
     "update-freq": {"1": (), "2": ("--update-freq", "2")},
 }  # fmt: skip
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: a GPU that is not there needs one")
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 
 @pytest.fixture(scope="module")

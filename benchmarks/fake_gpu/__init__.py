@@ -22,9 +22,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
+from deepnet_fairseq.errors import UserError
+
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 UPDATE = ("clip", "optimizer")  # parts of an update
+
+
+def obstacle() -> str | None:
+    """Say what keeps the fake GPU from working here; None if nothing does."""
+    if torch.version.cuda:
+        return "PyTorch's build for CUDA has hooks of its own: install the CPU build"
+    return None if COMPILER else "no C++ compiler: install g++ or clang++"
 
 
 def guard() -> Path:
@@ -37,10 +48,16 @@ def guard() -> Path:
         built.parent.mkdir(exist_ok=True)
         spec = importlib.util.find_spec("torch")
         assert spec is not None and spec.origin is not None
-        torch = Path(spec.origin).parent
+        installed = Path(spec.origin).parent
         with tempfile.TemporaryDirectory(dir=built.parent) as room:
             words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{room}/guard.so"]
-            paths = [f"-I{torch}/include", f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
+            paths = [
+                f"-I{installed}/include",
+                f"-L{installed}/lib",
+                f"-Wl,-rpath,{installed}/lib",
+                "-lc10",
+                "-ltorch_cpu",
+            ]
             subprocess.run([COMPILER, *words, *paths], check=True)
             os.replace(f"{room}/guard.so", built)
     return built
@@ -78,6 +95,8 @@ def launches(args: argparse.Namespace) -> None:
     from ..models import chosen, size
     from .step import train
 
+    if reason := obstacle():
+        raise UserError(f"launches: {reason}")
     flags = [] if args.precision == "fp32" else [f"--{args.precision}"]
     heads = ["", "forward", "backward", "clip, optimizer", "all", "waits", "ms"]
     rows, waits, gpu = [heads, ["---"] * len(heads)], [], FakeGPU()
