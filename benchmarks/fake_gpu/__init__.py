@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -40,25 +38,17 @@ def obstacle() -> str | None:
 
 def guard() -> Path:
     """Build the library at its first use on this machine (2 s); several processes may build it at once."""
-    assert COMPILER is not None
-    version = importlib.metadata.version("torch")
-    name = hashlib.sha256(SOURCE.read_bytes() + version.encode() + COMPILER.encode()).hexdigest()[:16]
+    if reason := obstacle():
+        raise UserError(f"launches: {reason}")
+    name = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode() + COMPILER.encode()).hexdigest()[:16]
     built = Path(tempfile.gettempdir(), f"fake_gpu_{os.getuid()}", f"{name}.so")
     if not built.exists():
         built.parent.mkdir(exist_ok=True)
-        spec = importlib.util.find_spec("torch")
-        assert spec is not None and spec.origin is not None
-        installed = Path(spec.origin).parent
+        headers, library = (Path(torch.__file__).parent / name for name in ("include", "lib"))
         with tempfile.TemporaryDirectory(dir=built.parent) as room:
             words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{room}/guard.so"]
-            paths = [
-                f"-I{installed}/include",
-                f"-L{installed}/lib",
-                f"-Wl,-rpath,{installed}/lib",
-                "-lc10",
-                "-ltorch_cpu",
-            ]
-            subprocess.run([COMPILER, *words, *paths], check=True)
+            words += [f"-I{headers}", f"-L{library}", f"-Wl,-rpath,{library}", "-lc10", "-ltorch_cpu"]
+            subprocess.run([COMPILER, *words], check=True)
             os.replace(f"{room}/guard.so", built)
     return built
 
@@ -95,8 +85,6 @@ def launches(args: argparse.Namespace) -> None:
     from ..models import chosen, size
     from .step import train
 
-    if reason := obstacle():
-        raise UserError(f"launches: {reason}")
     flags = [] if args.precision == "fp32" else [f"--{args.precision}"]
     heads = ["", "forward", "backward", "clip, optimizer", "all", "waits", "ms"]
     rows, waits, gpu = [heads, ["---"] * len(heads)], [], FakeGPU()
