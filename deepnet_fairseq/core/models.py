@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
-from .modules import ACTIVATIONS, Linear, submodules
+from .modules import ACTIVATIONS, empty_linear, submodules
 from .stack import Decoder, Encoder, Padding, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
@@ -193,16 +193,19 @@ class LanguageModel(DeepModel):
         return self.decoder.output_projection
 
 
-class MaskedTokenHead(Linear):
+class MaskedTokenHead(nn.Linear):
     """Scores of the vocabulary, W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
 
     def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
         super().__init__(dim, symbols)
-        self.dense = Linear(dim, dim)
+        self.dense = empty_linear(dim, dim)
         self.activation_fn = ACTIVATIONS[activation_fn]
         self.layer_norm = nn.LayerNorm(dim)
         if embed_tokens is not None:
             self.weight = embed_tokens.weight
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: initialisation.initialize does."""
 
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
         """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""

@@ -79,11 +79,6 @@ class Residual(nn.Module):
         """Shortcut x and branch f, each (B, T, C) -> same."""
         return x + f
 
-    @property
-    def own_gradient(self) -> bool:
-        """Is the gradient that x gets from here held by nobody else, so that others may be added to it in place?"""
-        return False
-
     def scales(self) -> tuple[Scale, Scale]:
         """The factors of shortcut and branch in the trained model; export folds them into neighbouring weights."""
         return 1.0, 1.0
@@ -102,10 +97,6 @@ class ConstantShortcut(Residual):
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         return torch.add(f, x, alpha=self.alpha)
-
-    @property
-    def own_gradient(self) -> bool:
-        return self.alpha != 1 and not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks)
 
     def scales(self) -> tuple[Scale, Scale]:
         return self.alpha, 1.0

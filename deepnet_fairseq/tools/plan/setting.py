@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ...core import archs, config
-from ...core.recomputation import Recomputation
+from ...core.recomputation import group_size
 from ...errors import UserError
 from ...plugin.chunked_loss import NAME, PLAIN
 from ...plugin.optimisers.flat import CHUNK
@@ -217,14 +217,13 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
         longest = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
         overrides = dict.fromkeys(longest, args.length) | overrides
     cfg = config.namespace(arch, **overrides)
-    recomputed = Recomputation.from_config(cfg)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
     return Setting(
         cfg,
         _vocabularies(args.vocab),
         precision=_precision(args),
-        checkpoint_every=recomputed.every if recomputed else 0,
+        checkpoint_every=group_size(cfg),
         zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
