@@ -107,7 +107,7 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     scores = torch.matmul(q * q.size(-1) ** -0.5, keys.transpose(2, 3)).float()
     if mask is not None:
         scores = scores + to_add(mask, scores.dtype)
-    return scores.softmax(-1)
+    return scores.softmax(-1, dtype=torch.float32)
 
 
 def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -159,7 +159,7 @@ class DecoderCache:
         needed = self.past.any(1)  # (B, used)
         kept = int(needed.sum(1).max()) if self.used else 0
         self.used, self.capacity = kept, kept + max(kept, STEPS * self.beams)
-        slots = needed.byte().argsort(dim=1, descending=True, stable=True)[:, :kept]
+        slots = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         for attention, held in self.prefixes.items():
             rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * held[0].size(1)
