@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -110,7 +111,7 @@ def test_flops_are_torchs(model, flags):
     """torch.utils.flop_counter sees what is planned, forward, backward and recomputed."""
     setting = planned(model, flags)
     run = PlannedTraining(setting)
-    with FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it does not count a CPU's kernel
         loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
         forward = counter.get_total_flops()
         loss.backward()
@@ -191,8 +192,7 @@ def test_a_group_holds_its_input_and_recomputes_the_rest():
     one, three = (memory(replace(deep, checkpoint_every=every)) for every in (1, 3))
     x = 160 * 32 * 4
     assert one.activations - three.activations == 2 * (12 - 4) * x
-    mask = 20 * 20 * 4  # which the first layer makes for all
-    assert three.recomputed == 3 * one.recomputed + 2 * x - 2 * mask
+    assert three.recomputed == 3 * one.recomputed + 2 * x
     assert memory(deep).recomputed == 0
 
 
