@@ -153,7 +153,7 @@ def run_steps(model, lengths, beams, orders):
             memory = model.encoder.reorder_encoder_out(memory, order)
             model.decoder.reorder_incremental_state_scripting(state, order)
             prev = torch.cat([prev[order], torch.full((len(order), 1), 5)], 1)
-    return state[model.decoder.CACHE]
+    return state[model.decoder.CACHE]["cache"]
 
 
 def test_where_a_sentence_ends_no_other_moves_until_a_quarter_has():

@@ -6,7 +6,7 @@ B sentences, k beams a sentence, S source tokens, h heads of d features, C width
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,22 @@ from .attention import to_add
 if TYPE_CHECKING:
     from .attention import Attention
 
+SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
 STEPS = 8  # a cache that is full makes room for at least so many further steps
 SHARE = 0.75  # of the sentences in a cache that must be alive: with fewer, the others are dropped
+
+
+class Sentences(NamedTuple):
+    """The sentences of an encoder's output, each once, whatever beam search has repeated.
+
+    states (S, B, C); padding (B, S), True at padding; padded: whether there is any; rows (R,): which sentence each row
+    of the decoder's batch reads, None where it reads its own.
+    """
+
+    states: Tensor
+    padding: Tensor
+    padded: bool
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -35,27 +49,31 @@ class EncoderOutput:
 
     @classmethod
     def by_row(cls, encoder_out: dict) -> EncoderOutput:
-        """Read what Encoder.forward returned, with a sentence for each row of the decoder's batch."""
-        return cls._of(encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"], encoder_out.get("padded"))
+        """Read what Encoder.forward returned, or another encoder, with a sentence for each row of the batch."""
+        padding = encoder_out["encoder_padding_mask"]
+        if SENTENCES in encoder_out:
+            padded = encoder_out[SENTENCES][0].padded
+        else:
+            padded = len(padding) > 0 and bool(padding[0].any())
+        return cls._of(encoder_out["encoder_out"][0], padding[0] if padded else None)
 
     @classmethod
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
         """Read it with each sentence once, where the rows of the decoder's batch are k beams of each, in order."""
-        if "rows" in encoder_out:
-            states, places = encoder_out["sentences"]
-            beams, rest = divmod(len(encoder_out["rows"]), len(places))
-            each = torch.arange(len(places), device=places.device).repeat_interleave(beams)
-            if not rest and torch.equal(encoder_out["rows"], each):
-                return replace(cls._of(states, [places], encoder_out.get("padded")), beams=beams)
-        return cls.by_row(encoder_out)
+        (sentences,) = encoder_out.get(SENTENCES, [None])
+        if sentences is None or sentences.rows is None:
+            return cls.by_row(encoder_out)
+        beams, rest = divmod(len(sentences.rows), len(sentences.padding))
+        each = torch.arange(len(sentences.padding), device=sentences.rows.device).repeat_interleave(beams)
+        if rest or not torch.equal(sentences.rows, each):
+            return cls.by_row(encoder_out)
+        return replace(cls._of(sentences.states, sentences.padding if sentences.padded else None), beams=beams)
 
     @classmethod
-    def _of(cls, states: Tensor, places: list[Tensor], padded: bool | None) -> EncoderOutput:
-        """states (S, B, C); places: [(B, S)], True at padding, or []; padded: whether there is any, if known."""
+    def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:
+        """states (S, B, C); padding (B, S), None without any."""
         states = states.transpose(0, 1)
-        if not places or padded is False or (padded is None and not places[0].any()):
-            return cls(states, None)
-        return cls(states, to_add(~places[0][:, None, None], states.dtype))
+        return cls(states, None if padding is None else to_add(~padding[:, None, None], states.dtype))
 
 
 class DecoderCache:

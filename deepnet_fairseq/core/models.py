@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import UserError
 from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
@@ -82,6 +83,10 @@ class DeepModel(nn.Module):
             else:
                 module.train(mode)
         return self
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse torch.jit.script, which calls this first."""
+        raise UserError("torch.jit.script: not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
         """To be told before each update how many are done, as fairseq does, for the parts that change with time."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import to_add
-from .cache import DecoderCache, EncoderOutput
+from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
 from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
-        self.max_tokens = shape.max_positions
+        self.max_tokens, self.num_layers = shape.max_positions, shape.num_layers
         self.recomputed_layers = group_size(cfg)
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
@@ -185,6 +185,7 @@ class Encoder(Stack):
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
         """Itself with its modules, of a filled model config."""
         self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+        self.max_source_positions = self.max_tokens
         return self
 
     def forward(
@@ -201,7 +202,7 @@ class Encoder(Stack):
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
         encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
-        padded: is there padding?
+        [Sentences], by which the beams of a sentence share keys and values in the decoder's cache.
         """
         places = src_tokens.eq(self.padding_idx)
         padded = (padding or UNKNOWN).source
@@ -214,38 +215,30 @@ class Encoder(Stack):
             x = x.masked_fill(places.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
-        x = self.finish(x)
+        x = self.finish(x).transpose(0, 1)
         return {
-            "encoder_out": [x.transpose(0, 1)],
+            "encoder_out": [x],
             "encoder_padding_mask": [places],
             "encoder_embedding": [embedding],
             "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
             "src_lengths": [(~places).sum(1, keepdim=True, dtype=torch.int32)],
-            "padded": padded,
+            SENTENCES: [Sentences(x, places, padded)],
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
-        """Return the dictionary of a batch whose row i is row new_order[i] of this one.
-
-        `sentences` keeps states and padding of each sentence once, and `rows` which sentence each row reads, so that
-        the beams of a sentence share keys and values in the decoder's cache.
-        """
-        rows, sentences = encoder_out.get("rows"), encoder_out.get("sentences")
-        if rows is None or sentences is None:
-            rows, sentences = new_order, (encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0])
-        else:
-            moved = rows.index_select(0, new_order)
-            if torch.equal(moved, rows):  # beams of one sentence have changed places
-                return encoder_out
-            rows = moved
+        """Return the dictionary of a batch whose row i is row new_order[i] of this one."""
+        (sentences,) = encoder_out[SENTENCES]
+        rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
+        if sentences.rows is not None and torch.equal(rows, sentences.rows):  # beams of a sentence have changed places
+            return encoder_out
         along = {"encoder_out": 1, "encoder_states": 1}  # the dimension of the batch, 0 in the others
-        lists = {
-            name: [tensor.index_select(along.get(name, 0), new_order) for tensor in value]
-            for name, value in encoder_out.items()
-            if isinstance(value, list)
+        reordered = {
+            name: [tensor.index_select(along.get(name, 0), new_order) for tensor in tensors]
+            for name, tensors in encoder_out.items()
+            if name != SENTENCES
         }
-        return encoder_out | lists | {"rows": rows, "sentences": sentences}
+        return reordered | {SENTENCES: [sentences._replace(rows=rows)]}
 
 
 class Decoder(Stack):
@@ -264,7 +257,7 @@ class Decoder(Stack):
         shape = StackShape.from_config(cfg, "decoder")
         self.attends = "encoder_attn" in method.sublayers("decoder")
         self.assemble(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
-        self.need_attn = self.attends
+        self.need_attn, self.max_target_positions = self.attends, self.max_tokens
         self.output_projection = empty_linear(shape.dim, symbols, bias=False)
         if tied:
             self.output_projection.weight = embed_tokens.weight
@@ -339,8 +332,8 @@ class Decoder(Stack):
             return None
         if self.CACHE not in incremental_state:
             memory = EncoderOutput.by_sentence(encoder_out) if self.attends and encoder_out else None
-            incremental_state[self.CACHE] = DecoderCache(memory, len(tokens))
-        cache = incremental_state[self.CACHE]
+            incremental_state[self.CACHE] = {"cache": DecoderCache(memory, len(tokens))}
+        cache = incremental_state[self.CACHE]["cache"]
         if tokens.size(1) != cache.length + 1:
             raise ValueError(
                 f"incremental_state holds {cache.length} tokens of each row and prev_output_tokens {tokens.size(1)}: "
@@ -355,7 +348,7 @@ class Decoder(Stack):
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """Beam search's call after each step, by fairseq's name; row i goes on from row new_order[i], (rows,)."""
         if self.CACHE in incremental_state:
-            incremental_state[self.CACHE].reorder(new_order)
+            incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
