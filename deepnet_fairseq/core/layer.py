@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .attention import Attention
 from .methods import Method
 from .modules import ACTIVATIONS, Dropout, empty_linear
-from .slots import NORM_NAMES, Residual, Site, Weight
+from .slots import NORM_NAMES, PlainSum, Site, Weight
 
 if TYPE_CHECKING:
     from .cache import DecoderCache
@@ -92,7 +92,7 @@ class Layer(nn.Module):
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.bypass = method.bypass(self.sites["ffn"])
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
-        self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
+        self.residual = Slots({name: method.residual(site) or PlainSum() for name, site in self.sites.items()})
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
