@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from deepnet_fairseq.core.attention import Attention, attention_weights, to_add
+from deepnet_fairseq.core.attention import Attention, attention_weights
 from deepnet_fairseq.core.initialisation import draw_normal
-from deepnet_fairseq.core.modules import Dropout
+from deepnet_fairseq.core.modules import Dropout, to_add
 
 from .support.helpers import batch, small
 

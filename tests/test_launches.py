@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from deepnet_fairseq import register
-from deepnet_fairseq.core import attention, config, models
+from deepnet_fairseq.core import config, models
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import DecoderCache, EncoderOutput
 from deepnet_fairseq.core.methods import get_method
 from deepnet_fairseq.core.methods.branchnorm import RisingBranch
+from deepnet_fairseq.core.modules import to_add
 from deepnet_fairseq.core.slots import Multiply, Shift
 
 from .support.operations import Operations
@@ -29,7 +30,7 @@ def test_masks_need_no_copy(length):
     """Every row begins at a multiple of 8 numbers, as the memory-efficient kernel asks for."""
     look = torch.ones(3, 1, 1, length, dtype=torch.bool)
     look[1, ..., :2] = False
-    mask = attention.to_add(look, torch.float16)
+    mask = to_add(look, torch.float16)
     assert mask.shape == look.shape and mask.stride(-1) == 1 and not any(step % 8 for step in mask.stride()[:-1])
     assert torch.equal(mask == 0, look) and mask[1, 0, 0, 0] == torch.finfo(torch.float16).min
 
@@ -39,11 +40,11 @@ def test_masks_are_of_the_type_that_autocast_computes_in(dtype):
     """For it would copy them in each layer, and make -inf of float32's lowest number."""
     look = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
     with torch.autocast("cpu", dtype):
-        mask = attention.to_add(look, torch.float32)
-        exact = attention.to_add(look, torch.float64)
+        mask = to_add(look, torch.float32)
+        exact = to_add(look, torch.float64)
     assert mask.dtype == dtype and mask.isfinite().all() and mask.stride(0) == 8
     assert exact.dtype == torch.float64  # which autocast leaves alone
-    assert attention.to_add(look.to("meta"), torch.float32).dtype == torch.float32
+    assert to_add(look.to("meta"), torch.float32).dtype == torch.float32
 
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():

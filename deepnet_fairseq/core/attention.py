@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modules import Dropout, autocasts, empty_linear
+from .modules import Dropout, empty_linear, to_add
 
 if TYPE_CHECKING:
     from .cache import DecoderCache
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         elif source is None:
             keys, values = cache.extend(self, *self.keys_and_values(x))
         else:
-            keys, values = cache.of_source(self, source)
+            keys, values = cache.of_source(self, lambda: self.keys_and_values(source))
         q, keys, values = q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
         if alignment is not None:
             alignment.append(attention_weights(q, keys, mask))
@@ -108,19 +108,3 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         scores = scores + to_add(mask, scores.dtype)
     return scores.softmax(-1, dtype=torch.float32)
-
-
-def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a bool mask, True where a query may look, into numbers to add to scores; return other masks as they are.
-
-    The numbers have `dtype`, the scores' own, or autocast's. Masked places get the lowest number and not -inf, so that
-    a query that may look nowhere does not become NaN. Rows are stored a multiple of 8 numbers apart, as the GPU kernel
-    requires: it would copy any other mask in every layer.
-    """
-    if mask.dtype != torch.bool:
-        return mask
-    if autocasts(mask) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(mask.device.type)
-    *rows, length = mask.shape
-    numbers = torch.zeros(*rows, -(-length // 8) * 8, dtype=dtype, device=mask.device)[..., :length]
-    return numbers.masked_fill_(~mask, torch.finfo(dtype).min)

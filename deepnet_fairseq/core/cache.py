@@ -5,17 +5,15 @@ B sentences, k beams a sentence, S source tokens, h heads of d features, C width
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from .attention import to_add
-
-if TYPE_CHECKING:
-    from .attention import Attention
+from .modules import to_add
 
 SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
 STEPS = 8  # a cache that is full makes room for at least so many further steps
@@ -101,8 +99,8 @@ class DecoderCache:
         self.memory, self.beams = memory, memory.beams if memory else 1
         self.length, self.used, self.capacity = 0, 0, 0
         self.sentences = rows // self.beams
-        self.prefixes: dict[Attention, list[Tensor]] = {}
-        self.sources: dict[Attention, tuple[Tensor, ...]] = {}
+        self.prefixes: dict[nn.Module, list[Tensor]] = {}
+        self.sources: dict[nn.Module, tuple[Tensor, ...]] = {}
         self.past: Tensor | None = None
         self.places: Tensor | None = None
         self._sentence_at: Tensor | None = None  # the inverse of places, (P,), anything where a sentence has ended
@@ -124,7 +122,7 @@ class DecoderCache:
         """Return x (P, k, ..) of this step as rows of the batch, (B k, 1, ..)."""
         return (x if self.places is None else x.index_select(0, self.places)).flatten(0, 1).unsqueeze(1)
 
-    def extend(self, attention: Attention, keys: Tensor, values: Tensor) -> list[Tensor]:
+    def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
         newest, before = (keys, values), self.used - self.beams
         held = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
@@ -138,10 +136,10 @@ class DecoderCache:
         self.prefixes[attention] = held
         return [one[:, : self.used] for one in held]
 
-    def of_source(self, attention: Attention, source: Tensor) -> tuple[Tensor, ...]:
-        """Return keys and values of source (P, S, C'), (P, S, h, d) each, which are computed once."""
+    def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return keys and values of the source, (P, S, h, d) each, which `project` gives at the first step."""
         if attention not in self.sources:
-            self.sources[attention] = attention.keys_and_values(source)
+            self.sources[attention] = project()
         return self.sources[attention]
 
     def reorder(self, new_order: Tensor) -> None:

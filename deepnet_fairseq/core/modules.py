@@ -78,13 +78,20 @@ class Dropout(nn.Module):
             self.apply_during_inference = True
 
 
+class _Unfilled(nn.Linear):
+    def reset_parameters(self) -> None:
+        pass
+
+
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Make an nn.Linear whose values are undefined until initialisation.initialize or a checkpoint fills them.
 
-    A plain nn.Linear, so that quantisers and adapters know it.
+    Its class is nn.Linear itself, for quantisers look for exactly that. Drawing values twice would take half the time
+    in which a deep model is built, and use up random numbers.
     """
-    device = torch.get_default_device()
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=device)
+    module = _Unfilled(in_features, out_features, bias=bias)
+    module.__class__ = nn.Linear
+    return module
 
 
 def autocasts(x: Tensor) -> bool:
@@ -95,6 +102,22 @@ def autocasts(x: Tensor) -> bool:
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Turn off autocast on the device of x for a computation that half precision would ruin."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a bool mask, True where a query may look, into numbers to add to scores; return other masks as they are.
+
+    The numbers have `dtype`, the scores' own, or autocast's. Masked places get the lowest number and not -inf, so that
+    a query that may look nowhere does not become NaN. Rows are stored a multiple of 8 numbers apart, as the GPU kernel
+    requires: it would copy any other mask in every layer.
+    """
+    if mask.dtype != torch.bool:
+        return mask
+    if autocasts(mask) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(mask.device.type)
+    *rows, length = mask.shape
+    numbers = torch.zeros(*rows, -(-length // 8) * 8, dtype=dtype, device=mask.device)[..., :length]
+    return numbers.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:

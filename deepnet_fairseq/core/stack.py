@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import to_add
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
-from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules
+from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules, to_add
 from .pass_state import State, running
 from .recomputation import group_size, recomputed
 
