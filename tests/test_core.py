@@ -5,9 +5,11 @@ import re
 import pytest
 import torch
 
-from deepnet_fairseq.core import METHODS, beam_search, build
+from deepnet_fairseq.core import METHODS, Option, beam_search, build
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
+from deepnet_fairseq.core.models import blueprint, parameter_count
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.building import build as plugin_build
 
 from .support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
@@ -59,6 +61,43 @@ def test_what_it_builds_is_what_fairseq_builds(kind, method):
     alone.load_state_dict(inside.state_dict())
     assert list(alone.state_dict()) == list(inside.state_dict())
     assert torch.equal(scores(alone, *inputs(kind)), scores(inside, *inputs(kind)))
+
+
+MISTYPED = {
+    "encoder_layer": (MODEL_NAME, "did you mean encoder_layers?"),
+    "share_all_embedding": (MODEL_NAME, "did you mean share_all_embeddings?"),
+    "encoder_layers": (LM, "did you mean decoder_layers?"),
+    "post_ln_scale": (MODEL_NAME, "no such field"),
+    "zzz": (MODEL_NAME, "drop it"),
+}
+
+
+@pytest.mark.parametrize("maker", [build, blueprint, plugin_build])
+@pytest.mark.parametrize("field", MISTYPED)
+def test_a_mistyped_field_is_refused(field, maker):
+    arch, words = MISTYPED[field]
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        maker(arch, VOCAB, **{field: 2})
+    assert str(caught.value).startswith(f"{field}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("maker", [build, blueprint, plugin_build, parameter_count])
+def test_a_mistyped_architecture_is_refused(maker):
+    with pytest.raises(UserError, match="did you mean deepnet_transformer_tiny_18_18[?]") as caught:
+        maker("deepnet_transfomer_tiny_18_18", VOCAB)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_of_a_method_registered_later_is_a_field(monkeypatch):
+    """The config classes are older than it; its value arrives."""
+    seen = []
+    late = type("Late", (METHODS["post_ln"],), {"name": "late", "options": {"strength": Option(1.0, "how much")},
+                                                "check": lambda self: seen.append(self.strength)})  # fmt: skip
+    monkeypatch.setitem(METHODS, "late", late)
+    with pytest.raises(UserError, match="late_strenght.*did you mean late_strength[?]"):
+        build(MODEL_NAME, VOCAB, **sizes(MODEL_NAME, 1), method="late", late_strenght=2.0)
+    build(MODEL_NAME, VOCAB, **sizes(MODEL_NAME, 1), method="late", late_strength=2.0)
+    assert set(seen) == {2.0}
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -279,12 +279,13 @@ MODELS: dict[str, type[DeepModel]] = {
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
-    """A model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
+    """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
-    naming the flag, for fields that no model can be built from.
+    generator; the model is in training mode. UserError, with the nearest name, for an architecture or a field that
+    does not exist, and, naming the flag, for fields that no model can be built from.
     """
+    config.check_names(arch, fields)
     cfg = config.namespace(arch, **fields)
     return MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
 
@@ -312,10 +313,11 @@ def _size(arch: str, vocab: int, fields: frozenset) -> int:
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
+    """Count the parameters of an architecture with one embedding matrix of `vocab` rows.
 
-    KeyError for an architecture that is not in archs.PRESETS.
+    They are extrapolated from stacks of one and two layers. UserError for an architecture that does not exist.
     """
+    config.check_names(arch, ())
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]
     depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
     fields = preset | dict.fromkeys(depths, 1)
