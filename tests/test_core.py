@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from deepnet_fairseq.core import METHODS, Option, beam_search, build
-from deepnet_fairseq.core.archs import LM, MODEL_NAME
+from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
 from deepnet_fairseq.core.models import blueprint, parameter_count
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build as plugin_build
 
 from .support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
-from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes
+from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes, small
 from .test_decoding import generated, sources
 
 ALONE = """
@@ -126,6 +126,11 @@ def test_its_beam_search_ends_within_the_positions():
     for wrong in ({"beams": 0}, {"max_length": 0}):
         with pytest.raises(UserError, match="must be at least 1"):
             beam_search(model, sources(2), **wrong)
+
+
+def test_a_masked_language_model_is_not_searched():
+    with pytest.raises(UserError, match="deepnet_masked_lm has no decoder; give a translation or causal"):
+        beam_search(small(MASKED_LM), sources(2))
 
 
 @pytest.mark.parametrize("updates", [2, pytest.param(600, marks=pytest.mark.smoke)])

@@ -31,8 +31,11 @@ def beam_search(
 
     tokens (B, S): source sentences, padded on either side; for a language model what is to be continued, not padded.
     max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). UserError for beams or a length below 1.
+    have ended (fairseq's rule). UserError for beams or a length below 1, and for
+    a masked language model.
     """
+    if "decoder" not in model.stacks():
+        raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")
     for name, number in (("beams", beams), ("max_length", max_length)):
         if number < 1:
             raise UserError(f"{name}={number}: must be at least 1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,15 @@ from .stack import Decoder, Encoder, Padding, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
+Value = bool | int | float | str | None  # of a config field
+
+
+class Built(NamedTuple):
+    """What `build` was given."""
+
+    arch: str
+    vocab: int
+    fields: dict[str, Value]
 
 
 class DeepModel(nn.Module):
@@ -33,6 +42,7 @@ class DeepModel(nn.Module):
     """
 
     NAME: ClassVar[str]  # as fairseq knows the model
+    built_from: Built | None = None  # None if `build` has not made it; saving.save writes it
     encoder_class: ClassVar[type[Encoder]] = Encoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
@@ -278,7 +288,7 @@ MODELS: dict[str, type[DeepModel]] = {
 }
 
 
-def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
     """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
@@ -287,7 +297,9 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> Dee
     """
     config.check_names(arch, fields)
     cfg = config.namespace(arch, **fields)
-    return MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+    model = MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+    model.built_from = Built(arch, vocab, fields)
+    return model
 
 
 class _Unfilled(TorchFunctionMode):
@@ -301,7 +313,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
     """The model of `build` in shapes alone, on the device meta: for its modules and the sizes of its parameters."""
     with torch.device("meta"), _Unfilled():
         return build(arch, vocab, **fields)
