@@ -128,6 +128,32 @@ def test_its_beam_search_ends_within_the_positions():
             beam_search(model, sources(2), **wrong)
 
 
+def alike(found, expected):
+    """Check the hypotheses of two searches; batches of other sizes round otherwise."""
+    for ours, alone in zip(found, expected, strict=True):
+        assert [one.tokens.tolist() for one in ours] == [one.tokens.tolist() for one in alone]
+        assert [one.score for one in ours] == pytest.approx([one.score for one in alone], abs=1e-5)
+
+
+@pytest.mark.parametrize("padded_on", ["left", "right", "both"])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("fields", [{"method": "deepnorm"}, {"method": "pre_ln", "decoder_learned_pos": True}])
+def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_on):
+    """Among them an empty one, in any order, and the same one twice."""
+    model, width = awake(LM, **fields), 9
+    lengths = (4, 1, 7, 0, 4, 2)
+    prompts = [row[:length] for row, length in zip(batch(6, width, seed=3), lengths, strict=True)]
+    padded = torch.full((6, width), PAD)
+    for row, prompt in zip(padded, prompts, strict=True):
+        first = {"left": width - len(prompt), "right": 0, "both": 1}[padded_on]
+        row[first : first + len(prompt)] = prompt
+    expected = [beam_search(model, prompt[None], beams, 8)[0] for prompt in prompts]
+    assert len({tuple(found[0].tokens.tolist()) for found in expected}) > 3
+    alike(beam_search(model, padded, beams, 8), expected)
+    order = torch.tensor([5, 0, 3, 3, 1])
+    alike(beam_search(model, padded[order], beams, 8), [expected[i] for i in order])
+
+
 def test_a_masked_language_model_is_not_searched():
     with pytest.raises(UserError, match="deepnet_masked_lm has no decoder; give a translation or causal"):
         beam_search(small(MASKED_LM), sources(2))
