@@ -31,14 +31,11 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
         raise UserError(f"save {path}: not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
     for name, value in built.fields.items():
         if type(value) not in PLAIN:
-            raise UserError(
-                f"save {path}: {name} is a {type(value).__name__}; build the model with a plain number or text"
-            )
-    weights = model.state_dict()
-    if _shapes(model) != _shapes(blueprint(*built[:2], **built.fields)) or any(w.is_meta for w in weights.values()):
+            raise UserError(f"save {path}: {name} is a {type(value).__name__}; build it with a plain number or text")
+    if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
         raise UserError(f"save {path}: its modules have changed since build; save its state_dict() yourself")
     content = {"format": VERSION, "arch": built.arch, "vocab": built.vocab, "fields": dict(built.fields)}
-    files.save(content | {"model": weights}, path)
+    files.save(content | {"model": model.state_dict()}, path)
 
 
 def load(path: str | os.PathLike[str]) -> DeepModel:
