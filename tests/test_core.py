@@ -1,5 +1,7 @@
 """The core by itself: torch alone builds, trains and decodes; what it gives is what it gives inside fairseq."""
 
+import importlib.util
+import json
 import re
 
 import pytest
@@ -14,6 +16,10 @@ from deepnet_fairseq.plugin.building import build as plugin_build
 from .support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
 from .support.single_stacks import EVERY, awake, batch, inputs, scores, sizes, small
 from .test_decoding import generated, sources
+
+_spec = importlib.util.spec_from_file_location("torch_alone", ROOT / "results" / "torch_alone" / "run.py")
+torch_alone = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(torch_alone)
 
 ALONE = """
 import importlib, pkgutil, sys
@@ -159,13 +165,32 @@ def test_a_masked_language_model_is_not_searched():
         beam_search(small(MASKED_LM), sources(2))
 
 
-@pytest.mark.parametrize("updates", [2, pytest.param(600, marks=pytest.mark.smoke)])
+@pytest.mark.parametrize("updates", [2, 600])
 def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
-    """As printed, but for the number of updates; after all of them it has learnt to reverse."""
-    (lines,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 15
+    """As printed, but for the number of updates; after all of them the layers have learnt to reverse."""
     torch.manual_seed(0)
+    lines = torch_alone.example()
+    assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 24
     exec(lines.replace("range(600)", f"range({updates})"), {})
-    source, found = (re.findall(r"\d+", part) for part in capsys.readouterr().out.split("tensor")[1:])
-    right = sum(ours == theirs for ours, theirs in zip(found, source[::-1], strict=False))
-    assert updates == 2 or right >= 3  # all six with the kernels at hand; by chance not one in a hundred times
+    *losses, first, second, third = capsys.readouterr().out.splitlines()
+    assert len(losses) == updates // 100 and all(re.match(r"update \d00: loss \d\.\d{3}$", line) for line in losses)
+    pairs = [[json.loads(part) for part in line.split(" reversed: ")] for line in (first, second, third)]
+    assert all(len(source) == 6 for source, _ in pairs)
+    assert updates == 2 or (float(losses[-1].split()[-1]) < 0.1 and all(found == one[::-1] for one, found in pairs))
+
+
+def learns(record: dict) -> bool:
+    return record["right"] == record["of"] == 32 and record["final_loss"] < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_lines_in_the_readme_learn_on_every_seed(seed):
+    assert learns(torch_alone.run(seed))
+
+
+def test_the_record_beside_those_lines_is_of_five_seeds_that_learn():
+    lines = (ROOT / "results" / "torch_alone" / "records.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [one["seed"] for one in records] == list(range(5)) and all(map(learns, records))
+    assert max(one["cpu_seconds"] for one in records) <= 75
