@@ -134,6 +134,26 @@ def test_its_beam_search_ends_within_the_positions():
             beam_search(model, sources(2), **wrong)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_prompt_longer_than_the_positions_is_refused(learned):
+    """EOS stands in front of it: of 6 positions 5 are left."""
+    model = small(LM, decoder_learned_pos=learned, max_target_positions=6)
+    prompts = batch(2, 8, seed=1)[1:, :6]
+    assert [len(one.tokens) for one in beam_search(model, prompts[:, :5], 1)[0]] == [0]
+    with pytest.raises(UserError, match="a prompt of 6 tokens: EOS and it must fit into 6 positions"):
+        beam_search(model, prompts, 1)
+
+
+def test_several_tokens_at_once_are_refused_by_a_cache():
+    model, tokens, state = small(LM), batch(2, 8, seed=1)[1:], {}
+    for first in (3, 2):
+        with pytest.raises(ValueError, match=f"prev_output_tokens {first}: give the whole prefix, one token longer"):
+            model(tokens[:, :first], incremental_state=state)
+    model(tokens[:, :1], incremental_state=state)
+    with pytest.raises(ValueError, match="holds 1 tokens of each row and prev_output_tokens 4"):
+        model(tokens[:, :4], incremental_state=state)
+
+
 def alike(found, expected):
     """Check the hypotheses of two searches; batches of other sizes round otherwise."""
     for ours, alone in zip(found, expected, strict=True):

@@ -32,7 +32,8 @@ def beam_search(
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side.
     Prompts of one length are searched together, so that no prompt depends on the others or on its padding.
     max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). UserError for beams or a length below 1, and for a masked language model.
+    have ended (fairseq's rule). UserError for beams or a length below 1, for a prompt longer than the decoder has
+    positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
         raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")
@@ -100,6 +101,9 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
     if "encoder" in model.stacks():
         return model.encoder.reorder_encoder_out(model.encoder(tokens), rows), state, start
     prefix = torch.cat([start, tokens[rows]], 1)
+    places = model.decoder.max_positions()
+    if prefix.size(1) > places:
+        raise UserError(f"a prompt of {tokens.size(1)} tokens: EOS and it must fit into {places} positions; shorten it")
     for length in range(1, prefix.size(1)):
         model.decoder(prefix[:, :length], incremental_state=state)
     return None, state, prefix
