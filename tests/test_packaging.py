@@ -27,11 +27,12 @@ from .support.helpers import ROOT, assert_refused, run_cold
 PLAN = "plan --arch deepnet_transformer_tiny_6_6"
 WAY = "pip install --no-build-isolation fairseq-fixed (docs/install.md)"
 ALONE = """import torch
-from deepnet_fairseq.core import EOS, build, beam_search
+from deepnet_fairseq.core import EOS, beam_search, build, load, save
 model = build("deepnet_transformer_tiny_6_6", vocab=30, method="deepnorm", dropout=0.0, share_all_embeddings=True)
 tokens = torch.randint(4, 30, (2, 6))
 model(tokens, None, tokens)[0].sum().backward()
-print(len(beam_search(model, tokens)))"""
+save(model, "model.pt")
+print(len(beam_search(load("model.pt"), tokens)))"""
 
 
 def test_version_is_the_packages(capsys):

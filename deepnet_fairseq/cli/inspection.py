@@ -63,7 +63,7 @@ def report_init(args) -> None:
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
-        raise UserError(f"--arch {args.arch}: no such architecture; `deepnet archs` lists them")
+        raise UserError(archs.unknown(f"--arch {args.arch}"))
     for name in set(depth) - {f"{stack}_layers" for stack in archs.STACKS[archs.MODELS[args.arch]]}:
         raise UserError(f"--{name.replace('_', '-')}: {args.arch} has no such stack; drop it")
     fields = depth | ({"method": args.method} if args.method else {}) | {"init_profile": args.init_profile}
