@@ -240,7 +240,7 @@ def test_models_of_every_kind(stacks, tmp_path):
 
 
 def test_several_runs_of_one_method(tmp_path):
-    """Told apart by their folders; an ablation lacks a part, or has its factors behind W_out; tables have twelve layers."""
+    """Told apart by their folders; an ablation may lack a part, or have its factors behind W_out."""
     folders = [
         model(tmp_path, "full", "normformer", scales({0: 0.1}, 100), layers=100),
         model(tmp_path, "no-ffn-norm", "normformer", scales({0: 0.2}, places=PLACES[1:])),
