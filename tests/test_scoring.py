@@ -151,6 +151,10 @@ def test_what_cannot_be_scored(tmp_path):
         score(path, bin, paper="tokenised")
     with pytest.raises(UserError, match=r"neither generated\.txt nor"):
         score(tmp_path)
+    with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
+        score(path, bin, paper="perplexity")
+    with pytest.raises(UserError, match="no such file"):
+        score(tmp_path / "absent.txt")
 
 
 def test_command(tmp_path, capsys):
@@ -225,9 +229,10 @@ def test_words_of_m2ms_protocol(language, tmp_path):
 
 
 def test_a_language_whose_library_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pythainlp", None)
-    with pytest.raises(UserError, match=r"th needs a library; pip install 'deepnet_fairseq\[m2m\]'$"):
-        score(write_generated(tmp_path / "en-th.txt", ["a"], ["a"]), paper="m2m")
+    for language, module in LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(UserError, match=rf"{language} needs a library; pip install 'deepnet_fairseq\[m2m\]'$"):
+            tokeniser(language)
     with pytest.raises(UserError, match=r"o\.txt: which languages\?"):
         score(write_generated(tmp_path / "o.txt", ["a"], ["a"]), paper="m2m")
 

@@ -8,7 +8,6 @@ import pytest
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.slots import Site
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.probe_record import read_record
 from deepnet_fairseq.study.named_figures import redraw
 from deepnet_fairseq.study.runs import runs_of
@@ -41,19 +40,13 @@ def test_what_is_wrong_with_them(depths, stack, beta, wrong):
     assert len(wrong) == 3
     for name, method in ((name, kind(*depths)) for name, kind in wrong.items()):
         gain = 1 / beta if "inverted_gain" in name else beta
-        for role in ("v", "out", "fc1", "fc2"):
-            assert method.gain(Site(stack, 1, "ffn", 64, 2), role) == pytest.approx(gain), name
+        site = Site(stack, 1, "ffn", 64, 2)
+        gains = [method.gain(site, role) for role in ("v", "out", "fc1", "fc2")]
+        assert gains == pytest.approx([gain] * 4), name
         assert method.gain(Site(stack, 1, "self_attn", 64, 2), "q") == 1
         right = METHODS["deepnorm"](*depths).coefficients(stack)["alpha"]
-        alpha = 2.828427 if "fixed_alpha" in name else right
-        assert method.constants(stack)["alpha"] == method.residual(Site(stack, 1, "ffn", 64, 2)).alpha
-        assert method.constants(stack)["alpha"] == pytest.approx(alpha)
-
-
-def test_ratio_of_the_published_mistake(wrong):
-    site = Site("decoder", 1, "ffn", 64, 2)
-    inverted, right = (kind(0, 24).gain(site, "fc1") for kind in (wrong["deepnorm_inverted_gain"], METHODS["deepnorm"]))
-    assert inverted / right == pytest.approx(13.86, abs=0.005)
+        assert method.constants(stack)["alpha"] == method.residual(site).alpha
+        assert method.residual(site).alpha == pytest.approx(2.828427 if "fixed_alpha" in name else right)
 
 
 def test_a_stranger_trains_by_a_user_dir_of_its_own(data, tmp_path):
@@ -62,8 +55,6 @@ def test_a_stranger_trains_by_a_user_dir_of_its_own(data, tmp_path):
     said = run("fairseq-train", data, *TRAIN_FLAGS, *depth, *flags, "--no-save", "--save-dir", tmp_path).stdout
     assert '"num_updates": "2"' in said
     assert read_record(tmp_path / "probes.jsonl").updates()
-    refused = run("fairseq-train", data, *TRAIN_FLAGS, *depth, *flags[2:], "--save-dir", tmp_path, check=False)
-    assert refused.returncode and "--method deepnorm_inverted_gain: unknown" in refused.stdout
 
 
 @needs_venv
@@ -129,9 +120,6 @@ def test_medians_and_ranges_over_seeds(tmp_path):
     ]
     assert "3.50 [2.50 to 4.50]" in redraw(tmp_path, "inverted_gain", tmp_path)
     assert (tmp_path / "inverted_gain.png").stat().st_size > 5000
-    write(tmp_path, "inverted_gain/d", 7.5, [1.0] * 4, variant="upside down")
-    with pytest.raises(UserError, match=r"d.run\.json: variant 'upside down': must be one of"):
-        redraw(tmp_path, "inverted_gain", tmp_path)
 
 
 def test_a_row_a_method(tmp_path):
