@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from deepnet_fairseq.cli import main as deepnet
-from deepnet_fairseq.study.logs import short
 from deepnet_fairseq.study.runs import read_records
 from scripts.records import main, relative
 
@@ -68,9 +67,8 @@ def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
     assert commands == {"fairseq-train data/bin --arch x --tensorboard-logdir .../logs"}
     page = printed(capsys, finished, "--table", "1")
     assert printed(capsys, recorded, "--table", "1") == re.sub(r"\(table1/\S+/train.log\)", "(table1.jsonl)", page)
-    rows = {row["run"]: row for row in grid(page, "Runs")}
-    assert rows["worse"]["p against pre\\_ln"] == r"\<0.001" and rows["worse"]["cost"] == "24 GPU-hours"
-    assert rows["gone"]["state"] == "diverged at update 150"
+    (p,) = (row["p against pre\\_ln"] for row in grid(page, "Runs") if row["run"] == "worse")
+    assert p == r"\<0.001"
 
 
 def test_nothing_heavy_and_no_path_is_kept(recorded):
@@ -84,9 +82,6 @@ def test_recording_again_replaces_and_keeps_the_others(runs, tmp_path, capsys):
     shutil.copytree(runs, copy)
     main(["keep", str(copy), str(dest)])
     file = dest / "table1.jsonl"
-    first = file.read_bytes()
-    main(["keep", str(copy), str(dest)])
-    assert file.read_bytes() == first
     (copy / "table1" / "worse" / "score.json").unlink()
     shutil.rmtree(copy / "table1" / "gone")
     main(["keep", str(copy), str(dest)])
@@ -115,15 +110,6 @@ def test_records_of_one_experiment_in_a_file(runs, tmp_path):
 )
 def test_places(text, said):
     assert relative(text, Path("/home/me/runs")) == said
-
-
-def test_log_keeps_what_is_read_and_no_probes(tmp_path):
-    row = '2026-11-21 10:00:02 | INFO | train_inner | {"loss": "9", "num_updates": "1", "wall": "2", "probe/x": "1"}'
-    text = f"{LISTING}{PARAMETERS}{row}\n2026-11-21 10:00:03 | INFO | other | words\nerror: diverged at update 1\n"
-    (tmp_path / "train.log").write_text(text)
-    rows = [{"num_updates": "1", "loss": "9", "wall": "2"}]
-    kept = {"parameters": 61_000_000, "attempts": [], "diverged": True, "train_inner": rows, "valid": []}
-    assert short(tmp_path / "train.log") == kept
 
 
 @pytest.mark.parametrize(

