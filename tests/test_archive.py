@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shutil
 import stat
 import tarfile
 import tracemalloc
 import zipfile
-from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -21,8 +19,7 @@ import numpy as np
 import pytest
 
 from deepnet_fairseq.data.archive import stream_lines, unpack
-from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
-from deepnet_fairseq.data.recipes import RECIPES, Options
+from deepnet_fairseq.data.miniature import archive
 from deepnet_fairseq.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
@@ -208,17 +205,3 @@ def test_markup():
             assert len(list(root.iter("seg"))) == (60 if "de-en/" in name else 200) and "&amp;" in text
     web = texts(WMT.format("training-parallel-commoncrawl"))["commoncrawl.de-en.de"]
     assert len(web.splitlines()) > len(lines(web))  # such a reader would come out of step
-
-
-def test_every_file_of_every_recipe_has_a_miniature(tmp_path):
-    """Of the same bytes each time; what is there already is left alone."""
-    options = Options(tmp_path, tmp_path, fetch=write)
-    for recipe in RECIPES.values():
-        for file in recipe.files(options):
-            assert [pattern for pattern in ARCHIVES if re.search(pattern, file.urls[0])], file
-    (file,) = RECIPES["opus100"].files(replace(options, pairs=("an-en",)))
-    path = write([file], tmp_path)[file.name]
-    assert path.read_bytes() == archive(file.urls[0])
-    path.write_bytes(b"mine")
-    write([file], tmp_path)
-    assert path.read_bytes() == b"mine"
