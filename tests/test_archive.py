@@ -1,7 +1,4 @@
-"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member.
-
-And the miniatures of published archives, in whose formats they are.
-"""
+"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member."""
 
 from __future__ import annotations
 
@@ -13,13 +10,11 @@ import tarfile
 import tracemalloc
 import zipfile
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from deepnet_fairseq.data.archive import stream_lines, unpack
-from deepnet_fairseq.data.miniature import archive
 from deepnet_fairseq.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
@@ -175,33 +170,3 @@ def test_lines_stream(tmp_path):
     assert next(lines) == "a line of text, some"
     with pytest.raises(UserError, match="cannot be unpacked"):
         list(lines)
-
-
-# miniatures: counts that recipes come to, too, are in the tests of the recipes
-
-FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
-WMT = "http://www.statmt.org/wmt13/{}.tgz"
-TAGS = ("url", "keywords", "talkid", "title", "description")
-
-
-def texts(url: str) -> dict[str, str]:
-    with tarfile.open(fileobj=io.BytesIO(archive(url))) as tar:
-        return {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
-
-
-def lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n")
-
-
-def test_markup():
-    """What parsers of XML take, with entities; some text of the web has lines within lines."""
-    found = texts(FAIRSEQ)
-    for side in (lines(found[f"de-en/train.tags.de-en.{lang}"]) for lang in ("de", "en")):
-        whole = {tag: sum(line.startswith(f"<{tag}>") and line.endswith(f"</{tag}>") for line in side) for tag in TAGS}
-        assert whole == dict.fromkeys(TAGS, 120)
-    for name, text in (found | texts(WMT.format("test-full"))).items():
-        if name.endswith((".xml", ".sgm")):
-            root = ElementTree.fromstring(text.encode())
-            assert len(list(root.iter("seg"))) == (60 if "de-en/" in name else 200) and "&amp;" in text
-    web = texts(WMT.format("training-parallel-commoncrawl"))["commoncrawl.de-en.de"]
-    assert len(web.splitlines()) > len(lines(web))  # such a reader would come out of step

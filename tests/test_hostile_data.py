@@ -6,7 +6,6 @@ No code of a checkpoint is run.
 import os
 import pickle
 import shutil
-import zipfile
 
 import numpy
 import pytest
@@ -82,23 +81,12 @@ def a_bit(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def with_pickle(content: bytes):
-    """The archive with other objects."""
-
-    def write(path, sound) -> None:
-        with zipfile.ZipFile(sound) as old, zipfile.ZipFile(path, "w") as new:
-            for info in old.infolist():
-                new.writestr(info, content if info.filename.endswith("/data.pkl") else old.read(info))
-
-    return write
-
-
 WRONG = {
     "empty": (rewritten(lambda data: b""), DAMAGED),
     "cut": (rewritten(lambda data: data[: len(data) // 2]), DAMAGED),
     "bit of a weight": (rewritten(a_bit), DAMAGED),
-    "pickle of a dict": (with_pickle(b"\x80\x02}."), "it lacks 'best_loss'"),
-    "string of 2**60 bytes": (with_pickle(b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"x."), DAMAGED),
+    "a folder": (lambda path, sound: path.mkdir(), "is no ordinary file"),
+    "no model": (changed(lambda s: {name: s[name] for name in s if name != "model"}), OTHER),
     "os.system": (holding(extra_state=TOUCH), f"{CODE} posix.system"),
     "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), f"{CODE} torch.serialization.load"),
     "array of objects": (holding(extra_state=numpy.array([TOUCH])), f"{CODE} numpy.dtypes.ObjectDType"),
@@ -127,7 +115,7 @@ def test_opening(case, sound, tmp_path):
 
 
 def test_commands(sound, tmp_path):
-    """Of `deepnet`; those of fairseq are in test_bad_input.py. What was there stays as it was."""
+    """Commands of `deepnet` refuse it, as test_bad_input.py shows of fairseq's; what was there stays as it was."""
     path, out = tmp_path / "wrong.pt", tmp_path / "out"
     out.write_bytes(b"what was there")
     for write, says in (WRONG["os.system"], (section("model", _name="lstm", arch="lstm"), "holds a lstm")):
@@ -138,15 +126,6 @@ def test_commands(sound, tmp_path):
                 main([*map(str, words), "--out", str(out)])
             check_line(caught.value, str(path), says)
             assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
-def test_no_file(make, tmp_path):
-    path = tmp_path / "wrong.pt"
-    make(path)
-    with pytest.raises(SystemExit) as caught:
-        main(["export", str(path), "--to", "transformer", "--out", str(tmp_path / "out")])
-    check_line(caught.value, str(path), "is no ordinary file")
 
 
 def test_training_that_cannot_go_on(data, sound, tmp_path):

@@ -12,9 +12,9 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 
 PUBLISHED = {  # facts that the plans state, beside their files and counts
     "iwslt14_de_en": (
-        "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a",
-        "1 to 175 words", "10,000 BPE merges", "one training pair in 23", "lower-case", "train: 160,239",
-        "valid: 7,283", "test: 6,750",
+        "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
+        "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a", "1 to 175 words", "10,000 BPE merges",
+        "one training pair in 23", "lower-case", "train: 160,239", "valid: 7,283", "test: 6,750",
     ),
     "opus100": (
         "https://object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-de-en-v1.0.tar.gz",
@@ -24,39 +24,23 @@ PUBLISHED = {  # facts that the plans state, beside their files and counts
 }  # fmt: skip
 
 
-@pytest.fixture
-def asked(tmp_path):
-    """Return the options and flags with which a recipe plans de-en: every recipe needs other ones."""
-    text = tmp_path / "text"
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_plan_names_files_and_counts_and_makes_nothing(name, tmp_path, capsys):
+    """Every file that it names has a miniature."""
+    recipe, dest, text = RECIPES[name], tmp_path / "dest", tmp_path / "text"
     (text / "de-en").mkdir(parents=True)
     for lang in ("de", "en"):
-        (text / "de-en" / f"train.{lang}").write_text("ja\n")
-
-    def asked(recipe):
-        chosen = {"pairs": ("de-en",)} if "pairs" in recipe.takes else {}
-        chosen |= {"text": text} if recipe.name == "multilingual" else {}
-        flags = [word for name in chosen for word in {"pairs": ("--pairs", "de-en"), "text": ("--from", str(text))}[name]]
-        return Options(tmp_path / "dest", tmp_path, **chosen), flags
-
-    return asked
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_plan_names_files_and_counts_and_makes_nothing(name, asked, tmp_path, capsys):
-    options, flags = asked(RECIPES[name])
-    main(["prepare", name, str(options.dest), "--plan", *flags])
-    plan, files = capsys.readouterr().out, RECIPES[name].files(options)
+        (text / "de-en" / f"train.{lang}").touch()
+    pairs = ("--pairs", "de-en") if "pairs" in recipe.takes else ()
+    own = ("--from", str(text)) if name == "multilingual" else ()
+    main(["prepare", name, str(dest), "--plan", *pairs, *own])
+    plan = capsys.readouterr().out
+    files = recipe.files(Options(dest, dest, pairs=pairs[1:] or None, text=text if own else None))
     facts = [fact for file in files for fact in (*file.urls, file.checksum or "no checksum known")]
-    facts += [f"{what}: {count:,}" for what, count in RECIPES[name].expected.items()]
+    facts += [f"{what}: {count:,}" for what, count in recipe.expected.items()]
     assert [fact for fact in (*facts, *PUBLISHED.get(name, ())) if fact not in plan] == []
-    assert bool(files) == ("files:" in plan) == (name != "multilingual")
-    assert not options.dest.exists()
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_file_has_a_miniature(name, asked):
-    for file in RECIPES[name].files(asked(RECIPES[name])[0]):
-        assert any(re.search(pattern, file.urls[0]) for pattern in ARCHIVES), file
+    assert all(any(re.search(pattern, file.urls[0]) for pattern in ARCHIVES) for file in files)
+    assert bool(files) == (not own) and not dest.exists()
 
 
 def test_a_miniature_has_the_same_bytes_each_time_and_leaves_alone_what_is_there(tmp_path):
