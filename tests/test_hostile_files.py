@@ -76,11 +76,13 @@ def test_own_formats(name, tmp_path):
         check_line(caught.value, str(path), "not a " if name == "profile.json" else "")
 
 
+OTHERS = as_json(PROFILE, omega={"encoder.7.ffn": 1.5})
+
+
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.write_bytes(as_json(PROFILE, omega={"encoder.7.ffn": 1.5})), str]
+    "make", [os.mkfifo, str, lambda path: path.write_bytes(OTHERS)], ids=["pipe", "none", "others"]
 )
 def test_training_with_a_profile(make, data, tmp_path):
-    """A pipe, one of other branches, none."""
     path = tmp_path / "profile.json"
     make(path)
     admin = ("--method", "admin", "--admin-profile", path, "--save-dir", tmp_path / "save")

@@ -25,35 +25,15 @@ OF_CLASSES = {
 }
 
 
-def line_of(capsys, folder, *flags, parser=options.get_training_parser) -> str:
-    """What fairseq-train says as it ends; nothing but the command line has been looked at."""
-    with pytest.raises(SystemExit) as ended:
-        options.parse_args_and_arch(parser(), [str(folder), *flags])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0 and len(said) < 400
-    return said
-
-
 @pytest.mark.parametrize("mistake", OF_TEXT | OF_CLASSES)
 def test_flags(mistake, data, capsys):
-    flags, *named = (OF_TEXT | OF_CLASSES)[mistake]
-    said = line_of(capsys, data / ("text" if mistake in OF_TEXT else "classes"), *flags)
+    """fairseq-train says one line as it ends, and nothing but the command line has been looked at."""
+    (flags, *named), folder = (OF_TEXT | OF_CLASSES)[mistake], "text" if mistake in OF_TEXT else "classes"
+    with pytest.raises(SystemExit) as ended:
+        options.parse_args_and_arch(options.get_training_parser(), [str(data / folder), *flags])
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and "\n" not in said and len(said) < 400
     assert all(word in said for word in named), said
-
-
-def test_flags_of_a_validation(data, capsys):
-    said = line_of(capsys, data / "classes", parser=options.get_validation_parser)
-    assert "--task" in said and "checkpoint" in said
-
-
-def test_what_fits_is_not_refused(data):
-    fitting = [(*LM, "--criterion", loss) for loss in ("cross_entropy", "label_smoothed_cross_entropy")]
-    fitting += [MASKED, (*MASKED, "--criterion", "cross_entropy")]
-    for flags in fitting:
-        options.parse_args_and_arch(options.get_training_parser(), [str(data / "text"), *flags])
-    words = [str(data / "classes"), *CLASSES, "--num-classes", "1", "--regression-target"]
-    options.parse_args_and_arch(options.get_training_parser(), words)
 
 
 def task_of(folder, *flags):

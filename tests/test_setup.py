@@ -148,15 +148,6 @@ def test_interrupted_it_goes_on(clone, step, kill):
 
 
 @pytest.mark.slow
-def test_two_at_a_time(clone):
-    first, second = clone.hangs("fairseq-fixed"), clone.start()
-    assert second.stdout.readline() == "setup: another set-up is at work here; waiting for it\n"
-    os.killpg(first.pid, signal.SIGKILL)
-    second.communicate(timeout=30)
-    assert (first.wait(), second.returncode, clone.complete) == (-signal.SIGKILL, 0, True)
-
-
-@pytest.mark.slow
 def test_steps_that_fail(clone):
     """An index that does not answer is named; of anything else the end of the log is shown."""
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
