@@ -68,15 +68,15 @@ def refused(path, room, match):
 
 def test_what_is_wanted(tmp_path, room):
     """What is not wanted may even be bad; a ./ before names does not count, nor do rights."""
-    odd = (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
-    path = make(tmp_path / "x.tgz", *FILES.items(), *odd)
+    path = make(
+        tmp_path / "x.tgz", *FILES.items(), (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
+    )
     unpack(path, room / "made" / "dest", everything)
     assert content(room / "made" / "dest") == FILES | {"do": b"#!"}
     assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) & 0o7111 == 0
-    bad = info("l", tarfile.SYMTYPE, "/etc")
-    path, seen = make(tmp_path / "x.tgz", *FILES.items(), (bad, b""), ("/etc/passwd", b"root")), []
-    unpack(path, room / "one", lambda name: seen.append(name) or name.endswith(".de"))
-    assert content(room / "one") == {"a/train.de": FILES["a/train.de"]} and "a/b/c" in seen
+    path = make(tmp_path / "x.tgz", *FILES.items(), (info("l", tarfile.SYMTYPE, "/etc"), b""), ("/etc/passwd", b"root"))
+    unpack(path, room / "one", lambda name: name.endswith(".de"))
+    assert content(room / "one") == {"a/train.de": FILES["a/train.de"]}
     with pytest.raises(UserError, match="holds none of the files wanted"):
         unpack(path, room / "none", lambda name: name == "other")
     assert sorted(path.name for path in room.iterdir()) == ["made", "one"]

@@ -3,29 +3,23 @@
 import subprocess
 
 import pytest
-import torch
 from fairseq import options
 
 from .conftest import TRAIN_FLAGS
-from .support.broken import Call
 from .support.helpers import USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--method", "deepnrom"): None,
     ("--encoder-layers", "0"): None,
-    ("--decoder-layers", "-3"): None,
     ("--encoder-attention-heads", "7"): None,
     ("--encoder-embed-dim", "2"): None,
     ("--encoder-normalize-before",): None,
-    ("--decoder-normalize-before", "--method", "post_ln"): "--decoder-normalize-before",
     ("--init-profile", "fairseq_head"): None,
     ("--dropout", "1.5"): None,
     ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
     ("--encoder-leyers", "3"): "--encoder-leyers",
     ("--restore-file", "nowhere.pt"): None,
-    ("--finetune-from-model", "nowhere.pt"): None,
-    ("--warmup-updates", "0"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
@@ -83,18 +77,6 @@ def test_checkpoint_of_another_model(data, trained, tmp_path):
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
     assert_one_line(done, str(path), "100 encoder layers")
     assert not list((tmp_path / "save").glob("*.pt"))
-
-
-def test_no_checkpoint(data, tmp_path):
-    """Missing, and one that would run code; more are in test_hostile_data.py."""
-    missing, code = (tmp_path / f"{name}.pt" for name in ("missing", "code"))
-    torch.save({"model": {}, "args": Call(open, str(tmp_path / "PROOF"), "w")}, code)
-    generate = ("fairseq-generate", data, "--user-dir", USER_DIR, "--cpu", "--task", "translation", "--path")
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", tmp_path / "save", "--restore-file")
-    for path, words in ((missing, "no such file or folder"), (code, "refused, it asks to load io.open")):
-        for program in (generate, train):
-            assert_one_line(run(*program, path, check=False), str(path), words)
-    assert not (tmp_path / "PROOF").exists()
 
 
 def test_deepnet_command():

@@ -198,42 +198,30 @@ def test_an_epoch_reads_a_shard_and_a_small_pair_every_time(sharded):
     assert len(seen[0]["main:de-en"] + seen[1]["main:de-en"]) == SIZES["de-en"]
 
 
-@pytest.mark.smoke
-def test_training_and_translation_in_two_directions(prepared, tmp_path):
-    folder = prepared / "bin"
-    task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folder / "langs.txt", "--encoder-langtok", "tgt",
-            "--lang-pairs", ",".join(lines(folder / "pairs.txt")))  # fmt: skip
-    sampling = ("--sampling-method", "temperature", "--sampling-temperature", "5")
-    run("fairseq-train", folder, *TRAIN_FLAGS, *NARROW, *task, *sampling, "--max-update", "3", "--save-dir", tmp_path)
-    flags = (folder, "--user-dir", TRAIN_FLAGS[1], "--path", tmp_path / "checkpoint_last.pt", *task, "--gen-subset",
-             "test", "--remove-bpe", "sentencepiece", "--cpu", "--max-len-b", "5", "--beam", "2")  # fmt: skip
-    run("deepnet", "generate", *flags, "--directions", "en-de,en-fr", "--out", tmp_path / "all")
-    for source, target in (("en", "de"), ("en", "fr")):
-        out = run("fairseq-generate", *flags, "-s", source, "-t", target).stdout
-        found = (tmp_path / "all" / f"{source}-{target}.txt").read_text(encoding="utf-8").splitlines()
-        assert [line for line in out.splitlines() if line in found] == found  # fairseq may log in between
-        asked = dict(re.findall(r"^S-(\d+)\t(.*)$", out, re.MULTILINE))
-        assert len(asked) == HELD_OUT and all(line.startswith(f"__{target}__ ") for line in asked.values())
-
-
-def test_a_sentence_longer_than_any_in_training_is_translated(text, prepared, tmp_path):
+def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):
     """1,500 pieces by the script's command: a line for each sentence, none dropped; the user's flags come behind."""
     shutil.copytree(text, tmp_path / "text")
     for lang in ("de", "en"):
         with open(tmp_path / "text" / "de-en" / f"test.{lang}", "a") as file:
             print(*[lang] * 750, file=file)
-    folder = prepare(tmp_path / "text", tmp_path / "long", "--spm", str(prepared / "spm.model")) / "bin"
+    folder, out = prepare(tmp_path / "text", tmp_path / "long", "--spm", str(prepared / "spm.model")) / "bin", tmp_path
     chosen = {"DEPTHS": 12, "PRECISION": "fp32", "GENERATE": "--max-len-b 4 --beam 1"}
     found = dry_run("opus100", DATA=folder, OUT=tmp_path, **chosen)
     (words,) = [words for words in found if words[:2] == ["deepnet", "generate"]]
     task = [folder, *TRAIN_FLAGS, *NARROW, *words[words.index("--task") : words.index("--directions")]]
-    run("fairseq-train", *task, "--max-update", "1", "--save-dir", tmp_path)
-    words += ["--path", str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "generated")]
-    main([*words[1:], "--directions", "de-en"])
-    printed = (tmp_path / "generated" / "de-en.txt").read_text()
-    source, said = (dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", printed, re.M)) for tag in "SD")
+    run("fairseq-train", *task, "--max-update", "1", "--save-dir", out)
+    words += ["--user-dir", USER_DIR, "--path", str(out / "checkpoint_last.pt")]
+    main([*words[1:], "--directions", "de-en,en-fr", "--out", str(out)])
+    source, said = (dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", (out / "de-en.txt").read_text(), re.M)) for tag in "SD")
     assert len(source) == len(said) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
-    assert score(tmp_path / "generated", folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
+    assert score(out, folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
+    ours = {"--directions", "--out"}
+    words = [word for word, before in zip(words[2:], words[1:], strict=False) if not ours & {word, before}]
+    printed = run("fairseq-generate", *words, "-s", "en", "-t", "fr").stdout.splitlines()
+    found = (out / "en-fr.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in printed if line in found] == found  # fairseq may log in between
+    asked = [line for line in found if line.startswith("S-")]
+    assert len(asked) == HELD_OUT and all("\t__fr__ " in line for line in asked)
 
 
 def test_the_task_under_hydra(prepared, tmp_path):
