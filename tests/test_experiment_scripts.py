@@ -230,16 +230,16 @@ def test_wrong_settings(name, setting, value):
     assert done.returncode == 1 and WRONG[name, setting, value] in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    "name, setting, updates",
-    [
-        ("table1_wmt17", {}, None),
-        ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
-        ("table1_wmt17", {"SMOKE": 1}, "200"),
-        ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),
-        ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing
-    ],
-)
+STOPPED = [  # script, settings, updates after which a training that learns nothing is ended
+    ("table1_wmt17", {}, None),
+    ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
+    ("table1_wmt17", {"SMOKE": 1}, "200"),
+    ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),
+    ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing
+]
+
+
+@pytest.mark.parametrize("name, setting, updates", STOPPED)
 def test_hopeless_trainings_are_ended_if_asked_for(name, setting, updates, tmp_path):
     found = [values(words) for words in trainings(name, OUT=tmp_path, DATA=tmp_path, **setting)]
     assert found and {flags.get("--stop-stuck") for flags in found} == {updates}

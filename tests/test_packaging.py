@@ -156,12 +156,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 
 @pytest.mark.smoke
 def test_wheel_and_fairseq_train(wheel, tmp_path):
-    """No file of the repository is needed: `deepnet quickstart`, and fairseq-train with `deepnet path`.
-
-    The environment lies in somebody's project, whose commit is none of ours.
-    """
-    commit = "git -c user.name=somebody -c user.email=somebody@example.org commit --quiet --allow-empty -m theirs"
-    subprocess.run(["bash", "-euc", f"git init --quiet; {commit}"], cwd=tmp_path, check=True)
+    """No file of the repository is needed: `deepnet quickstart`, and fairseq-train with `deepnet path`."""
     installed = Installation(tmp_path / "environment", wheel, "", "fairseq-fixed")
     assert installed.run("deepnet path", tmp_path).stdout == f"{(installed.site / 'deepnet_fairseq').resolve()}\n"
     printed = installed.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", tmp_path).stdout
