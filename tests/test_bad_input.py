@@ -25,12 +25,12 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
     ("--encoder-leyers", "3"): "--encoder-leyers",
     ("--restore-file", "nowhere.pt"): None,
+    ("--finetune-from-model", "nowhere.pt"): None,
+    ("--warmup-updates", "0"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
-
-
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
@@ -40,12 +40,7 @@ OF_LANGUAGE_MODELS = {  # data, flags, what is named
     "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
     "no encoder": ("text", (*LM, "--encoder-layers", "3"), "unknown: --encoder-layers"),
     "norm place": ("text", (*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
-    "classes of text": (
-        "text",
-        (*CLASSES, "--num-classes", "2"),
-        "holds no input0/dict.txt",
-        "docs/language_models.md",
-    ),
+    "classes of text": ("text", (*CLASSES, "--num-classes", "2"), "no input0/dict.txt", "docs/language_models.md"),
     "model": ("classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "--task language_modeling"),
     "text of classes": ("classes", MASKED, "holds no dict.txt", "deepnet prepare-lm"),
 }

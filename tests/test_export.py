@@ -190,7 +190,6 @@ REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
 OF_THE_HUB = {
     "no data": (("--data", "{text}.missing"), "--data"),
     "no beam": (("--beam", "0"), "--beam 0: must be at least 1"),
-    "no such subwords": (("--subwords", "no/such.model"), "--subwords no/such.model: no such file"),
 }
 
 

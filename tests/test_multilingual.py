@@ -11,7 +11,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
 
 from deepnet_fairseq.cli import main
@@ -173,29 +172,6 @@ def test_flags_that_cannot_be(flags, text, tmp_path):
 def test_text_without_a_sentence_is_refused(prepared, tmp_path):
     with pytest.raises(UserError, match="0 sentence pairs, too few for 1 shards"):
         binarise(iter([]), Vocabulary(prepared / "spm.model"), [(tmp_path / "de", tmp_path / "en")])
-
-
-def task_of(data, folder, pairs, *flags):
-    """fairseq's task as fairseq-train sets it up."""
-    words = [str(data), "--task", "translation_multi_simple_epoch", "--arch", "transformer", "--lang-pairs", pairs]
-    words += ["--lang-dict", str(folder / "langs.txt"), "--encoder-langtok", "tgt", *flags]
-    args = options.parse_args_and_arch(options.get_training_parser("translation_multi_simple_epoch"), words)
-    args.max_source_positions = args.max_target_positions = 256
-    return tasks.setup_task(args)
-
-
-def test_an_epoch_reads_a_shard_and_a_small_pair_every_time(sharded):
-    folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
-    pairs = "de-en,en-de,en-fr,fr-en"
-    task = task_of(":".join(map(str, folders)), folders[0], pairs, "--sampling-method", "temperature")
-    seen = []
-    for epoch in (1, 2, 3):
-        task.load_dataset("train", epoch=epoch)
-        dataset = dict(zip(task.datasets["train"].keys, task.datasets["train"].datasets, strict=True))
-        seen.append({key: [tuple(pair["target"].tolist()) for pair in data] for key, data in dataset.items()})
-    assert seen[0] == seen[2] and seen[0]["main:de-en"] != seen[1]["main:de-en"]
-    assert seen[0]["main:en-fr"] == seen[1]["main:en-fr"] and len(seen[0]["main:en-fr"]) == SIZES["en-fr"]
-    assert len(seen[0]["main:de-en"] + seen[1]["main:de-en"]) == SIZES["de-en"]
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):

@@ -7,11 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from .support.experiments import until
 from .support.helpers import ROOT
 
 OFFLINE = "Failed to establish a new connection: [Errno 111] Connection refused"
@@ -92,10 +92,7 @@ class Clone:
     def hangs(self, step: str) -> subprocess.Popen:
         """A set-up that has come to this step and waits in it."""
         process = self.start(PIP_HANGS=step)
-        deadline = time.monotonic() + 30
-        while not self.calls.with_suffix(".hangs").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(self.calls.with_suffix(".hangs").exists, seconds=30)
         return process
 
     def refuses(self, *words: str, **environment: str) -> str:
