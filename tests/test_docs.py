@@ -102,13 +102,6 @@ def test_coefficients_are_those_of_the_depths():
             assert [float(value) for value in cell.split(",")] == pytest.approx(expected, abs=5e-5), (name, depth)
 
 
-def test_listing(capsys):
-    main(["methods", "--flags", "admin,pre_ln"])
-    assert capsys.readouterr().out == "--method admin --admin-profile auto\n--method pre_ln\n"
-    main(["methods"])
-    assert "deepnorm" in capsys.readouterr().out
-
-
 def test_commands_named_in_the_documentation_exist():
     known = set(re.findall(r"^    ([a-z-]+)", run_cold("deepnet", "--help").stdout, re.MULTILINE))
     for page in PAGES:
