@@ -151,16 +151,16 @@ def test_a_process_that_never_comes(data, tmp_path):
     assert "Traceback" not in text
 
 
-def test_a_process_lost_while_others_load_is_one_line():
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("[gloo/pair.cc:553] Connection closed by peer", "process 0 of 2: another one is gone .*closed by peer"),
+        ("Error(s) in loading state_dict for DeepTransformer", "Cannot load model parameters"),
+    ],
+)
+def test_a_process_lost_while_others_load_is_one_line(reason, said):
     """fairseq's words there are those of a checkpoint that does not fit; where they are true, they stay."""
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
-    for reason, said in (
-        ("[gloo/pair.cc:553] Connection closed by peer", "process 0 of 2: another one is gone .*closed by peer"),
-        ("Error(s) in loading state_dict for DeepTransformer", "Cannot load model parameters"),
-    ):
-        with pytest.raises(Exception, match=said), launch._said_in_a_line(cfg):
-            try:
-                raise RuntimeError(reason)
-            except RuntimeError as error:
-                raise Exception("Cannot load model parameters from checkpoint x.pt; please ensure") from error
+    with pytest.raises(Exception, match=said), launch._said_in_a_line(cfg):
+        raise Exception("Cannot load model parameters from checkpoint x.pt") from RuntimeError(reason)

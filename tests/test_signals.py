@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -27,11 +28,9 @@ LAST = "checkpoint_last.pt"
 
 
 def said(log) -> list[str]:
-    """Lines of our own, without date and level, and how much room checkpoints have taken."""
-    lines = [line for line in log.read_text().splitlines() if "checkpoints have taken" not in line]
-    return [
-        line.rpartition(" | ")[2] for line in lines if "deepnet_fairseq.plugin.checkpoints" in line or "error:" in line
-    ]
+    """Return the lines of our own, without date and level, but how much room checkpoints have taken."""
+    ours = re.findall(r"^.*(?:deepnet_fairseq\.plugin\.checkpoints|error:).*$", log.read_text(), re.MULTILINE)
+    return [line.rpartition(" | ")[2] for line in ours if "checkpoints have taken" not in line]
 
 
 @pytest.mark.parametrize("kind", train_loop.ANSWERED, ids=lambda kind: kind.name)
@@ -153,9 +152,10 @@ def test_a_loader_that_is_killed_is_one_line(error):
     def _try_get_data(*_):  # as in torch's DataLoader
         raise error
 
+    def diverge(*_):
+        raise OverflowError
+
     with pytest.raises(UserError, match="--num-workers 2: a process that loads data was killed, .* runs/mine$"):
         train_loop.explain_lost_loader(_try_get_data, cfg)
-    for other in (RuntimeError("another"), EOFError()):
-        with pytest.raises(type(other)) as raised:
-            train_loop.explain_lost_loader(lambda *_, other=other: (_ for _ in ()).throw(other), cfg)
-        assert raised.value is other
+    with pytest.raises(OverflowError):
+        train_loop.explain_lost_loader(diverge, cfg)
