@@ -10,10 +10,9 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import deployed, models, speed, translate
+from benchmarks import models, speed
 from benchmarks.__main__ import main
 from benchmarks.timing import STOCK, Cell, Clock, Column, readable, table, take_turns
-from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import ROOT, run, shown_in_readme
@@ -82,18 +81,6 @@ def test_turns_rotate_and_a_failure_ends_a_candidate():
     assert "| late |  failed: RuntimeError: no such operator |" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("speed --depths 6", "--depths 6: give ENCODER-DECODER"),
-        ("deployed a.pt data --batches 7", "--batches 7: "),
-    ],
-)
-def test_mistakes_are_named(words, said):
-    with pytest.raises(SystemExit, match=said):
-        main(words.split())
-
-
 @pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
@@ -105,21 +92,6 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
     assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # it stops by another rule
     assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
-
-
-def test_translations_are_printed_and_batched_as_fairseq_does(data, tmp_path, capsys):
-    task = deployed.task_on(str(data), ("qaa", "qab"), "test")
-    batches = deployed.listed(task, "test", {"max_sentences": 8})
-    assert [len(batch) for batch in batches] == [8, 8, 4]
-    lengths = [len(sentence["numbers"]) for batch in batches for sentence in batch]
-    assert lengths == sorted(lengths) and sum(len(batch) for batch in batches) == 20
-    (tmp_path / "batches").write_text(json.dumps([[{"id": 1, "reference": "b c"}], [{"id": 0, "reference": "a"}]]))
-    found = iter([[["x", "y"]], [["z"]]])
-    translate.translate_all({"batches": str(tmp_path / "batches")}, lambda batch: next(found))
-    (tmp_path / "printed").write_text(capsys.readouterr().out)
-    generated, rate = read_generated(tmp_path / "printed"), generation_speed(tmp_path / "printed")
-    assert (generated.translations, generated.references) == (["z", "x y"], ["a", "b c"])
-    assert rate["tokens_per_second"] == pytest.approx(2.5 * rate["sentences_per_second"], rel=0.01)  # ends count
 
 
 @pytest.mark.peers

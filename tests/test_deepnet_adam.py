@@ -97,9 +97,8 @@ def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: (
         built.set_lr(1e-2 * min(1.0, (update + 1) / 10))
         built.zero_grad()
         given = gradients(params, update, overflow=scaled and update in OVERFLOWS)
-        parts = [
-            (p * g.to(p.dtype)).sum().float() for n, (p, g) in enumerate(zip(params, given)) if n not in absent(update)
-        ]
+        there = [n for n in range(len(params)) if n not in absent(update)]
+        parts = [(params[n] * given[n].to(params[n])).sum().float() for n in there]
         if parts:
             built.backward(sum(parts))
         built.multiply_grads(0.25)

@@ -93,9 +93,6 @@ CHECKPOINTS = {
         "64 learned positions, this model 32; give --max-positions 64",
     ),
     "two matrices": (lambda: masked(untie_weights_roberta=True), masked, "give --untie-weights-roberta"),
-    "two matrices of an LM": (
-        causal, lambda: causal(share_decoder_input_output_embed=True), "drop --share-decoder-input-output-embed",
-    ),
 }  # fmt: skip
 
 
