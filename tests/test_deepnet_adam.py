@@ -205,17 +205,6 @@ def test_state_is_fairseqs_both_ways(kind):
             assert difference([own["exp_avg"], own["exp_avg_sq"]], [entry["exp_avg"], entry["exp_avg_sq"]]) < moments
 
 
-def test_a_state_fits_either_layout():
-    """--fp16-no-flatten-grads may be added or dropped where deepnet_adam resumes; fairseq's cannot."""
-    for first, second in (HALF[:2], HALF[1::-1]):
-        params = model(first)
-        one, other = optimiser("deepnet_adam", params, first), optimiser("deepnet_adam", model(first), second)
-        train(one, params, range(5))
-        other.load_state_dict(one.state_dict())
-        for part, same in zip(one.optimizer.parts, other.optimizer.parts, strict=True):
-            assert part.steps == same.steps and all(torch.equal(part.moments[n], same.moments[n]) for n in part.moments)
-
-
 def test_norms():
     """Of many gradients and a few large ones to float32's precision, of none, and of one that is not finite."""
     params = [nn.Parameter(torch.zeros(2**24)), nn.Parameter(torch.zeros(3))]

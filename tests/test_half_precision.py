@@ -18,7 +18,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
 from .support.helpers import USER_DIR, run
-from .test_deepnet_adam import optimiser, parameters, settings
+from .test_deepnet_adam import settings
 from .test_every_method import TRANSLATE
 
 MODES = {  # flags of a trainer in half precision
@@ -139,15 +139,3 @@ def test_adam_sees_the_gradient_that_amp_has_scaled():
         optimizer.step()
     assert len(seen) == 2 and all(torch.equal(one, gradient) for one in seen)
     assert optimizer.scaler.get_scale() == 64
-
-
-def test_shards_are_saved_before_the_first_update(group):
-    """At the end of an epoch in which every batch has overflowed: --zero-sharding os."""
-    states = []
-    for _ in range(2):
-        built = optimiser("deepnet_adam", parameters(torch.float16), "fp16")
-        built.shard(group)
-        built.optimizer.consolidate_state_dict()
-        states.append(built.state_dict())
-        built.load_state_dict(states[0])
-    assert states[0]["state"] == {} and len(states[0]["fp32_params"]) == len(states[1]["fp32_params"]) > 0
