@@ -31,9 +31,7 @@ def test_table_of_methods_is_the_commands(capsys):
     assert set(held.strip().splitlines()) <= set(capsys.readouterr().out.strip().splitlines())
 
 
-EDITS = [  # beside those of the page: what hyper-connections are to the lists that are kept by hand, and a plan more
-    """sed -i 's/^REASONS = {/&"hyper_connections": "more than one branch reads", /' tests/test_fold.py""",
-    """sed -i 's/learning = {"admin", /&"hyper_connections", /' tests/test_learned_scale.py""",
+EDITS = [  # beside those of the page: a plan more
     r"""sed -i 's/^TRAININGS += \[/&(LM, "--method hyper_connections --checkpoint-every 1"),/' tests/test_plan.py""",
 ]
 
