@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Renders everything recorded in results/runs: the tables' pages, the figures, the index.
+# Renders everything recorded in results/runs: the tables' pages, the figures, the index; and the table of methods.
 # Trains nothing; a second call changes nothing.
 #
 #   scripts/render_results.sh                        from the records that are there
@@ -19,3 +19,4 @@ for words in "$@"; do
     python -m scripts.records keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
 done
 python -m scripts.records render results
+deepnet methods --into docs/methods.md

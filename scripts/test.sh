@@ -6,6 +6,7 @@
 #   scripts/test.sh -m gpu                with a CUDA device
 #   scripts/test.sh -m peers              beside torchscale: pip install '.[bench]'
 #   scripts/test.sh tests/test_init.py    one file; -k WORD: tests with WORD in their name
+#   scripts/test.sh --methods-from FOLDER tests/test_methods.py   the methods in a folder of your own as well
 #   COVERAGE=1 scripts/test.sh            counts the lines that run; scripts/coverage.sh reports them
 #   TEST_PROCESSES=4 scripts/test.sh      processes, 2 by default
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/test.sh

@@ -10,6 +10,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
+from deepnet_fairseq.user_dir import import_user_dir
 
 from .support.helpers import USER_DIR, run_cold
 
@@ -21,6 +22,16 @@ TRAIN_FLAGS = (
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
 LONGEST = ("test_commands", "test_plan", "test_benchmarks", "test_equal_processes")
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--methods-from", metavar="FOLDER", help="test the methods in FOLDER as those of the package")
+
+
+def pytest_configure(config) -> None:
+    """Register a stranger's methods before test files are collected, whose parameters are the registry."""
+    if config.getoption("--methods-from"):
+        import_user_dir(config.getoption("--methods-from"))
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -1,7 +1,7 @@
 """Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
 
 import argparse
-import math
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -38,28 +38,41 @@ def test_names(capsys):
     assert all(f"{name} " in printed for name in PRESETS)
 
 
+WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
+DEPTHS = ("", 6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
+
+
+def numbers(cfg, stack: str) -> tuple[int, ...]:
+    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    return tuple(getattr(cfg, f"{stack}_{name}") for name in names)
+
+
 @pytest.mark.parametrize(
-    ("arch", "numbers"),
+    ("arch", "encoder", "decoder", "width"),
     [
-        ("deepnet_transformer", (6, 6, 512, 2048, 8)),
-        ("deepnet_transformer_100_100", (100, 100, 512, 2048, 8)),
-        ("deepnet_transformer_tiny_12_60", (12, 60, 64, 128, 2)),
-        ("deepnet_transformer_medium_60_12", (60, 12, 768, 3072, 12)),
-        ("deepnet_transformer_large_500_500", (500, 500, 1024, 4096, 16)),
+        ("deepnet_transformer", 6, 6, ""),
+        ("deepnet_transformer_tiny_12_60", 12, 60, "_tiny"),
+        ("deepnet_transformer_medium_60_12", 60, 12, "_medium"),
+        ("deepnet_transformer_large_500_500", 500, 500, "_large"),
     ],
 )
-def test_numbers(arch, numbers):
+def test_numbers_of_a_translation_model(arch, encoder, decoder, width):
     cfg = namespace(arch)
-    width = (cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim, cfg.encoder_attention_heads)
-    assert (cfg.encoder_layers, cfg.decoder_layers, *width) == numbers
-    assert (cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_attention_heads) == width
+    assert numbers(cfg, "encoder") == (encoder, *WIDTHS[width]) and numbers(cfg, "decoder") == (decoder, *WIDTHS[width])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_a_language_model(kind, width):
+    """KIND[_WIDTH][_DEPTH]; without a depth, 12 layers."""
+    for depth in DEPTHS:
+        cfg = namespace(f"{kind}{width}_{depth}".rstrip("_"))
+        assert (*numbers(cfg, stack_of(kind)), cfg.method) == (depth or 12, *WIDTHS[width], "deepnorm")
 
 
 def test_flags_override_and_the_decoder_follows_the_encoder():
     cfg = namespace("deepnet_transformer_tiny_18_18", encoder_layers=5, encoder_embed_dim=32, decoder_ffn_embed_dim=48)
-    assert (cfg.encoder_layers, cfg.decoder_layers) == (5, 18)
-    assert (cfg.encoder_embed_dim, cfg.decoder_embed_dim) == (32, 32)
-    assert (cfg.encoder_ffn_embed_dim, cfg.decoder_ffn_embed_dim) == (128, 48)
+    assert numbers(cfg, "encoder") == (5, 32, 128, 2) and numbers(cfg, "decoder") == (18, 32, 48, 2)
 
 
 def test_flags_are_those_of_fairseqs_transformer():
@@ -86,44 +99,21 @@ def test_parameter_count(arch):
 def test_report_of_init(capsys):
     main(["init-report", "--arch", "deepnet_transformer_tiny_18_18"])
     rows = {tuple(cells[:3]): cells for cells in map(str.split, capsys.readouterr().out.splitlines()[4:])}
-    assert len(rows) == 16
-    assert rows["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"
+    assert len(rows) == 16 and rows["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"
     assert all(float(row[-2]) == pytest.approx(1, abs=0.02) and row[-1] == "0" for row in rows.values())
 
 
 def test_deepnorms_published_constants(capsys):
-    for depths in (*DEEPNORM, (7, 30)):
-        encoder, decoder = (tuple(DeepNorm(*depths).coefficients(stack).values()) for stack in ("encoder", "decoder"))
-        assert encoder + decoder == pytest.approx(DEEPNORM.get(depths, encoder + decoder), abs=6e-7), depths
-        # alpha times beta does not depend on depth
-        assert (math.prod(encoder), math.prod(decoder)) == pytest.approx((0.81 * 0.87, math.sqrt(0.5)))
+    for depths, published in DEEPNORM.items():
+        stacks = (DeepNorm(*depths).coefficients(stack).values() for stack in ("encoder", "decoder"))
+        assert tuple(chain(*stacks)) == pytest.approx(published, abs=6e-7), depths
     main(["coefficients", "60", "12"])
-    encoder, decoder = capsys.readouterr().out.splitlines()
-    assert encoder == "encoder  alpha = 2.633126  beta = 0.267629"
-    assert decoder == "decoder  alpha = 2.449490  beta = 0.288675"
+    assert capsys.readouterr().out.splitlines() == [
+        "encoder  alpha = 2.633126  beta = 0.267629", "decoder  alpha = 2.449490  beta = 0.288675",
+    ]  # fmt: skip
 
 
-DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
-WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
 TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
-
-
-def numbers(cfg, kind):
-    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-    return tuple(getattr(cfg, f"{stack_of(kind)}_{name}") for name in names)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_language_models(kind):
-    """KIND[_WIDTH][_DEPTH]; without a depth, 12 layers."""
-    for width, sizes in WIDTHS.items():
-        for suffix, depth in [("", 12), *((f"_{depth}", depth) for depth in DEPTHS)]:
-            cfg = namespace(f"{kind}{width}{suffix}")
-            assert (*numbers(cfg, kind), cfg.method) == (depth, *sizes, "deepnorm")
-    cfg = namespace(
-        f"{kind}_tiny_18", **{f"{stack_of(kind)}_embed_dim": 32, "method": "pre_ln", "activation_fn": "tanh"}
-    )
-    assert (*numbers(cfg, kind), cfg.method, cfg.activation_fn) == (18, 32, 128, 2, "pre_ln", "tanh")
 
 
 def test_what_stands_beside_depth_and_width():
@@ -132,9 +122,8 @@ def test_what_stands_beside_depth_and_width():
     assert (causal.activation_fn, causal.share_decoder_input_output_embed) == ("relu", False)
     assert (masked.activation_fn, masked.untie_weights_roberta) == ("gelu", False)
     names = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
-    assert [getattr(masked, name) for name in names] == [False] * 3
-    assert [getattr(roberta, name) for name in names] == [True] * 3
-    assert numbers(roberta, archs.MASKED_LM) == (12, 768, 3072, 12) and roberta.method == "normformer"
+    assert [[getattr(cfg, name) for name in names] for cfg in (masked, roberta)] == [[False] * 3, [True] * 3]
+    assert numbers(roberta, "encoder") == (12, 768, 3072, 12) and roberta.method == "normformer"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +132,8 @@ def test_what_stands_beside_depth_and_width():
         ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # which it implies
          {"method": "pre_ln", "encoder_normalize_before": "true"}),
         ("deepnet_lm_tiny_24", (), {}),
-        ("deepnet_masked_lm_tiny_24", (), {}),
         ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),
          {"decoder_layers": 3, "normformer_scale_residual": "true"}),
-        ("normformer_masked_lm_base", ("--method", "pre_ln", "--dropout", "0.2"), {"method": "pre_ln", "dropout": 0.2}),
     ],
 )  # fmt: skip
 def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):

@@ -1,24 +1,25 @@
 """A user's mistake ends non-zero, in one line that names the flag or the file, with nothing written."""
 
+import shutil
 import subprocess
 
 import pytest
-import torch
-from fairseq import options
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from deepnet_fairseq.errors import user_error_line
 
 from .conftest import TRAIN_FLAGS
-from .support.broken import Call
+from .support import sentiment
 from .support.helpers import USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--method", "deepnrom"): None,
     ("--encoder-layers", "0"): None,
-    ("--decoder-layers", "-3"): None,
     ("--encoder-attention-heads", "7"): None,
     ("--encoder-embed-dim", "2"): None,
     ("--encoder-normalize-before",): None,
-    ("--decoder-normalize-before", "--method", "post_ln"): "--decoder-normalize-before",
     ("--init-profile", "fairseq_head"): None,
     ("--dropout", "1.5"): None,
     ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
@@ -29,6 +30,19 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
+}
+LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
+MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
+CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
+OF_LANGUAGE_MODELS = {  # data, flags, what is named
+    "translation model": ("text", (*LM, *ARCH), "--task language_modeling", "--task translation"),
+    "no task": ("text", ("--arch", "normformer_lm_125m"), "--task translation", "--task language_modeling"),
+    "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
+    "no encoder": ("text", (*LM, "--encoder-layers", "3"), "unknown: --encoder-layers"),
+    "norm place": ("text", (*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
+    "classes of text": ("text", (*CLASSES, "--num-classes", "2"), "no input0/dict.txt", "docs/language_models.md"),
+    "model": ("classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "--task language_modeling"),
+    "text of classes": ("classes", MASKED, "holds no dict.txt", "deepnet prepare-lm"),
 }
 
 
@@ -41,15 +55,47 @@ def assert_one_line(done: subprocess.CompletedProcess, *words: str):
     assert len(error[0]) < 400
 
 
-@pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
-def test_flags(flags, data, capsys):
-    """fairseq's own parser of the command line, which has nothing to write with."""
-    words = [str(word) for word in (data, *TRAIN_FLAGS, *ARCH, *flags)]
+def line_of(capsys, *words) -> str:
+    """Return what fairseq-train says as it ends; nothing but the command line has been looked at."""
     with pytest.raises(SystemExit) as ended:
-        options.parse_args_and_arch(options.get_training_parser(), words)
+        options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words])
     line = capsys.readouterr().err.rstrip()
     assert ended.value.code == 2 and "\n" not in line and "error: " in line and len(line) < 400
-    assert (MISTAKES[flags] or " ".join(flags)) in line
+    return line
+
+
+@pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
+def test_flags(flags, data, capsys):
+    assert (MISTAKES[flags] or " ".join(flags)) in line_of(capsys, data, *TRAIN_FLAGS, *ARCH, *flags)
+
+
+@pytest.fixture(scope="module")
+def language_data(tmp_path_factory):
+    return sentiment.make(tmp_path_factory.mktemp("sentiment"))
+
+
+@pytest.mark.parametrize("mistake", OF_LANGUAGE_MODELS)
+def test_flags_of_language_models(mistake, language_data, capsys):
+    folder, flags, *named = OF_LANGUAGE_MODELS[mistake]
+    line = line_of(capsys, language_data / folder, *flags)
+    assert all(word in line for word in named), line
+
+
+def test_a_regression_needs_no_dictionary_of_labels(language_data, tmp_path):
+    folder = shutil.copytree(language_data / "classes", tmp_path / "numbers")
+    (folder / "label" / "dict.txt").unlink()
+    words = (*CLASSES, "--num-classes", "1", "--regression-target")
+    options.parse_args_and_arch(options.get_training_parser(), [str(folder), *words])
+
+
+@pytest.mark.parametrize("flags", [LM, MASKED], ids=["causal", "masked"])
+def test_a_part_that_is_not_there(flags, language_data):
+    """Its name in one line."""
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(language_data / "text"), *flags])
+    task = tasks.setup_task(convert_namespace_to_omegaconf(args).task)
+    with pytest.raises(FileNotFoundError, match="test") as error:
+        task.load_dataset("test")
+    assert user_error_line(error.value) == str(error.value)
 
 
 def test_a_mistake_ends_a_program(data, tmp_path):
@@ -83,18 +129,6 @@ def test_checkpoint_of_another_model(data, trained, tmp_path):
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
     assert_one_line(done, str(path), "100 encoder layers")
     assert not list((tmp_path / "save").glob("*.pt"))
-
-
-def test_no_checkpoint(data, tmp_path):
-    """Missing, and one that would run code; more are in test_hostile_data.py."""
-    missing, code = (tmp_path / f"{name}.pt" for name in ("missing", "code"))
-    torch.save({"model": {}, "args": Call(open, str(tmp_path / "PROOF"), "w")}, code)
-    generate = ("fairseq-generate", data, "--user-dir", USER_DIR, "--cpu", "--task", "translation", "--path")
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", tmp_path / "save", "--restore-file")
-    for path, words in ((missing, "no such file or folder"), (code, "refused, it asks to load io.open")):
-        for program in (generate, train):
-            assert_one_line(run(*program, path, check=False), str(path), words)
-    assert not (tmp_path / "PROOF").exists()
 
 
 def test_deepnet_command():

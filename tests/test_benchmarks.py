@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks import deployed, models, speed, translate
+from benchmarks import models, speed
 from benchmarks.__main__ import main
 from benchmarks.timing import STOCK, Cell, Clock, Column, readable, table, take_turns
-from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import ROOT, run, shown_in_readme
@@ -43,10 +39,6 @@ def test_speed_prints_a_row_for_each_model_and_condition(capsys, monkeypatch):
     expected = [[*place, name] for place in places for name in ("ours", STOCK, "other")]
     assert [row[: len(words)] for row, words in zip(rows, expected, strict=True)] == expected
     assert all(row[len(words)].endswith("]") for row, words in zip(rows, expected))
-    d, ffn = 64, 128
-    attention, feed, norm = 4 * (d * d + d), 2 * d * ffn + ffn + d, 2 * d
-    expected = 120 * d + 2 * (attention + feed + 2 * norm) + (2 * attention + feed + 3 * norm)
-    assert {row[-1] for row in rows[:3]} == {f"{expected:,}"}
 
 
 @pytest.mark.parametrize("name", ["ours", STOCK])
@@ -89,21 +81,6 @@ def test_turns_rotate_and_a_failure_ends_a_candidate():
     assert "| late |  failed: RuntimeError: no such operator |" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("speed --depths 6", "--depths 6: give ENCODER-DECODER"),
-        ("speed --widths huge", "--widths huge: there are"),
-        ("speed --candidates nobody", "--candidates nobody: there are"),
-        ("speed --variant stock=--x", "--variant stock=--x: give NAME=FLAGS"),
-        ("deployed a.pt data --batches 7", "--batches 7: there are default, 32, 1"),
-    ],
-)
-def test_mistakes_are_named(words, said):
-    with pytest.raises(SystemExit, match=re.escape(said)):
-        main(words.split())
-
-
 @pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
@@ -117,45 +94,20 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
 
 
-def test_translations_are_printed_and_batched_as_fairseq_does(data, tmp_path, capsys):
-    task = deployed.task_on(str(data), ("qaa", "qab"), "test")
-    batches = deployed.listed(task, "test", {"max_sentences": 8})
-    assert [len(batch) for batch in batches] == [8, 8, 4]
-    lengths = [len(sentence["numbers"]) for batch in batches for sentence in batch]
-    assert lengths == sorted(lengths) and sum(len(batch) for batch in batches) == 20
-    (tmp_path / "batches").write_text(json.dumps([[{"id": 1, "reference": "b c"}], [{"id": 0, "reference": "a"}]]))
-    found = iter([[["x", "y"]], [["z"]]])
-    translate.translate_all({"batches": str(tmp_path / "batches")}, lambda batch: next(found))
-    (tmp_path / "printed").write_text(capsys.readouterr().out)
-    generated, rate = read_generated(tmp_path / "printed"), generation_speed(tmp_path / "printed")
-    assert (generated.translations, generated.references) == (["z", "x y"], ["a", "b c"])
-    assert rate["tokens_per_second"] == pytest.approx(2.5 * rate["sentences_per_second"], rel=0.01)  # ends count
-    imported = re.findall(r"^(?:import|from) (\w+)", Path(translate.__file__).read_text(), re.MULTILINE)
-    assert set(imported) - {"__future__"} <= set(sys.stdlib_module_names)  # its memory is the program's own
-
-
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
-    """With the same weights it gives stock fairseq's loss, gradients and translations."""
+    """With the same weights it gives stock fairseq's loss and gradients."""
     assert "torchscale" in models.chosen("torchscale", [])
     stock, peer = (models.trainer_of([*SMALL, "--dropout=0", *models.MODELS[n]]) for n in (STOCK, "torchscale"))
     weights = {name.replace(".fc", ".ffn.fc"): weight for name, weight in stock.model.state_dict().items()}
     missing, _ = peer.model.load_state_dict(weights, strict=False)
     assert not [name for name in missing if "version" not in name]
-    batch, found = models.batches(stock, 1)[0], []
-    for side in (stock, peer):
-        loss = side.criterion(side.model, batch)[0]
-        loss.backward()
-        search = SequenceGenerator(
-            [side.model.eval()], side.task.target_dictionary, beam_size=4, max_len_a=0, max_len_b=12
-        )
-        found.append((loss.item(), search.generate([side.model], batch)))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    losses = [side.criterion(side.model, models.batches(stock, 1)[0])[0] for side in (stock, peer)]
+    sum(losses).backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     theirs = dict(peer.model.named_parameters())
     for name, parameter in stock.model.named_parameters():
         assert torch.allclose(theirs[name.replace(".fc", ".ffn.fc")].grad, parameter.grad, rtol=1e-3, atol=1e-4), name
-    for mine, other in zip(found[0][1], found[1][1], strict=True):
-        assert torch.equal(mine[0]["tokens"], other[0]["tokens"])
 
 
 @pytest.mark.parametrize("study", ["bench", "deployed"])

@@ -29,7 +29,11 @@ def names(folder) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_previous_stays_until_the_next_is_whole(tmp_path):
+@pytest.mark.parametrize("links", [True, False])
+def test_previous_stays_until_the_next_is_whole(links, tmp_path, monkeypatch):
+    """Some file systems have no links; killed between the two names, a run finds both to be one file."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
     last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
     for updates in (1, 2, 3):
         atomic.save(state(updates), last)
@@ -37,19 +41,10 @@ def test_previous_stays_until_the_next_is_whole(tmp_path):
     assert integrity.updates(previous) == 2 and names(tmp_path) == {last.name, previous.name}
     atomic.save(state(4), tmp_path / "checkpoint_best.pt")
     assert integrity.updates(previous) == 2
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_same_file_twice_is_no_obstacle(links, tmp_path, monkeypatch):
-    """Killed between the two names, a run finds both to be one file; some file systems have no links."""
-    if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
-    last = tmp_path / "checkpoint_last.pt"
-    atomic.save(state(1), last)
     atomic.keep_previous(last)
     atomic.keep_previous(last)
-    atomic.save(state(2), last)
-    assert integrity.updates(atomic.previous_of(last)) == 1 and len(names(tmp_path)) == 2
+    atomic.save(state(5), last)
+    assert integrity.updates(previous) == 3
 
 
 @pytest.mark.parametrize("moment", ["save", "fsync", "link", "replace"])
@@ -65,7 +60,6 @@ def test_killed_while_it_saves(moment, tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert integrity.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
     atomic._cleaned.clear()  # as the process does that is started next
-    (tmp_path / "checkpoint3.pt.tmp").write_bytes(b"of fairseq's")
     (tmp_path / "generated.part").write_bytes(b"of another program")
     atomic.save(state(3), last)
     assert integrity.updates(last) == 3 and integrity.updates(atomic.previous_of(last)) == 1
@@ -93,21 +87,17 @@ def test_fairseqs_copies_are_ours(tmp_path):
 
 
 def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
-    """One bit of every byte: the file is said to be damaged, or torch reads the same from it; alone it does not.
+    """One bit of every byte: the file is said to be damaged, or torch reads the same from it.
 
     0x10 makes a folder of a member, of which torch reads what happens to be in memory.
     """
-    path, saved, expected, misread = tmp_path / "checkpoint1.pt", io.BytesIO(), torch.arange(100.0), 0
+    path, saved, expected = tmp_path / "checkpoint1.pt", io.BytesIO(), torch.arange(100.0)
     torch.save({"w": expected}, saved)
     content = saved.getvalue()
     for offset in range(len(content)):
         for bit in {0x10, 1 << offset % 8} if offset % 4 == 0 else (0x10,):
             path.write_bytes(content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :])
-            if integrity.damage(path) is None:
-                assert torch.equal(torch.load(path)["w"], expected)
-            elif content[offset : offset + 4] == expected[-1].numpy().tobytes():
-                misread += not torch.equal(torch.load(path)["w"], expected)
-    assert misread
+            assert integrity.damage(path) is not None or torch.equal(torch.load(path)["w"], expected)
 
 
 def test_older_formats_are_left_to_torch(tmp_path):
@@ -144,8 +134,8 @@ def test_the_newest_that_is_whole(tmp_path, caplog):
 def test_a_missing_last_is_not_a_new_beginning(tmp_path):
     assert integrity.other_than_last(tmp_path / "none", "") is None and integrity.other_than_last(tmp_path, "") is None
     torch.save(state(3), tmp_path / "checkpoint_1_3.pt")
-    found = [integrity.other_than_last(tmp_path, suffix) for suffix in ("", "-rank-0")]
-    assert found == [tmp_path / "checkpoint_1_3.pt", None]
+    assert integrity.other_than_last(tmp_path, "") == tmp_path / "checkpoint_1_3.pt"
+    assert integrity.other_than_last(tmp_path, "-rank-0") is None
 
 
 def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
@@ -161,16 +151,15 @@ def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
 
 
 def test_views_stay_views():
-    """In half precision, and so copied: two tensors and a tie are still one memory, in float32, in any container."""
+    """Copied in half precision, two tensors and a tie are still one memory, in float32, in any container."""
     buffer = torch.arange(24.0).bfloat16()
     first, second = buffer[:16].view(4, 4), buffer[16:].view(2, 4).t()
     moved = move_to_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
     a, tie, other = moved["model"]["a"], moved["model"]["tie"], moved["state"][0][0]
     assert torch.equal(a, first.float()) and torch.equal(other, second.float()) and other.stride() == second.stride()
     assert len({tensor.untyped_storage().data_ptr() for tensor in (a, tie, other)}) == 1
-    assert tie.data_ptr() == a.data_ptr() and moved["none"] is None and moved["state"][0][1] == 3
-    moved = move_to_cpu({"a": torch.zeros(1000).half()[:10], "b": torch.zeros(0).half(), "c": (value := torch.ones(3))})
-    assert moved["a"].untyped_storage().nbytes() == 40 and moved["b"].dtype == torch.float32  # drags nothing along
+    moved = move_to_cpu({"a": torch.zeros(1000).half()[:10], "c": (value := torch.ones(3))})
+    assert moved["a"].untyped_storage().nbytes() == 40  # drags nothing along
     assert moved["c"].data_ptr() == value.data_ptr()  # in full precision already
 
 
@@ -183,17 +172,15 @@ def test_the_moving_average_is_fairseqs(dtype, precise):
     )
     model = small(2).to(dtype)
     ours, theirs = EMA(model, cfg), EMA(model, cfg)
-    generator = torch.Generator().manual_seed(0)
     for update in range(1, 6):
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += torch.randn(parameter.shape, generator=generator).to(dtype) * 0.1
+                parameter += torch.randn_like(parameter) * 0.1
         ours.step(model, update)
         theirs._set_decay(ours.get_decay())
         EMA._step_internal.__wrapped__(theirs, model, update)
-    for ema in (ours, theirs):
-        assert ema.fp32_params.keys() == (model.state_dict().keys() if precise else set())
-    expected = theirs.get_model().state_dict() | {f"fp32.{k}": v for k, v in theirs.fp32_params.items()}
-    found = ours.get_model().state_dict() | {f"fp32.{k}": v for k, v in ours.fp32_params.items()}
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(found["decoder.layers.0.fc1.weight"], model.state_dict()["decoder.layers.0.fc1.weight"])
+    assert bool(ours.fp32_params) == precise
+    for found, expected in ((ours.get_model().state_dict(), theirs.get_model().state_dict()),
+                            (ours.fp32_params, theirs.fp32_params)):  # fmt: skip
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not torch.equal(ours.get_model().decoder.layers[0].fc1.weight, model.decoder.layers[0].fc1.weight)

@@ -1,13 +1,12 @@
 """The loss that never holds all logits is fairseq's: value, gradients, log and training; it holds what it says."""
 
-import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion, label_smoothed_nll_loss
 from fairseq.distributed.module_proxy_wrapper import ModuleProxyWrapper
-from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,11 +18,10 @@ from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_cross_entropy import (
     NAME,
     ChunkedLabelSmoothedCrossEntropy,
-    ChunkedLabelSmoothedCrossEntropyConfig,
     label_smoothed_loss,
 )
 
-from .support.diverging import TINY, train
+from .support.diverging import TINY, train, weights
 from .support.helpers import PAD, VOCAB, batch, small
 from .support.single_stacks import stock
 
@@ -79,43 +77,33 @@ def test_same_log(flags):
     model, given = small(2), sample()
     given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # so that some targets are the likeliest
     (_, size, theirs), (_, own_size, ours) = (criterion(model, given) for criterion in criteria(**flags))
-    assert own_size == size
-    assert ours.keys() == theirs.keys()
+    assert own_size == size and ours.keys() == theirs.keys()
     for key, value in theirs.items():
         assert float(ours[key]) == pytest.approx(float(value), rel=1e-6), key
-    assert flags.get("report_accuracy", False) == (theirs.get("n_correct", 0) > 0)
     counting = criteria(**flags)[1]
     assert counting(model, given | counting.count_targets(given))[2] == ours
 
 
 class Largest(TorchDispatchMode):
-    """The most rows that any tensor `width` numbers wide had."""
+    """Most rows that any tensor as wide as the vocabulary had."""
 
-    def __init__(self, width: int):
-        super().__init__()
-        self.width, self.rows = width, 0
+    rows = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.size(-1) == self.width:
-                self.rows = max(self.rows, tensor.numel() // self.width)
+        if isinstance(result, torch.Tensor) and result.dim() > 1 and result.size(-1) == VOCAB:
+            self.rows = max(self.rows, result.numel() // VOCAB)
         return result
 
 
-@pytest.mark.parametrize("chunk", [17, 18])
-def test_no_more_logits_than_a_chunk(chunk):
-    """The model is 16 wide: a transposed weight has 16 rows."""
-    model, (theirs, ours) = small(1), criteria(chunk)
-    rows = {}
-    for criterion in (theirs, ours):
-        with Largest(VOCAB) as largest:
-            gradients(model, criterion)
-        rows[criterion] = largest.rows
-    tokens = sample()["ntokens"]
-    assert rows[theirs] == sample()["target"].numel()
-    assert chunk < tokens < 2 * chunk
-    assert rows[ours] == max(16, -(-tokens // 2))
+def test_no_more_logits_than_a_chunk():
+    """Of 19 tokens two chunks of 17 or fewer; the weight itself, transposed, has 16 rows."""
+    rows = []
+    for criterion in criteria(17):
+        with Largest() as largest:
+            gradients(small(1), criterion)
+        rows.append(largest.rows)
+    assert rows == [sample()["target"].numel(), 16]
 
 
 @pytest.mark.parametrize("frozen", ["output_projection", "features"])
@@ -127,34 +115,27 @@ def test_what_is_frozen_gets_none(frozen):
     assert_close(ours[1], theirs[1])
 
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("scale", [1.0, 128.0])
-def test_half_precision_is_no_worse_than_fairseqs(dtype, scale, device):
+def test_half_precision_is_no_worse_than_fairseqs(dtype):
     """Against float64 from the same numbers; the gradient of an unlikely word is below what fp16 holds."""
     generator = torch.Generator().manual_seed(0)
-    features = (4 * torch.randn(300, 32, generator=generator)).to(device, dtype)
-    weight = (torch.randn(3000, 32, generator=generator) / 3).to(device, dtype)
-    targets = torch.randint(0, 8, (300,), generator=generator).to(device)  # frequent words: large sums
+    features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
+    weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
+    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words: large sums
 
-    def errors(loss, x, w):
-        x, w = x.requires_grad_(), w.requires_grad_()
-        (loss(x, w) * scale).backward()
-        return [x.grad.double(), w.grad.double()]
-
-    def reference(x, w):
+    def fairseqs(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))
         return label_smoothed_nll_loss(lprobs, targets, 0.1)[0]
 
-    exact = errors(reference, features.double(), weight.double())
-    theirs = errors(reference, features.clone(), weight.clone())
-    ours = errors(lambda x, w: label_smoothed_loss(x, w, targets, 0.1, 70).loss, features.clone(), weight.clone())
-    for truth, their, own in zip(exact, theirs, ours, strict=True):
-        assert torch.isfinite(own).all()
-        assert (own - truth).norm() <= 1.05 * (their - truth).norm()
+    def ours(x, w):
+        return label_smoothed_loss(x, w, targets, 0.1, 70).loss
+
+    found = []
+    for loss, kind in ((fairseqs, torch.float64), (fairseqs, dtype), (ours, dtype)):
+        inputs = [one.detach().clone().to(kind).requires_grad_() for one in (features, weight)]
+        found.append([gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)])
+    for truth, their, own in zip(*found, strict=True):
+        assert torch.isfinite(own).all() and (own - truth).norm() <= 1.05 * (their - truth).norm()
 
 
 def test_autocast():
@@ -167,30 +148,23 @@ def test_autocast():
 
 def test_refusals(group):
     _, ours = criteria()
-    adaptive = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")
     with pytest.raises(UserError, match=f"--criterion {NAME}: the model has no output projection"):
-        ours(adaptive, sample())
+        ours(stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20"), sample())
     unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))
     with pytest.raises(UserError, match="--find-unused-parameters: not with"):
         ours(unused, sample())
-    cfg = OmegaConf.structured(ChunkedLabelSmoothedCrossEntropyConfig(loss_chunk_tokens=-1, sentence_avg=False))
+    cfg = SimpleNamespace(loss_chunk_tokens=-1, sentence_avg=False, label_smoothing=0.1)
     with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
         ChunkedLabelSmoothedCrossEntropy.build_criterion(cfg, blank_task(VOCAB))
 
 
-def test_a_run_may_switch(data, tmp_path, caplog):
-    """Four updates of fairseq's loss; and after two of them two of ours, under --update-freq and without a reset."""
-    flags = (*TINY, "--update-freq", "2", "--max-update", "4")
-
-    def losses(folder, *more):
-        caplog.clear()
-        with caplog.at_level("INFO"):  # whatever earlier tests set
-            train(data, folder, *flags, *more)
-        rows = [r.getMessage() for r in caplog.records if r.name == "train_inner"]
-        return [float(json.loads(row)["loss"]) for row in rows]
-
-    whole = losses(tmp_path / "theirs", "--save-interval-updates", "2")
-    resumed = ("--restore-file", str(tmp_path / "theirs" / "checkpoint_1_2.pt"), "--loss-chunk-tokens", "100")
-    assert len(whole) == 4 and whole[-1] < whole[0]
-    own = losses(tmp_path / "ours", "--criterion", NAME, *resumed, "--no-save")
-    assert own == pytest.approx(whole[2:], abs=0.002)
+def test_a_run_may_switch(data, tmp_path):
+    """Two updates of fairseq's loss and two of ours, under --update-freq and without a reset, are four of fairseq's."""
+    found, flags = [], (*TINY, "--update-freq", "2")
+    for name in ("label_smoothed_cross_entropy", NAME):
+        train(data, tmp_path / name, *flags, "--max-update", "2")
+        train(data, tmp_path / name, *flags, "--max-update", "4", "--criterion", name)
+        found.append(weights(tmp_path / name / "checkpoint_last.pt"))
+    theirs, ours = found
+    for name, value in theirs.items():
+        assert "k_proj.bias" in name or (ours[name] - value).abs().mean() < 2e-6  # rounding noise moves those biases

@@ -99,8 +99,6 @@ def test_an_empty_line_of_a_language_models_text():
         warnings.simplefilter("error")
         plugin.silence()
         source, target, _ = blocks[1]
-        with pytest.raises(RuntimeWarning, match="overflow"):  # anybody else's
-            numpy.uint8(1) - numpy.uint8(2)
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
 
 
@@ -114,33 +112,24 @@ def test_matplotlib_on_its_caches(name, caplog):
 def test_buckets_have_few_shapes_and_every_sentence():
     """--num-batch-buckets: of lengths 1 to 100, a quarter up to 25, and so on."""
     assert data_utils.get_buckets(numpy.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
-    assert data_utils.get_buckets(numpy.full(10, 7), 4).tolist() == [7]
     lengths, words = numpy.random.default_rng(0).integers(3, 60, (2, 3000)), Dictionary()
     sides = [ListDataset([torch.full((length,), 5) for length in side], side) for side in lengths]
     pairs = LanguagePairDataset(sides[0], lengths[0], words, sides[1], lengths[1], words, num_buckets=4)
     batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=1000, required_batch_size_multiple=8)
     assert sorted(numpy.concatenate(batches)) == list(range(3000))
     inputs = [pairs.collater([pairs[i] for i in batch])["net_input"] for batch in batches]
-    shapes = {(*sides["src_tokens"].shape, sides["prev_output_tokens"].size(1)) for sides in inputs}
-    assert len(shapes) < 40 < len(batches)
-
-
-def translate(prefixes, beam: int) -> list[list[int]]:
-    """The best translation of each sentence with --prefix-size, by the task's own step."""
-    model, source = small(1, share_all_embeddings=True), sentences(len(prefixes), VOCAB)
-    dictionary = blank_task(VOCAB).target_dictionary
-    sample = {
-        "id": torch.tensor([40, 17]),
-        "net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)},
-    }
-    search = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=0, max_len_b=8)
-    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
-    found = task.inference_step(search, [model], sample, prefix_tokens=torch.tensor(prefixes))
-    return [best[0]["tokens"].tolist() for best in found]
+    assert len({(one["src_tokens"].shape, one["prev_output_tokens"].size(1)) for one in inputs}) < 40 < len(batches)
 
 
 @pytest.mark.parametrize(("prefixes", "beam"), [(SHORT, 3), (SHORT, 1), (EMPTY, 1)])
-def test_translations_begin_with_them(prefixes, beam):
-    for prefix, tokens in zip(prefixes, translate(prefixes, beam), strict=True):
-        begun = [token for token in prefix if token != PAD]
-        assert tokens[: len(begun)] == begun
+def test_translations_begin_with_their_prefix(prefixes, beam):
+    """--prefix-size, by the task's own step."""
+    model, source = small(1, share_all_embeddings=True), sentences(len(prefixes), VOCAB)
+    dictionary = blank_task(VOCAB).target_dictionary
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}
+    search = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=0, max_len_b=8)
+    sample, prefix_tokens = {"id": torch.tensor([40, 17]), "net_input": inputs}, torch.tensor(prefixes)
+    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
+    for prefix, found in zip(prefix_tokens, task.inference_step(search, [model], sample, prefix_tokens), strict=True):
+        begun = prefix[prefix.ne(PAD)]
+        assert torch.equal(found[0]["tokens"][: len(begun)], begun)

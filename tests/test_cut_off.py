@@ -12,29 +12,28 @@ from pathlib import Path
 import pytest
 
 from .faults import states
-from .faults.campaign import LAST, Training, make_data
-from .faults.life import Log
+from .faults.campaign import LAST, make_data, words_of
+from .faults.life import saved
 from .support.helpers import run
 
 TIMEOUT = 5  # seconds, --heartbeat-timeout
 PROGRAMS = Path(sys.executable).parent
 SILENT = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-SLEEP = ("sleep", "infinity")
 
 
 class Host:
     """A process that sleeps in its namespace; the files are everybody's."""
 
     def __init__(self, number: int, *words) -> None:
-        """words: of the command that makes the namespace."""
-        self.number, self.address, self.interface = number, f"10.77.0.{number + 1}", f"cable{number}"
-        self.sleeper = subprocess.Popen([*words, *SLEEP], **SILENT)
+        """words: the command that makes the namespace."""
+        self.number, self.interface = number, f"cable{number}"
+        self.sleeper = subprocess.Popen([*words, "sleep", "infinity"], **SILENT)
         name = Path(f"/proc/{self.sleeper.pid}/comm")
         while self.sleeper.poll() is None and name.read_text().strip() != "sleep":
             time.sleep(0.01)
 
     def command(self, *words) -> list[str]:
-        """The words of a command, to be run on this host."""
+        """Return the words that run a command on this host."""
         place = ("--target", self.sleeper.pid, "--user", "--preserve-credentials", "--net")
         return ["nsenter", *map(str, place), *map(str, words)]
 
@@ -42,7 +41,7 @@ class Host:
         subprocess.run(self.command("ip", *words), check=True, **SILENT)
 
     def train(self, flags: list[str], log: Path) -> subprocess.Popen:
-        """torchrun with its rendezvous at the first host, one process a host; what it prints goes to the file `log`."""
+        """Start torchrun with its rendezvous at the first host and one process a host; it prints to the file `log`."""
         place = ("--nnodes", "2", "--node_rank", self.number, "--master_addr", "10.77.0.1", "--master_port", 29400)
         words = (PROGRAMS / "torchrun", *place, "--nproc_per_node", "1", "--no-python", PROGRAMS / "fairseq-train")
         environment = os.environ | {"GLOO_SOCKET_IFNAME": self.interface, "OMP_NUM_THREADS": "1"}
@@ -52,64 +51,51 @@ class Host:
 
 @pytest.fixture
 def hosts():
-    """Both, joined; skips where this user or system has no network namespaces."""
+    """Two joined hosts; skips where this user or system has no network namespaces."""
     made: list[Host] = []
     try:
         made.append(Host(0, "unshare", "--user", "--map-root-user", "--net"))
         made.append(Host(1, *made[0].command("unshare", "--net")))
-        peer = ("peer", "name", made[1].interface, "netns", made[1].sleeper.pid)
-        made[0].ip("link", "add", made[0].interface, "type", "veth", *peer)
+        made[0].ip("link", "add", "cable0", "type", "veth", "peer", "name", "cable1", "netns", made[1].sleeper.pid)
         for host in made:
-            host.ip("address", "add", f"{host.address}/24", "dev", host.interface)
+            host.ip("address", "add", f"10.77.0.{host.number + 1}/24", "dev", host.interface)
             host.ip("link", "set", "lo", "up")
             host.ip("link", "set", host.interface, "up")
+        yield made
     except (OSError, subprocess.CalledProcessError):
-        [host.sleeper.kill() for host in made]
         pytest.skip("no network namespaces for this user")
-    yield made
-    for host in made:
-        host.sleeper.kill()
-        host.sleeper.wait()
-
-
-def stops(processes, within: float) -> list[int]:
-    """The launchers' exit statuses."""
-    deadline = time.monotonic() + within
-    try:
-        return [process.wait(max(0, deadline - time.monotonic())) for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        for host in made:
+            host.sleeper.kill()
+            host.sleeper.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nsenter") or not shutil.which("ip"), reason="no tools for network namespaces")
 def test_cut_off_stops_in_time_and_resumes(hosts, tmp_path):
     """Both hosts stop with one line; joined again and started again, they end as a training that was not disturbed."""
-    training = Training("cut", make_data(tmp_path), 2, 40, ("--optimizer", "adam", "--heartbeat-timeout", str(TIMEOUT)))
-    folder, alone = tmp_path / "cut", tmp_path / "undisturbed"
-
-    def start(name: str):
-        logs = [Log(tmp_path / f"{name}{host.number}.log") for host in hosts]
-        return [host.train(training.flags(folder), log.path) for host, log in zip(hosts, logs, strict=True)], logs
-
-    processes, logs = start("first")
+    data, folder, alone = make_data(tmp_path), tmp_path / "cut", tmp_path / "undisturbed"
+    flags = ("--optimizer", "adam", "--heartbeat-timeout", TIMEOUT)
+    words = [words_of(data, 40, save, flags) for save in (folder, alone)]
+    logs = [tmp_path / f"{host.number}.log" for host in hosts]
+    processes = [host.train(words[0], log) for host, log in zip(hosts, logs, strict=True)]
     deadline = time.monotonic() + 60
-    while "epoch 1 @ 6 updates, score" not in logs[0].read():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in processes), logs[0].text
+    while "epoch 1 @ 6 updates, score" not in logs[0].read_text():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes), logs[0].read_text()
         time.sleep(0.005)
     hosts[1].ip("link", "set", hosts[1].interface, "down")
-    assert stops(processes, within=TIMEOUT + 20) == [1, 1]
+    assert [process.wait(TIMEOUT + 20) for process in processes] == [1, 1]
     for rank, log in enumerate(logs):
-        before, line, after = log.read().partition("fairseq-train: error: ")
-        assert after.startswith(f"process {rank} of 2: another one is gone or cannot be reached"), log.text
+        before, _, after = log.read_text().partition("fairseq-train: error: ")
+        assert after.startswith(f"process {rank} of 2: another one is gone or cannot be reached"), before
         assert str(folder) in after.splitlines()[0]
         assert "Traceback" not in before  # after it torchrun's own
-    assert 6 <= states.check(folder, logs[0].saved()) < training.updates
+    assert 6 <= states.check(folder, saved(logs[0].read_text())) < 40
 
     hosts[1].ip("link", "set", hosts[1].interface, "up")
-    processes, logs = start("second")
-    assert stops(processes, within=60) == [0, 0], logs[0].path.read_text()
-    assert "Loaded checkpoint" in logs[0].read() and "@ 3 updates" not in logs[0].text
-    run("torchrun", "--nproc_per_node", "2", "--no-python", "fairseq-train", *training.flags(alone))
+    logs = [tmp_path / f"{host.number}-again.log" for host in hosts]
+    processes = [host.train(words[0], log) for host, log in zip(hosts, logs, strict=True)]
+    assert [process.wait(60) for process in processes] == [0, 0], logs[0].read_text()
+    assert "Loaded checkpoint" in logs[0].read_text() and "@ 3 updates" not in logs[0].read_text()
+    run("torchrun", "--nproc_per_node", "2", "--no-python", "fairseq-train", *words[1])
     assert list(states.differences(states.load(folder / LAST), states.load(alone / LAST))) == []

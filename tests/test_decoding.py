@@ -8,7 +8,7 @@ from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
-from deepnet_fairseq.core.decoding import ROOM
+from deepnet_fairseq.core.cache import SHARE, STEPS
 from deepnet_fairseq.core.methods import METHODS
 
 from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, run_cold, small
@@ -52,7 +52,7 @@ def prefixes():
     return tokens
 
 
-def generated(model, given, longest=2 * ROOM, **options):
+def generated(model, given, longest=2 * STEPS, **options):
     """What fairseq's generator makes of sources or prefixes (B, T): tokens, score and scores of every hypothesis."""
     torch.manual_seed(2)
     sample = {"net_input": {"src_tokens": given, "src_lengths": given.ne(PAD).sum(1)}}
@@ -93,7 +93,7 @@ def test_what_is_sampled_is_what_the_plain_path_samples(kind):
 def test_beam_search_finds_what_the_plain_path_finds(kind, name, beam):
     """Past the first room of the cache, so that what no beam needs is dropped on the way."""
     model, given = awake(kind, method=name), prefixes() if kind == LM else sources(3, 9, 6, 4, 8, 7)
-    found = assert_plain(model, given, beam_size=beam, longest=2 * ROOM if kind == LM else 3 * ROOM)
+    found = assert_plain(model, given, beam_size=beam, longest=2 * STEPS if kind == LM else 3 * STEPS)
     assert len(found) == len(given) * beam
 
 
@@ -104,7 +104,7 @@ def test_sentences_that_end_early_leave_the_batch():
     class AsLongAsTheSource(decoder):
         def forward(self, tokens, encoder_out, **kwargs):
             found, extra = decoder.forward(self, tokens, encoder_out, **kwargs)
-            lengths = encoder_out["src_lengths"][0][encoder_out["rows"], 0]
+            lengths = encoder_out["src_lengths"][0][:, 0]
             found[lengths == tokens.size(1), -1, EOS] += 50
             return found, extra
 
@@ -131,7 +131,7 @@ def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
     rows = torch.arange(len(src)).repeat_interleave(beams)
     with torch.no_grad():
         memory = model.encoder.reorder_encoder_out(model.encoder(src), rows)
-        for step in range(ROOM + 4):
+        for step in range(STEPS + 4):
             found, extra = model.decoder(prev, memory, incremental_state=state)
             plain, expected = model.decoder(prev, memory)
             assert torch.allclose(found, plain[:, -1:], atol=FP32)
@@ -142,34 +142,85 @@ def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
             prev = torch.cat([prev[order], torch.randint(FIRST, VOCAB, (len(order), 1), generator=generator)], 1)
 
 
-def test_where_a_sentence_ends_the_last_one_moves_and_no_other():
-    model, beams = small(2), 2
+def run_steps(model, lengths, beams, orders):
+    """Decode as many steps as there are orders of the rows, each after its step, and return the cache."""
     with torch.no_grad():
-        memory = model.encoder.reorder_encoder_out(
-            model.encoder(sources(5, 4, 6, 3)), torch.arange(4).repeat_interleave(beams)
-        )
-        model.decoder(torch.full((4 * beams, 1), EOS), memory, incremental_state=(state := {}))
-    cache, _steps = state[model.decoder.CACHE]
-    held = [(tensor.data_ptr(), tensor.clone()) for tensor in (cache.prefix[:, :, :, : cache.used], cache.memory)]
-    model.decoder.reorder_incremental_state_scripting(state, torch.tensor([0, 1, 4, 5, 6, 7]))
-    for tensor, (place, before) in zip((cache.prefix[:, :, :, : cache.used], cache.memory), held, strict=True):
-        assert tensor.data_ptr() == place
-        assert torch.equal(tensor, before[:, :, [0, 3, 2]])
+        rows = torch.arange(len(lengths)).repeat_interleave(beams)
+        memory = model.encoder.reorder_encoder_out(model.encoder(sources(*lengths)), rows)
+        prev, state = torch.full((len(rows), 1), EOS), {}
+        for order in map(torch.tensor, orders):
+            model.decoder(prev, memory, incremental_state=state)
+            memory = model.encoder.reorder_encoder_out(memory, order)
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            prev = torch.cat([prev[order], torch.full((len(order), 1), 5)], 1)
+    return state[model.decoder.CACHE]["cache"]
+
+
+def test_where_a_sentence_ends_no_other_moves_until_a_quarter_has():
+    model = small(2)
+    cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9]])
+    assert cache.sentences == 5 and cache.places.tolist() == [0, 2, 3, 4]
+    cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7]])
+    assert cache.places is None and cache.sentences == 3 < SHARE * 5
+    assert all(one.size(0) == 3 for held in (*cache.prefixes.values(), *cache.sources.values()) for one in held)
 
 
 def test_what_no_beam_looks_back_at_is_dropped():
     """Where all beams descend from one, the cache keeps a prefix once, not once a beam."""
-    model, beams = small(1), 4
-    src = sources(5)
+    beams = 4
+    cache = run_steps(small(1), (5,), beams, [[0] * beams] * (4 * STEPS))
+    assert cache.used < 4 * STEPS + beams * STEPS < 4 * STEPS * beams
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_prefix_that_is_not_one_token_longer_is_refused(length):
+    """The newest token alone, the same prefix again, two tokens at once."""
+    model = small(1)
     with torch.no_grad():
-        memory = model.encoder.reorder_encoder_out(model.encoder(src), torch.zeros(beams, dtype=torch.long))
-        state, prev = {}, torch.full((beams, 1), EOS)
-        for _ in range(4 * ROOM):
-            model.decoder(prev, memory, incremental_state=state)
-            model.decoder.reorder_incremental_state_scripting(state, torch.zeros(beams, dtype=torch.long))
-            prev = torch.cat([prev, torch.full((beams, 1), 5)], 1)
-    cache, _steps = state[model.decoder.CACHE]
-    assert cache.used < 4 * ROOM + beams * ROOM < 4 * ROOM * beams
+        memory, state = model.encoder(sources(5, 4)), {}
+        for step in (1, 2):
+            model.decoder(torch.full((2, step), EOS), memory, incremental_state=state)
+        with pytest.raises(ValueError, match="holds 2 tokens of each row and prev_output_tokens"):
+            model.decoder(torch.full((2, length), EOS), memory, incremental_state=state)
+
+
+@pytest.mark.parametrize("recomputing", [False, True])
+def test_gradients_flow_through_the_cache(recomputing):
+    """Of a sentence decoded token by token (REINFORCE, minimum risk training) as of the whole pass."""
+    model = small(3, dropout=0.0, attention_dropout=0.0, checkpoint_activations=recomputing).train()
+    src, prev = (
+        sources(5, 9, 3),
+        torch.randint(FIRST, VOCAB, (3, 2 * STEPS), generator=torch.Generator().manual_seed(1)),
+    )
+    found = []
+    for cached in (False, True):
+        model.zero_grad()
+        memory, state = model.encoder(src), {}
+        if cached:
+            rows = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(prev.size(1))]
+            scores = torch.cat(rows, 1)
+        else:
+            scores = model.decoder(prev, memory)[0]
+        scores.log_softmax(-1).square().mean().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_hooks_and_replaced_forwards_change_a_step_as_they_change_the_whole_pass():
+    model, calls = small(2), []
+    model.decoder.layers[0].register_forward_hook(lambda _module, _given, y: 2 * y)
+    model.decoder.layers[1].fc1.register_forward_pre_hook(lambda _module, given: calls.append(given[0].shape))
+    forward = model.decoder.layers[1].forward
+    model.decoder.layers[1].forward = lambda *args, **kwargs: forward(*args, **kwargs) + 1
+    src, prev = sources(5, 9, 3), torch.randint(FIRST, VOCAB, (3, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        memory, state = model.encoder(src), {}
+        whole = model.decoder(prev, memory)[0]
+        steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(6)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=FP32, rtol=1e-4)
+    assert [tuple(shape) for shape in calls] == [(3, 6, 16)] + 6 * [(3, 1, 16)]
 
 
 def test_hypotheses_of_several_sentences_do_not_change_places():
@@ -201,7 +252,7 @@ def test_no_attention_weights_where_there_is_no_source():
         model.decoder.make_generation_fast_(need_attn=need_attn)
         with torch.no_grad():
             assert model(text())[1]["attn"] == [None]
-            assert model(text(), incremental_state={})[1]["attn"] == [None]
+            assert model(text()[:, :1], incremental_state={})[1]["attn"] == [None]
 
 
 def test_what_a_step_frees_serves_the_next():

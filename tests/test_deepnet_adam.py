@@ -5,14 +5,13 @@ And radam is its authors'.
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.optim import FP16Optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -98,9 +97,8 @@ def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: (
         built.set_lr(1e-2 * min(1.0, (update + 1) / 10))
         built.zero_grad()
         given = gradients(params, update, overflow=scaled and update in OVERFLOWS)
-        parts = [
-            (p * g.to(p.dtype)).sum().float() for n, (p, g) in enumerate(zip(params, given)) if n not in absent(update)
-        ]
+        there = [n for n in range(len(params)) if n not in absent(update)]
+        parts = [(params[n] * given[n].to(params[n])).sum().float() for n in there]
         if parts:
             built.backward(sum(parts))
         built.multiply_grads(0.25)
@@ -135,53 +133,19 @@ def test_the_numbers_are_fairseqs(chunk, eps, monkeypatch):
 
 
 def test_radam_waits_until_its_rate_is_known():
-    """Liu et al. 2020 (RAdam), Algorithm 2, but for steps with the bare momentum, which Admin's code leaves out."""
-    lr, beta1, beta2, eps, decay = 1e-2, 0.9, 0.98, 1e-8, 0.1
-    params = parameters(torch.float64)
+    """torch's RAdam from update 6 on; before, no steps with the bare momentum, which Admin's code leaves out too."""
+    params, twins = parameters(torch.float64), parameters(torch.float64)
     built = optimiser("radam", params)
-    expected, first, second = [[p.detach().clone() for p in params]] + [[0.0] * len(params)] * 2
-    longest = 2 / (1 - beta2) - 1
+    theirs = torch.optim.RAdam(twins, 1e-2, (0.9, 0.98), weight_decay=0.1, decoupled_weight_decay=True)
     for update in range(1, 13):
-        given = gradients(params, update)
-        first = [beta1 * m + (1 - beta1) * g.double() for m, g in zip(first, given)]
-        second = [beta2 * v + (1 - beta2) * g.double() ** 2 for v, g in zip(second, given)]
-        length = longest - 2 * update * beta2**update / (1 - beta2**update)
-        expected = [p * (1 - lr * decay) for p in expected]
-        assert (length > 5) == (update > 5)
-        if length > 5:
-            known = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-            rate = lr * math.sqrt(known * (1 - beta2**update)) / (1 - beta1**update)
-            expected = [p - rate * m / (v.sqrt() + eps) for p, m, v in zip(expected, first, second)]
-        for param, gradient in zip(params, given):
-            param.grad = gradient.double()
+        before = [param.detach().clone() for param in params]
+        for param, twin, given in zip(params, twins, gradients(params, update), strict=True):
+            twin.data.copy_(param.data)
+            param.grad = twin.grad = given.double()
         built.step()
-        torch.testing.assert_close([p.detach() for p in params], expected, rtol=1e-10, atol=1e-12)
-        assert built.get_lr() == lr
-
-
-@pytest.mark.parametrize("kind", ["fp16", "fp16, not flattened", "memory-efficient"])
-def test_radam_in_half_precision(kind):
-    """The weights of radam in float32 under about the same gradients, with moments in float32; and it resumes."""
-    params, theirs = model("fp16"), [nn.Parameter(p.detach().float()) for p in model("fp16")]
-    built = half_radam(kind, params)
-    train(optimiser("radam", theirs), theirs, range(20, 32))
-    train(built, params, range(20, 32))
-    found = params if kind == "memory-efficient" else masters(built, params)
-    rounding = 12 * 2**-10 if kind == "memory-efficient" else 0.0  # of updates, for weights from 2 to 4
-    assert difference(found, theirs) < 4e-3 + rounding < 0.05 < difference(theirs, model("fp16"))
-    assert all(moment.dtype == torch.float32 for state in built.optimizer.state.values() for moment in state.values())
-    twins = [nn.Parameter(p.detach().clone()) for p in params]
-    again = half_radam(kind, twins)
-    again.load_state_dict(copy.deepcopy(built.state_dict()))
-    for one, of in ((built, params), (again, twins)):
-        train(one, of, range(32, 36))
-    assert difference(params, twins) == 0
-
-
-def half_radam(kind: str, params):
-    if kind in KINDS:
-        return optimiser("radam", params, kind)
-    return MemoryEfficientFP16Optimizer.build_optimizer(settings("radam", FP16), params)
+        theirs.step()
+        expected = twins if update > 5 else [param * (1 - 1e-2 * 0.1) for param in before]
+        assert difference(params, expected) < 1e-12 and built.get_lr() == 1e-2
 
 
 def masters(built, params) -> list[torch.Tensor]:
@@ -202,11 +166,10 @@ def test_the_numbers_in_half_precision_are_fairseqs(kind):
     reference, found = optimiser("adam", theirs, kind), optimiser("deepnet_adam", ours, kind)
     assert type(found) is FlatFP16Optimizer and type(reference) is FP16Optimizer
     norms, again = (train(o, p, range(30), absent=lambda _: (4,)) for o, p in ((reference, theirs), (found, ours)))
-    numbers = [n for n in norms if not isinstance(n, str)]
-    assert [n for n in norms if isinstance(n, str)] == [n for n in again if isinstance(n, str)]
-    assert [n for n in again if not isinstance(n, str)] == pytest.approx(numbers, rel=1e-5)
+    for norm, expected in zip(again, norms, strict=True):
+        assert norm == (expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-5))
     if "fp16" in kind:
-        assert any("loss scale" in n for n in norms if isinstance(n, str)) and len(numbers) == 27
+        assert sum("loss scale" in str(norm) for norm in norms) == 3
         assert reference.scaler.loss_scale == found.scaler.loss_scale
     own = masters(found, ours)
     assert difference(masters(reference, theirs), own) < 3e-6
@@ -216,10 +179,7 @@ def test_the_numbers_in_half_precision_are_fairseqs(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_is_fairseqs_both_ways(kind):
-    """12 updates, the state handed over, 12 more: as 24 without a change. Entries, order and types are fairseq's.
-
-    Loss scale included; --fp16 has one flat entry.
-    """
+    """12 updates, the state handed over, 12 more: as 24 without a change, in fairseq's layout of entries."""
     kept, missing = [], absent if kind == "fp32" else lambda _: ()
     for first, second in (("adam", "adam"), ("adam", "deepnet_adam"), ("deepnet_adam", "adam")):
         params = model(kind)
@@ -236,59 +196,26 @@ def test_state_is_fairseqs_both_ways(kind):
     weights, moments = (2e-6, 1e-6) if kind == "fp32" else (2e-2, 1e-3)  # half precision's last place, here and there
     for others, state in kept:
         assert difference(others, params) < weights
-        assert state.keys() == expected.keys() and state.get("loss_scale") == expected.get("loss_scale")
-        assert state["param_groups"] == expected["param_groups"] and list(state["state"]) == list(expected["state"])
+        for key in expected.keys() - {"state", "fp32_params"}:
+            assert state[key] == expected[key]
+        assert state.keys() == expected.keys() and list(state["state"]) == list(expected["state"])
         for place, entry in expected["state"].items():
             own = state["state"][place]
             assert own.keys() == entry.keys() and own["step"] == entry["step"] and type(own["step"]) is int
-            for name in ("exp_avg", "exp_avg_sq"):
-                assert own[name].dtype == torch.float32 and own[name].shape == entry[name].shape
-                assert difference([own[name]], [entry[name]]) < moments
-
-
-def test_a_state_fits_either_layout():
-    """--fp16-no-flatten-grads may be added or dropped where deepnet_adam resumes; fairseq's cannot."""
-    for first, second in (HALF[:2], HALF[1::-1]):
-        params = model(first)
-        one, other = optimiser("deepnet_adam", params, first), optimiser("deepnet_adam", model(first), second)
-        train(one, params, range(5))
-        other.load_state_dict(one.state_dict())
-        for part, same in zip(one.optimizer.parts, other.optimizer.parts, strict=True):
-            assert part.steps == same.steps and all(torch.equal(part.moments[n], same.moments[n]) for n in part.moments)
-
-
-def test_a_long_sum_of_squares_is_right():
-    """The norm of 2^24 gradients of 1 and of a few large ones: 4096 sqrt(1 + ...), to float32's precision."""
-    params = [nn.Parameter(torch.zeros(2**24)), nn.Parameter(torch.zeros(3))]
-    built = optimiser("deepnet_adam", params)
-    params[0].grad, params[1].grad = torch.ones(2**24), torch.full((3,), 1000.0)
-    assert built.clip_grad_norm(0).item() == pytest.approx(math.sqrt(2**24 + 3e6), rel=2e-7)
+            assert difference([own["exp_avg"], own["exp_avg_sq"]], [entry["exp_avg"], entry["exp_avg_sq"]]) < moments
 
 
 def test_norms():
-    """Without gradients, over ranks, and of gradients that are not finite."""
-    params = parameters(shapes=[(64, 64)])
+    """Of many gradients and a few large ones to float32's precision, of none, and of one that is not finite."""
+    params = [nn.Parameter(torch.zeros(2**24)), nn.Parameter(torch.zeros(3))]
     built = optimiser("deepnet_adam", params)
     assert built.clip_grad_norm(1.0).item() == 0.0
-    for worst in (1.0, math.nan, math.inf):
+    for worst in (1000.0, math.nan, math.inf):
         built.zero_grad()
-        params[0].grad = torch.zeros(64, 64)
-        params[0].grad[5, 5] = worst
-        assert built.clip_grad_norm(0.0, lambda norm: 3 * norm).item() == pytest.approx(3 * worst, nan_ok=True)
-
-
-def test_memory_is_one_and_aligned():
-    """Views of one storage, each at 64 bytes, in the model's order, without what is frozen or of another type."""
-    params = parameters() + parameters(torch.bfloat16)
-    frozen = nn.Parameter(torch.ones(4), requires_grad=False)
-    own = frozen.data_ptr()
-    optimiser("deepnet_adam", [*params, frozen])
-    full, half = ({p.untyped_storage().data_ptr() for p in group} for group in (params[:6], params[6:]))
-    assert len(full) == len(half) == 1 and full != half and frozen.data_ptr() == own
-    assert all(p.data_ptr() % 64 == 0 and p.is_contiguous() for p in params)
-    assert difference(params[:6], parameters()) == 0
-    starts = [p.data_ptr() for p in params[:6]]
-    assert starts == sorted(starts)
+        params[0].grad, params[1].grad = torch.ones(2**24), torch.full((3,), worst)
+        expected = math.sqrt(2**24 + 3 * worst**2)
+        found = built.clip_grad_norm(0.0, lambda norm: 3 * norm).item()
+        assert found == pytest.approx(3 * expected, rel=2e-7, nan_ok=True)
 
 
 def test_a_model_cast_later_is_noticed():
@@ -341,35 +268,24 @@ def test_a_run_may_switch_when_it_resumes(data, tmp_path):
 
     But for the keys' biases, which attention does not see: their gradient is rounding noise.
     """
-    kept, flags = [], ("--method", "rezero", "--update-freq", "2", "--store-ema", "--ema-fp32")
+    kept, flags = [], ("--method", "rezero", "--update-freq", "2", "--clip-norm", "0.5", "--weight-decay", "0.01")
     for names in (("adam",) * 3, ("adam", "deepnet_adam", "adam")):
-        folder = tmp_path / names[1]
         for made, name in zip((2, 4, 6), names, strict=True):
-            more = ("--optimizer", name, *flags, "--max-update", str(made))
-            training(data, folder, *TINY, "--clip-norm", "0.5", "--weight-decay", "0.01", *more)
-        state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
-        assert {entry["step"] for entry in state["last_optimizer_state"]["state"].values()} == {6}
-        kept.append(
-            state["model"] | {f"ema.{name}": value for name, value in state["extra_state"].get("ema", {}).items()}
-        )
+            training(data, tmp_path / names[1], *TINY, *flags, "--optimizer", name, "--max-update", str(made))
+        kept.append(torch.load(tmp_path / names[1] / "checkpoint_last.pt", weights_only=True)["model"])
     for name, value in kept[0].items():
         assert "k_proj.bias" in name or (kept[1][name] - value).abs().mean() < 2e-6
 
 
 @pytest.mark.parametrize("flags", [(), ("--bf16",)], ids=["fp32", "bf16"])
-def test_checkpoints_are_read_by_everybody(flags, data, tmp_path):
-    """Weights, means and squares are one memory each in the file; average, export and building take it as ever."""
+def test_checkpoints_are_small_and_export(flags, data, tmp_path):
+    """Weights, means and squares are one memory each in the file; averaging and folding take it as any other."""
     training(data, tmp_path, *TINY, "--optimizer", "deepnet_adam", *flags, "--max-update", "2")
     path = tmp_path / "checkpoint_last.pt"
-    state = torch.load(path, weights_only=True)
-    model, _ = from_checkpoint(str(path))
-    entries = state["last_optimizer_state"]["state"].values()
+    state, model = torch.load(path, weights_only=True), from_checkpoint(str(path))[0]
     trained = [state["model"][name] for name, _ in model.named_parameters()]
-    for group in (trained, [e["exp_avg"] for e in entries], [e["exp_avg_sq"] for e in entries]):
-        assert len({value.untyped_storage().data_ptr() for value in group}) == 1
     each = 16 if flags else 12  # bytes: the weights, two moments, and in half precision the float32 weights
     assert path.stat().st_size < 1.25 * each * sum(p.numel() for p in model.parameters()) + 100_000
-    assert difference(model.parameters(), trained) == 0
     average([path, path], tmp_path / "mean.pt")
     assert difference(from_checkpoint(str(tmp_path / "mean.pt"))[0].parameters(), trained) == 0
     assert fold_checkpoint(str(tmp_path / "mean.pt")).difference < 1e-4

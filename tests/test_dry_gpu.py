@@ -5,16 +5,12 @@ The numbers below are today's; whoever lowers one writes it here.
 
 from __future__ import annotations
 
-from itertools import combinations, product
-
 import pytest
 import torch
 
 from benchmarks.fake_gpu import FakeGPU, obstacle
 from benchmarks.fake_gpu.step import Shape, decode, train
-from benchmarks.models import TRAINING
 from deepnet_fairseq.core.methods import METHODS, get_method
-from deepnet_fairseq.plugin.trainer import parse
 
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
@@ -32,19 +28,17 @@ WAITS = {  # setting -> synchronisations, "part kind file:function"
     "amp": {"optimizer item plugin/optimisers/half_precision.py:step_amp", "rest item fairseq/trainer.py:train_step"},
 }
 DECODING = {"rest copy to host core/decoding.py:reorder"}  # of a step, as above
-AXES = {
-    "precision": {
-        "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
-        "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
-        "fp16 no flat": ("--fp16", "--fp16-no-flatten-grads"),
-    },
-    "optimiser": {name: ("--optimizer", name) for name in ("deepnet_adam", "adam", "radam")},
-    "criterion": {"plain": (), "chunked": ("--criterion", "chunked_label_smoothed_cross_entropy")},
-    "recomputation": {
-        "none": (), "every layer": ("--checkpoint-activations",), "every 2": ("--checkpoint-every", "2"),
-    },
-    "update-freq": {"1": (), "2": ("--update-freq", "2")},
+PRECISIONS = {
+    "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
+    "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
+    "fp16 no flat": ("--fp16", "--fp16-no-flatten-grads"),
 }  # fmt: skip
+OTHERS = {
+    "adam": ("--optimizer", "adam", "--checkpoint-every", "2"),
+    "radam": ("--optimizer", "radam"),
+    "deepnet_adam": ("--optimizer", "deepnet_adam", "--checkpoint-activations"),
+    "chunked": (*DEFAULT[1:], "--criterion", "chunked_label_smoothed_cross_entropy", "--update-freq", "2"),
+}
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 
@@ -84,42 +78,14 @@ def test_every_method(gpu, method):
 
 
 @pytest.mark.smoke
-def test_pairs_of_settings(gpu):
-    """Each value of an axis with each of another, except for what the command line refuses."""
-    failed, waits = {}, set()
-    for row in covering(gpu):
-        flags = [flag for axis, value in zip(AXES.values(), row, strict=True) for flag in axis[value]]
-        try:
-            record = gpu(train, (*layers(2), *flags), SMALL)
-        except (AssertionError, SystemExit) as error:
-            failed[row] = str(error)[-500:]
-            continue
-        if record.mismatches or not set(record.waits) <= known(*row):
-            failed[row] = (record.mismatches, set(record.waits) - known(*row))
-        waits |= set(record.waits)
-    assert failed == {}
-    assert set().union(*WAITS.values()) == waits  # none is known that is not there any more
-
-
-def accepts(gpu, flags) -> bool:
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_update_by_other_settings(gpu, precision, other):
     try:
-        gpu(parse, [*TRAINING, *layers(2), "--max-tokens=4096", *flags])
+        record = gpu(train, (*layers(2), *PRECISIONS[precision], *OTHERS[other]), SMALL)
     except SystemExit:
-        return False
-    return True
-
-
-def covering(gpu) -> list[tuple[str, ...]]:
-    """Return rows, with a value of each axis, that hold every pair of values."""
-    first, second, *_ = AXES.values()
-    accepted = {pair for pair in product(first, second) if accepts(gpu, (*first[pair[0]], *second[pair[1]]))}
-    assert {one for one, _ in accepted} == set(first)
-    rows = {row: set(combinations(enumerate(row), 2)) for row in product(*AXES.values()) if row[:2] in accepted}
-    left, chosen = set().union(*rows.values()), []
-    while left:
-        chosen.append(max(rows, key=lambda row: len(rows[row] & left)))
-        left -= rows[chosen[-1]]
-    return chosen
+        pytest.skip("refused by the command line")
+    assert record.mismatches == [] and set(record.waits) <= known(precision)
 
 
 @pytest.mark.smoke

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 import torch
-from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 
 from deepnet_fairseq.plugin.checkpoints import exact_resume
 
 from .conftest import TRAIN_FLAGS
+from .support.diverging import Training
 from .support.lives import TINY, assert_ends_as_one_left_alone
 
 WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
@@ -52,41 +52,28 @@ def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), [moment], kind=signal.SIGTERM)
 
 
-class Optimiser:
-    """As much of fairseq's as its scaler and its float32 weights need."""
-
-    def __init__(self, params, flat: bool):
-        self.fp16_params, self.scaler, self.optimizer = params, DynamicLossScaler(init_scale=8.0, scale_window=4), None
-        values = [param.detach().float() for param in params]
-        self.fp32_params = (
-            {None: torch.cat([v.flatten() for v in values])} if flat else [torch.nn.Parameter(v) for v in values]
-        )
-
-
-@pytest.mark.parametrize("flat", [True, False])
-def test_float32_weights_and_loss_scale_go_on(flat):
-    """What rounds to the same weights is told apart; the scale grows when it would have."""
-    params = [torch.randn(3, 2).half(), torch.randn(5).half()]
-    first, second = Optimiser(params, flat), Optimiser(params, flat)
-    for value in exact_resume.weights(first):
+@pytest.mark.parametrize("layout", [(), ("--fp16-no-flatten-grads",)], ids=["flat", "not flat"])
+def test_float32_weights_and_loss_scale_go_on(layout, data, tmp_path):
+    """Weights that round to the same numbers are told apart; the scale grows when it would have."""
+    flags = (*TINY, "--fp16", *layout, "--fp16-init-scale", "8", "--fp16-scale-window", "4")
+    first, second = (Training(data, tmp_path, *flags).trainer for _ in range(2))
+    for value in exact_resume.weights(first.optimizer):
         value.mul_(1 + 1e-5)
     for _ in range(3):
-        first.scaler.update()
-    state = exact_resume.state_with_weights(lambda _: {"loss_scale": first.scaler.loss_scale}, first)
-    exact_resume.load_with_weights(lambda *_: None, second, state)
-    assert all(map(torch.equal, exact_resume.weights(first), exact_resume.weights(second)))
-    assert not torch.equal(exact_resume.weights(second)[0], params[0].float())
-    second.scaler.loss_scale = first.scaler.loss_scale
+        first.optimizer.scaler.update()
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert all(map(torch.equal, *map(exact_resume.weights, (first.optimizer, second.optimizer))))
     scales = []
-    for scaler in (first.scaler, second.scaler):
+    for scaler in (first.optimizer.scaler, second.optimizer.scaler):
         for _ in range(6):
             scaler.update()
             scales.append(scaler.loss_scale)
     assert scales[:6] == scales[6:] and len(set(scales)) > 1
 
 
-def test_weights_of_another_model_are_not_taken():
-    first, second = (Optimiser([torch.randn(4).half()], flat=False) for _ in range(2))
-    before = second.fp32_params[0].detach().clone()
-    exact_resume.load_with_weights(lambda *_: None, second, {exact_resume.WEIGHTS: exact_resume.weights(first)})
-    assert torch.equal(second.fp32_params[0], before)
+def test_weights_of_another_model_are_not_taken(data, tmp_path):
+    trainers = [Training(data, tmp_path, *TINY, "--fp16", "--seed", seed).trainer for seed in "12"]
+    first, before = (exact_resume.weights(trainer.optimizer)[0].clone() for trainer in trainers)
+    trainers[1].optimizer.load_state_dict(trainers[0].optimizer.state_dict())
+    (found, *_) = exact_resume.weights(trainers[1].optimizer)
+    assert torch.equal(found, before) and not torch.equal(found, first)

@@ -19,6 +19,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from .conftest import TRAIN_FLAGS, make_data
+from .support.broken import contents
 from .support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")
@@ -58,9 +59,11 @@ def exported(checkpoint):
     return out
 
 
-def export(*words) -> None:
-    """In this process."""
-    main(["export", *map(str, words)])
+def export(*words) -> str:
+    """Return what `deepnet export` prints, in this process."""
+    with redirect_stdout(StringIO()) as said:
+        main(["export", *map(str, words)])
+    return said.getvalue()
 
 
 def hypotheses(printed: str) -> dict[str, str]:
@@ -93,11 +96,9 @@ def test_half_precision(checkpoint, exported):
 
 @pytest.fixture(scope="module")
 def converted(checkpoint):
-    out, said = checkpoint.with_name("ct2"), StringIO()
-    with redirect_stdout(said):
-        export(checkpoint, "--to", "ctranslate2", "--out", out)
-    assert "on 20 sentences" in said.getvalue()
-    assert float(re.search(r"at most (\S+),", said.getvalue()).group(1)) < 1e-4
+    out = checkpoint.with_name("ct2")
+    said = export(checkpoint, "--to", "ctranslate2", "--out", out)
+    assert "on 20 sentences" in said and float(re.search(r"at most (\S+),", said).group(1)) < 1e-4
     return out
 
 
@@ -120,22 +121,19 @@ def test_ctranslate2_translates_alike(checkpoint, converted):
     assert len(ended) >= 100 and len({tuple(ours[i]) for i in ended}) > 50
 
 
-def test_int8(checkpoint, capsys):
-    out = checkpoint.with_name("int8")
-    export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", out)
-    average = re.search(r", (\S+) on average", capsys.readouterr().out).group(1)
+def test_int8(checkpoint):
+    said = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", checkpoint.with_name("int8"))
+    average = re.search(r", (\S+) on average", said).group(1)
     assert 1e-4 < float(average) < 5  # 8 bits cost something, 1.3 where a CPU's sums of them saturate (AVX2)
-    assert (out / "model.bin").exists()
 
 
 @pytest.fixture(scope="module", name="hub")
 def a_hub(checkpoint):
     """A folder for transformers."""
     pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
-    out, said = checkpoint.with_name("hub"), StringIO()
-    with redirect_stdout(said):
-        export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
-    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said.getvalue()).group(1)) < 1e-4
+    out = checkpoint.with_name("hub")
+    said = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
+    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said).group(1)) < 1e-4
     return out
 
 
@@ -163,24 +161,6 @@ def test_transformers_translates_alike(data, checkpoint, hub):
 
 
 @pytest.mark.peers
-def test_a_tokenizer_with_the_dictionarys_numbers(data, checkpoint, hub):
-    """Pieces that the dictionary lacks, and letters that the SentencePiece model lacks, are <unk> as in fairseq."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(hub, local_files_only=True)
-    dictionary = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])[2].source_dictionary
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
-    lines = [
-        line for side in ("qaa", "qab") for line in (data.parent / "text" / f"test.{side}").read_text().split("\n")
-    ]
-    lines += ["☃ ☃☃ " + lines[0], ">>fr<< " + lines[0], *processor.decode([[i] for i in range(3, len(processor))])]
-    cut = [" ".join(processor.encode(line, out_type=str)) for line in lines]
-    ours = [dictionary.encode_line(line, add_if_not_exist=False).tolist() for line in cut]
-    assert tokenizer(lines)["input_ids"] == ours and len(lines) > 300
-    assert tokenizer.batch_decode(ours[:100], skip_special_tokens=True) == lines[:100]
-
-
-@pytest.mark.peers
 def test_the_folder_says_what_it_is(checkpoint, hub):
     card, search = (hub / "README.md").read_text(), json.loads((hub / "generation_config.json").read_text())
     assert "`deepnorm`" in card and "2-2 encoder-decoder layers" in card and "beam 5, length penalty 0.6" in card
@@ -199,46 +179,43 @@ def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
     assert search.get("num_beams", 1) == 1 and not search.get("early_stopping")
 
 
-HUB_REFUSED = {
+REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
+    "quantized transformer": (("--to", "transformer", "--quantization", "int8"), "--quantization"),
+    "fp16 ctranslate2": (("--to", "ctranslate2", "--fp16"), "--quantization float16"),
+    "no folder": (("--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
+    "a file": (("--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
+    "not empty": (("--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
+    "beams of fairseq": (("--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
+}
+OF_THE_HUB = {
     "no data": (("--data", "{text}.missing"), "--data"),
-    "a folder of something else": (("--data", "{folder}"), "--data .*; give the run's binarised data"),
     "no beam": (("--beam", "0"), "--beam 0: must be at least 1"),
-    "no such subwords": (("--subwords", "no/such.model"), "--subwords no/such.model: no such file"),
 }
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("case", HUB_REFUSED)
-def test_refusals_of_the_hub(case, data, checkpoint, tmp_path):
-    """In one line; no folder is left."""
-    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
-    (words, message), text = HUB_REFUSED[case], data.parent / "text" / "test.qaa"
+def assert_refused(case, data, path, folder) -> None:
+    """In one line, and nothing is written or lost."""
+    (words, message), text = case, data.parent / "text" / "test.qaa"
     words = [word.format(text=text, folder=text.parent) for word in words]
+    out = () if "--out" in words else ("--out", folder / "out")
+    before = contents(text.parent)
     with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
-        export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", *words)
-    assert not list(tmp_path.iterdir())
-
-
-REFUSED = {
-    "quantized transformer": (("{checkpoint}", "--to", "transformer", "--quantization", "int8"), "--quantization"),
-    "fp16 ctranslate2": (("{checkpoint}", "--to", "ctranslate2", "--fp16"), "--quantization float16"),
-    "no folder": (("{checkpoint}", "--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
-    "a file": (("{checkpoint}", "--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
-    "not empty": (("{checkpoint}", "--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
-    "a penalty of 0": (("{checkpoint}", "--to", "ctranslate2", "--lenpen", "0"), "--lenpen: only with --to hugging"),
-    "beams of fairseq": (("{checkpoint}", "--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
-    "stock model": (("{exported}", "--to", "transformer"), "holds a transformer"),
-}
+        export(path, *words, *out)
+    assert not list(folder.iterdir()) and before == contents(text.parent)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case, data, checkpoint, exported, tmp_path):
-    """In one line, and nothing is written or lost."""
-    (words, message), text = REFUSED[case], data.parent / "text" / "test.qaa"
-    places = {"checkpoint": checkpoint, "exported": exported, "text": text, "folder": text.parent}
-    words = [word.format(**places) for word in words]
-    out = () if "--out" in words else ("--out", tmp_path / "out")
-    before = {path: path.read_bytes() for path in text.parent.iterdir()}
-    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
-        export(*words, *out)
-    assert not list(tmp_path.iterdir()) and before == {path: path.read_bytes() for path in text.parent.iterdir()}
+def test_refusals(case, data, checkpoint, tmp_path):
+    assert_refused(REFUSED[case], data, checkpoint, tmp_path)
+
+
+def test_a_stock_model_has_nothing_to_fold(data, exported, tmp_path):
+    assert_refused((("--to", "transformer"), "holds a transformer"), data, exported, tmp_path)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("case", OF_THE_HUB)
+def test_refusals_of_the_hub(case, data, checkpoint, tmp_path):
+    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+    words, message = OF_THE_HUB[case]
+    assert_refused((("--to", "huggingface", *words), message), data, checkpoint, tmp_path)

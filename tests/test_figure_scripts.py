@@ -41,10 +41,6 @@ def test_the_papers_setting(tmp_path, number, count, paper):
     always = {"--adam-betas": "(0.9, 0.98)", "--label-smoothing": "0.1", "--patience": "7"}
     assert all((paper | always).items() <= flags.items() for flags in found)
     assert not (tmp_path / "out").exists()
-    if number == 3:  # draws validation losses, so its long trainings validate and its short ones need not
-        curves = [flags for flags in found if "/curve-" in flags["--save-dir"]]
-        assert len(curves) == 2 and not any("--disable-validation" in flags for flags in curves)
-        assert all("--disable-validation" in flags for flags in found if flags not in curves)
 
 
 def test_sweeps_of_figure_7():
@@ -53,7 +49,6 @@ def test_sweeps_of_figure_7():
     assert [flags["--lr"] for flags in found] == ["5e-4", "1e-3", "1.5e-3", *["1.5e-3"] * 3, *["5e-4"] * 3]
     assert batches[:6] == [128] * 3 + [64, 128, 256]
     assert [flags["--encoder-embed-dim"] for flags in found[6:]] == ["512", "768", "1024"]
-    assert {flags["--clip-norm"] for flags in found[6:]} == {"1.0"}
 
 
 @pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])

@@ -9,19 +9,17 @@ from torch.nn.functional import cross_entropy
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.stack import Padding
-from deepnet_fairseq.plugin.admin_profile import take_profile
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.probe_record import read_record
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
 from .support.diverging import TINY, Training
 from .support.helpers import PAD, VOCAB, batch, run_cold, small
-from .test_deepnet_adam import KINDS, difference, masters, optimiser
-from .test_deepnet_adam import gradients as made_up
+from .test_deepnet_adam import HALF, difference, masters, optimiser, train
 from .test_deepnet_adam import model as parameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ON_GPU = tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu")
 DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}
 
 
@@ -77,43 +75,14 @@ def test_no_pass_waits_for_the_gpu(method, padded):
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_profile_of_a_half_precision_model_is_the_cpus():
-    """Taken in float32 whatever the model's type; no dropout, for the two devices draw it differently."""
-    src, prev = batch()
-    inputs = {"src_tokens": src, "src_lengths": None, "prev_output_tokens": prev}
-    expected = take_profile(small(6, method="admin"), inputs, 1).omega
-    found = take_profile(small(6, method="admin").cuda().half(), inputs, 1).omega
-    assert list(found.values()) == pytest.approx(list(expected.values()), rel=2e-3)
-
-
-@pytest.mark.parametrize("precision", ["--fp16", "--memory-efficient-fp16", "--amp", "--bf16"])
-def test_probed_gradients_are_unscaled(data, tmp_path, precision):
-    """The first update's gradient norms in half precision are those of float32."""
-    found = {}
-    for name, flags in (("full", ()), ("half", ("--fp16", precision) if "fp16" in precision else (precision,))):
-        train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
-        arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16-init-scale", "64")
-        probes = ("--deepnet-probe", "all", "--probe-interval", "1", "--max-update", "1", "--no-save")
-        run_cold("fairseq-train", data, *train, *arch, *probes, *flags, "--save-dir", tmp_path / name)
-        found[name] = read_record(tmp_path / name / "probes.jsonl").rows[0]["gradient_norm"]
-    for address in ("encoder.1", "decoder.6", "decoder.3.ffn.fc1", "encoder.embed_tokens"):
-        assert found["half"][address] == pytest.approx(found["full"][address], rel=0.05)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "fp32"])
+@pytest.mark.parametrize("kind", HALF)
 def test_deepnet_adam_is_fairseqs(kind):
     """In half precision, and the state is handed over by way of the CPU."""
     built = []
     for name in ("adam", "deepnet_adam"):
         params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
         built.append((optimiser(name, params, kind), params))
-        for update in range(20):
-            built[-1][0].zero_grad()
-            given = zip(params, made_up(params, update), strict=True)
-            built[-1][0].backward(sum((p * gradient.to(p)).sum().float() for p, gradient in given))
-            built[-1][0].multiply_grads(torch.tensor(0.25, device="cuda"))
-            built[-1][0].clip_grad_norm(0.7)
-            built[-1][0].step()
+        train(*built[-1], range(20))
     (reference, _), (found, _) = built
     assert difference(*(masters(*one) for one in built)) < 1e-5
     found.load_state_dict(reference.state_dict())
@@ -124,7 +93,7 @@ def test_deepnet_adam_is_fairseqs(kind):
 def test_an_update_waits_once(data, tmp_path, precision):
     """By what torch tells of calls that wait; the first updates also do what is done once."""
     flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
-    training = Training(data, tmp_path, *flags, common=tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu"))
+    training = Training(data, tmp_path, *flags, common=ON_GPU)
     training.step()
     training.step()
     with warnings.catch_warnings(record=True) as told:
@@ -141,15 +110,10 @@ def test_an_update_waits_once(data, tmp_path, precision):
 @pytest.mark.parametrize("mode", [(), ("--zero-sharding", "os")])
 def test_two_gpus_are_one(data, tmp_path, mode):
     """Of the same batches, in half precision: the loss of each of ten updates."""
-    train = [flag for flag in TRAIN_FLAGS if flag != "--cpu"]
-    arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0")
-    words = (data, *train, *arch, "--fp16", "--max-update", "10", "--no-save")
-    losses = []
+    flags = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16", "--fp16-init-scale", "64", "--no-save")
+    words, losses = (data, *ON_GPU, *flags, "--max-update", "10", "--optimizer", "deepnet_adam"), []
     for world in (1, 2):
-        found = run_cold(
-            "fairseq-train", *words, "--optimizer", "deepnet_adam", *(mode if world == 2 else ()),
-            "--update-freq", 2 // world, "--distributed-world-size", world, "--fp16-init-scale", "64",
-        )  # fmt: skip
-        (tmp_path / f"{world}.log").write_text(found.stdout)
-        losses.append([float(row["loss"]) for row in ranks.updates(tmp_path / f"{world}.log")])
+        several = ("--update-freq", 2 // world, "--distributed-world-size", world, *(mode if world == 2 else ()))
+        (tmp_path / "log").write_text(run_cold("fairseq-train", *words, *several).stdout)
+        losses.append([float(row["loss"]) for row in ranks.updates(tmp_path / "log")])
     assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=0.02)

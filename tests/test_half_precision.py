@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
 from .support.helpers import USER_DIR, run
-from .test_deepnet_adam import optimiser, parameters, settings
+from .test_deepnet_adam import settings
 from .test_every_method import TRANSLATE
 
 MODES = {  # flags of a trainer in half precision
@@ -40,21 +41,12 @@ DEFAULT = [("deepnorm", "fp16"), ("deepnorm", "amp")]
 @pytest.fixture(scope="module")
 def in_float32(data):
     """Method and flags -> losses."""
-    found = {}
-
-    def of(*flags):
-        if flags not in found:
-            found[flags] = train(data, "--cpu", *flags)[0]
-        return found[flags]
-
-    return of
+    return cache(lambda *flags: train(data, "--cpu", *flags)[0])
 
 
-AUTOCAST = {"admin", "dlcl", "mhc", "rezero"}  # with parameters of their own that stay in float32
-MODES_OF = {
-    name: MODES if name == "deepnorm" else ("fp16", "amp")[: 1 + (name in AUTOCAST)] for name in sorted(METHODS)
-}
-ALL = [(method, mode) for method, modes in MODES_OF.items() for mode in modes]
+AUTOCAST = ("admin", "dlcl", "mhc", "rezero")  # with parameters of their own that stay in float32
+ALL = [("deepnorm", mode) for mode in MODES]
+ALL += [(name, "fp16") for name in sorted(METHODS) if name != "deepnorm"] + [(name, "amp") for name in AUTOCAST]
 
 
 @pytest.mark.parametrize(
@@ -64,27 +56,20 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     """The first scale is 2^28: batches that overflow change nothing but the scale. And a line says how slow it is."""
     half, flags = MODES[mode], ("--method", method, *METHODS[method].train_flags)
     optimizer = half[half.index("--optimizer") :][:2] if "--optimizer" in half else ()
-    found, scale, trainer = train(data, "--cpu", *flags, *half, *TOO_LARGE)
+    found, scale, _ = train(data, "--cpu", *flags, *half, *TOO_LARGE)
     expected = in_float32(*flags, *optimizer)
     apart = [abs(ours - theirs) for ours, theirs in zip(found, expected, strict=True)]
     efficient = "--memory-efficient-fp16" in half
     assert max(apart) < (EFFICIENT if efficient else BETWEEN) and apart[-1] < (EFFICIENT if efficient else AT_LAST)
     assert expected[-1] < expected[0] - 0.5
-    overflows, amp = 28 - math.log2(scale), trainer.cfg.common.amp
-    noticed = sum("overflow detected" in message for message in caplog.messages)
-    assert overflows >= 15 and (noticed == overflows or amp)  # which tries a batch three times
-    (line,) = (line for line in caplog.messages if "on a CPU" in line)
-    assert line.startswith(f"--{'amp' if amp else 'fp16'} on a CPU: what a GPU would compute")
+    assert 28 - math.log2(scale) >= 15  # overflows
+    assert "on a CPU: what a GPU would compute" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "flag, optimizer, said",
-    [("fp16", "adafactor", "add --fp16-no-flatten-grads"), ("memory-efficient-fp16", "adagrad", "take --fp16")],
-)
-def test_an_optimiser_that_cannot_is_named(flag, optimizer, said, data):
+def test_an_optimiser_that_cannot_is_named(data):
     """fairseq's words are a page of calls."""
-    with pytest.raises(UserError, match=f"--optimizer {optimizer}: .*{said}"):
-        train(data, "--cpu", "--optimizer", optimizer, f"--{flag}", updates=1)
+    with pytest.raises(UserError, match="--optimizer adafactor: .*add --fp16-no-flatten-grads"):
+        train(data, "--cpu", "--optimizer", "adafactor", "--fp16", updates=1)
 
 
 def gates_clipped(data, limit, *mode):
@@ -121,34 +106,21 @@ def test_gates_of_gpas_are_clipped_apart(mode, data):
 def test_hundred_layers_stay_finite(method, data):
     """100L-100L, in fp16; a number that is not finite would raise."""
     deep = ("--encoder-layers", "100", "--decoder-layers", "100", "--max-tokens", "150")
-    flags = ("--cpu", "--method", method, *METHODS[method].train_flags, *MODES["flat"], *deep)
-    *_, trainer = train(data, *flags, updates=2)
-    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+    train(data, "--cpu", "--method", method, *METHODS[method].train_flags, *MODES["flat"], *deep, updates=2)
 
 
 @pytest.mark.smoke
 def test_translations_in_half_precision(data, tmp_path):
-    """By the programs, of a model that was trained in fp16: the scores, bits a token, are those of float32."""
-    run(
-        "fairseq-train",
-        data,
-        "--user-dir",
-        USER_DIR,
-        *FLAGS,
-        "--cpu",
-        "--fp16",
-        "--max-update",
-        "12",
-        "--save-dir",
-        tmp_path,
-    )
-    found = {}
-    for precision, flags in {"float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",)}.items():
+    """The scores, bits a token, are those of float32, of a model that was trained in fp16."""
+    model = ("--user-dir", USER_DIR, *FLAGS, "--cpu", "--fp16", "--max-update", "12", "--save-dir", tmp_path)
+    run("fairseq-train", data, *model)
+    found = []
+    for flags in ((), ("--fp16",), ("--bf16",)):
         out = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt", *flags).stdout
-        found[precision] = [float(score) for score in re.findall(r"^H-\d+\t(\S+)", out, re.MULTILINE)]
-    assert len(found["float32"]) == 20
-    assert found["fp16"] == pytest.approx(found["float32"], abs=5e-3)
-    assert found["bf16"] == pytest.approx(found["float32"], abs=0.05)
+        found.append([float(score) for score in re.findall(r"^H-\d+\t(\S+)", out, re.MULTILINE)])
+    expected, fp16, bf16 = found
+    assert len(expected) == 20
+    assert fp16 == pytest.approx(expected, abs=5e-3) and bf16 == pytest.approx(expected, abs=0.05)
 
 
 def test_adam_sees_the_gradient_that_amp_has_scaled():
@@ -167,15 +139,3 @@ def test_adam_sees_the_gradient_that_amp_has_scaled():
         optimizer.step()
     assert len(seen) == 2 and all(torch.equal(one, gradient) for one in seen)
     assert optimizer.scaler.get_scale() == 64
-
-
-def test_shards_are_saved_before_the_first_update(group):
-    """At the end of an epoch in which every batch has overflowed: --zero-sharding os."""
-    states = []
-    for _ in range(2):
-        built = optimiser("deepnet_adam", parameters(torch.float16), "fp16")
-        built.shard(group)
-        built.optimizer.consolidate_state_dict()
-        states.append(built.state_dict())
-        built.load_state_dict(states[0])
-    assert states[0]["state"] == {} and len(states[0]["fp32_params"]) == len(states[1]["fp32_params"]) > 0

@@ -6,7 +6,6 @@ No code of a checkpoint is run.
 import os
 import pickle
 import shutil
-import zipfile
 
 import numpy
 import pytest
@@ -82,23 +81,12 @@ def a_bit(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def with_pickle(content: bytes):
-    """The archive with other objects."""
-
-    def write(path, sound) -> None:
-        with zipfile.ZipFile(sound) as old, zipfile.ZipFile(path, "w") as new:
-            for info in old.infolist():
-                new.writestr(info, content if info.filename.endswith("/data.pkl") else old.read(info))
-
-    return write
-
-
 WRONG = {
     "empty": (rewritten(lambda data: b""), DAMAGED),
     "cut": (rewritten(lambda data: data[: len(data) // 2]), DAMAGED),
     "bit of a weight": (rewritten(a_bit), DAMAGED),
-    "pickle of a dict": (with_pickle(b"\x80\x02}."), "it lacks 'best_loss'"),
-    "string of 2**60 bytes": (with_pickle(b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"x."), DAMAGED),
+    "a folder": (lambda path, sound: path.mkdir(), "is no ordinary file"),
+    "no model": (changed(lambda s: {name: s[name] for name in s if name != "model"}), OTHER),
     "os.system": (holding(extra_state=TOUCH), f"{CODE} posix.system"),
     "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), f"{CODE} torch.serialization.load"),
     "array of objects": (holding(extra_state=numpy.array([TOUCH])), f"{CODE} numpy.dtypes.ObjectDType"),
@@ -107,7 +95,6 @@ WRONG = {
         changed(lambda state: state | {"extra_state": TOUCH}, _use_new_zipfile_serialization=False),
         f"{CODE} posix.system",
     ),
-    "weights in a list": (changed(lambda state: state | {"model": list(state["model"].values())}), OTHER),
     "an infinity": (filled(float("inf")), "not finite"),
     "a NaN in half precision": (filled(float("nan"), dtype=torch.float16), "not finite"),
     "config is text": (holding(cfg="text"), "no config of a model"),
@@ -127,7 +114,7 @@ def test_opening(case, sound, tmp_path):
 
 
 def test_commands(sound, tmp_path):
-    """Of `deepnet`; those of fairseq are in test_bad_input.py. What was there stays as it was."""
+    """What was there stays as it was."""
     path, out = tmp_path / "wrong.pt", tmp_path / "out"
     out.write_bytes(b"what was there")
     for write, says in (WRONG["os.system"], (section("model", _name="lstm", arch="lstm"), "holds a lstm")):
@@ -140,26 +127,18 @@ def test_commands(sound, tmp_path):
             assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
-def test_no_file(make, tmp_path):
+def test_programs_of_fairseq(data, sound, tmp_path):
+    """Missing, one that would run code, and one whose optimiser's state is text."""
     path = tmp_path / "wrong.pt"
-    make(path)
-    with pytest.raises(SystemExit) as caught:
-        main(["export", str(path), "--to", "transformer", "--out", str(tmp_path / "out")])
-    check_line(caught.value, str(path), "is no ordinary file")
-
-
-def test_training_that_cannot_go_on(data, sound, tmp_path):
-    """The optimiser's state is text, or of another criterion."""
-    path = tmp_path / "wrong.pt"
-    for change in (
-        holding(last_optimizer_state="text"),
-        changed(lambda state: state["optimizer_history"][-1].update(criterion_name="Other")),
-    ):
-        change(path, sound)
-        words = (*TRAIN_FLAGS, *TINY, "--max-update", "1", "--restore-file", path, "--save-dir", tmp_path / "save")
-        done = run("fairseq-train", data, *words, check=False)
-        assert_one_line(done, str(path), "cannot go on with its training", "--reset-optimizer")
+    generate = ("fairseq-generate", data, *GENERATE, "--path", path)
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", "--restore-file", path)
+    for program in (generate, train):
+        assert_one_line(run(*program, check=False), str(path), "no such file or folder")
+    WRONG["os.system"][0](path, sound)
+    for program in (generate, train):
+        assert_one_line(run(*program, check=False), str(path), f"{CODE} posix.system")
+    holding(last_optimizer_state="text")(path, sound)
+    assert_one_line(run(*train, check=False), str(path), "cannot go on with its training", "--reset-optimizer")
 
 
 def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
@@ -168,13 +147,13 @@ def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
     layers = {"_name": "fconv", "arch": "fconv", "encoder_layers": code, "decoder_layers": code}
     widths = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8}
     changed(lambda s: s["cfg"].update(model=layers | widths | {"max_source_positions": 9}))(path, sound)
-    assert_one_line(run("fairseq-generate", data, "--path", path, *GENERATE, check=False), "is no plain value")
+    assert_one_line(run("fairseq-generate", data, *GENERATE, "--path", path, check=False), "is no plain value")
 
 
 # binarised data and dictionaries
 
 INDEX, TOKENS = "train.qaa-qab.qaa.idx", "train.qaa-qab.qaa.bin"
-CODE, COUNT = 17, 18  # offsets in an index: type of token, number of sentences
+TYPE, COUNT = 17, 18  # offsets in an index: type of token, number of sentences
 EOS = 2
 LONG, SHORT = [5] * 1200 + [EOS], [6] * 10 + [EOS]
 
@@ -204,7 +183,7 @@ def both(split, *rows):
 BROKEN = {  # -> which file, and what is said of it
     "index short of a byte": (file_changed(INDEX, lambda data: data[:-1]), INDEX, "truncated"),
     "magic": (put(INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
-    "type of token is a float": (put(INDEX, CODE, b"\6"), INDEX, "tokens of type 6"),
+    "type of token is a float": (put(INDEX, TYPE, b"\6"), INDEX, "tokens of type 6"),
     "2**60 sentences": (put(INDEX, COUNT, (2**60).to_bytes(8, "little")), INDEX, "1,152,921,504,606,846,976"),
     "half the tokens": (file_changed(TOKENS, lambda data: data[: len(data) // 2]), TOKENS, "truncated"),
     "token beyond the dictionary": (put(TOKENS, 0, b"\xff\xff"), TOKENS, "holds token 65535"),

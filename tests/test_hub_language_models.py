@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from contextlib import redirect_stdout
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from deepnet_fairseq import cli
-from deepnet_fairseq.core import archs
 from scripts.zero_shot import asked
 
 from .support.harness import harness, harness_bits
@@ -25,7 +23,20 @@ pytestmark = pytest.mark.peers
 
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "eos", "--user-dir", USER_DIR)
 LONGEST = ("--tokens-per-sample", 160)
-METHODS = {"deepnorm": (), "pre_ln": ("--share-decoder-input-output-embed",)}
+METHODS = {"deepnorm": (), "pre_ln": ("--no-scale-embedding",)}
+
+
+def export(path, prepared, out, *words) -> str:
+    """Return what `deepnet export --to huggingface` prints."""
+    with redirect_stdout(StringIO()) as said:
+        cli.main(["export", *map(str, (path, "--to", "huggingface", "--data", prepared, "--out", out, *words))])
+    return said.getvalue()
+
+
+def loaded(hub, kind="CausalLM"):
+    """Return the exported tokenizer and model."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
+    return tokenizer, getattr(transformers, f"AutoModelFor{kind}").from_pretrained(hub, local_files_only=True).eval()
 
 
 @pytest.fixture(scope="module", name="prepared")
@@ -35,19 +46,18 @@ def a_prepared(texts, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", name="exported", params=METHODS)
-def an_exported(request, prepared, texts, tmp_path_factory):
-    """Checkpoint, folder, what was said: of a model after 20 updates."""
+def an_exported(request, prepared, tmp_path_factory):
+    """Checkpoint and folder of a model after 20 updates."""
     folder = tmp_path_factory.mktemp(request.param) / "save"
     flags = ("--method", request.param, *METHODS[request.param], *LONGEST, "--max-update", 20)
-    path, said = trained(archs.LM, prepared, folder, *flags), StringIO()
-    with redirect_stdout(said):
-        words = ("--to", "huggingface", "--data", prepared, "--out", folder / "hub")
-        cli.main(["export", *map(str, (path, *words))])
-    return path, folder / "hub", said.getvalue()
+    path = trained("causal", prepared, folder, *flags)
+    said = export(path, prepared, folder / "hub")
+    assert f"wrote {folder / 'hub'}, a OPT; its logits differ by at most " in said
+    return path, folder / "hub"
 
 
 def measured(prepared, path) -> tuple[float, int]:
-    """Bits a token and tokens of the test text, a line at a time, by fairseq-eval-lm."""
+    """Return bits a token and tokens of the test text, a line at a time, by fairseq-eval-lm."""
     said = run("fairseq-eval-lm", prepared, *EVAL, "--path", path).stdout
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
     return float(re.search(r"Loss \(base 2\): (\S+),", said).group(1)), tokens
@@ -55,11 +65,9 @@ def measured(prepared, path) -> tuple[float, int]:
 
 def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
     """Text in, bits out: of each line with its </s>, by the exported tokenizer and model."""
-    path, hub, said = exported
+    path, hub = exported
     bits, tokens = measured(prepared, path)
-    assert f"wrote {hub}, a OPT; its logits differ by at most " in said
-    tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(hub, local_files_only=True).eval()
+    tokenizer, model = loaded(hub)
     rows = [[*tokenizer(line.strip())["input_ids"], EOS] for line in texts[2].read_text().split("\n")[:-1]]
     total = 0.0
     for row in map(torch.tensor, rows):
@@ -71,32 +79,21 @@ def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
 
 
 def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, texts, tmp_path):
-    """Its rolling log-likelihood of the same lines, each ended by </s> as fairseq's are."""
+    """Of the export, and of the checkpoint as scripts/zero_shot.py asks it, which need not fold."""
     pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
-    path, hub, _ = exported
+    path, hub = exported
     bits, tokens = measured(prepared, path)
-    lines = texts[2].read_text(encoding="utf-8").split("\n")[:-1]
-    assert harness_bits(harness(hub), lines, tmp_path) == pytest.approx(bits * tokens, rel=1e-4)
-
-
-def test_a_method_that_does_not_fold_is_asked_as_it_is(prepared, texts, tmp_path):
-    """NormFormer, through scripts/zero_shot.py: fairseq's number again."""
-    pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
-    flags = ("--method", "normformer", *LONGEST, "--max-update", 5)
-    path = trained(archs.LM, prepared, tmp_path / "save", *flags)
-    bits, tokens = measured(prepared, path)
-    lines = texts[2].read_text(encoding="utf-8").split("\n")[:-1]
     (tmp_path / "hub").mkdir()
-    model = asked(str(path), tmp_path / "hub", str(prepared))
-    model.tokenizer.add_bos_token = model.add_bos_token = False  # rolling windows begin with it by themselves
-    assert harness_bits(model, lines, tmp_path) == pytest.approx(bits * tokens, rel=1e-4)
+    as_it_is = asked(str(path), tmp_path / "hub", str(prepared))
+    as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it by themselves
+    for model in (harness(hub), as_it_is):
+        found = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
+        assert found == pytest.approx(bits * tokens, rel=1e-4)
 
 
 def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
     """generate() behind prompts of unequal length, with its cache; the tokenizer begins them as fairseq's blocks."""
-    _, hub, _ = exported
-    tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(hub, local_files_only=True).eval()
+    tokenizer, model = loaded(exported[1])
     prompts = [line for line in texts[1].read_text(encoding="utf-8").split("\n") if line][:2]
     prompts[1] = prompts[1].split()[0]
     found = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), max_new_tokens=3, do_sample=False)
@@ -116,45 +113,23 @@ def test_a_beginning_of_its_own(prepared, exported, tmp_path):
     state = torch.load(exported[0])
     state["cfg"]["task"] |= {"add_bos_token": True}
     torch.save(state, tmp_path / "bos.pt")
-    cli.main(
-        [
-            "export",
-            str(tmp_path / "bos.pt"),
-            "--to",
-            "huggingface",
-            "--data",
-            str(prepared),
-            "--out",
-            str(tmp_path / "hub"),
-        ]
-    )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub", local_files_only=True)
-    assert tokenizer("a")["input_ids"][0] == 0 and tokenizer.bos_token == "<s>"
-    assert json.loads((tmp_path / "hub" / "config.json").read_text())["bos_token_id"] == 0
+    export(tmp_path / "bos.pt", prepared, tmp_path / "hub")
+    tokenizer, model = loaded(tmp_path / "hub")
+    assert tokenizer("a")["input_ids"][0] == 0 == model.config.bos_token_id and tokenizer.bos_token == "<s>"
 
 
-REFUSED = {
-    "beams": (("--beam", "4"), "--beam, --lenpen: only for translation models; leave them out"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case, exported, prepared, texts, tmp_path):
-    words, message = REFUSED[case]
-    words = [word.format(text=texts[2]) for word in words]
-    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
-        place = ("--to", "huggingface", "--data", str(prepared), "--out", str(tmp_path / "hub"))
-        cli.main(["export", str(exported[0]), *place, *words])
+def test_beams_are_for_translation(exported, prepared, tmp_path):
+    with pytest.raises(SystemExit, match="^deepnet: error: --beam, --lenpen: only for translation models; leave them"):
+        export(exported[0], prepared, tmp_path / "hub", "--beam", 4)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_masked_model(prepared, tmp_path):
     """After an update of fairseq-train; its tokenizer knows the mask."""
     flags = ("--encoder-learned-pos", "--layernorm-embedding", "--no-scale-embedding", "--activation-fn", "gelu")
-    path = trained(archs.MASKED_LM, prepared, tmp_path / "save", *flags, "--method", "deepnorm", "--max-update", 1)
-    cli.main(["export", str(path), "--to", "huggingface", "--data", str(prepared), "--out", str(tmp_path / "hub")])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub", local_files_only=True)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hub", local_files_only=True).eval()
+    path = trained("masked", prepared, tmp_path / "save", *flags, "--method", "deepnorm", "--max-update", 1)
+    export(path, prepared, tmp_path / "hub")
+    tokenizer, model = loaded(tmp_path / "hub", "MaskedLM")
     found = tokenizer("a <mask> b")["input_ids"]
     assert found[0] == 0 and found[-1] == EOS and tokenizer.mask_token_id in found
     assert tokenizer.mask_token_id == len(tokenizer) - 1 == model.config.vocab_size - 1

@@ -10,7 +10,6 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.methods import get_method
 from deepnet_fairseq.core.methods.gpas import Shrink
-from deepnet_fairseq.core.modules import project
 from deepnet_fairseq.core.slots import NORM_NAMES, Site
 from deepnet_fairseq.errors import UserError
 
@@ -35,8 +34,8 @@ def body(layer, sublayer, memory):
         return lambda x: layer.fc2(layer.fc1(x).relu())
     own = getattr(layer, sublayer)
     if sublayer == "encoder_attn":
-        return lambda x: own((own.by_head(own.q_proj(x), "q"), own.project_source(memory).flatten(2)))
-    return lambda x: own((own.by_head(project(x, *own.own()), "qkv"),), causal=True)
+        return lambda x: own(x, memory)
+    return lambda x: own(x, causal=True)
 
 
 def assert_states(name, equation, kind=LM, layers=3, end=None, **fields):
@@ -199,11 +198,10 @@ def test_heads_of_hybrid_norm():
         return F.layer_norm(parts, (8,), attention.heads[role].weight, attention.heads[role].bias)
 
     with torch.no_grad():
-        q, k, v = (n(role, linear) for role, linear in zip("qkv", attention.own(), strict=True))
+        q, k, v = (n(role, linear) for role, linear in zip("qkv", map(attention.weights().get, "qkv"), strict=True))
         weights = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(~torch.ones(5, 5).tril().bool(), -math.inf)
         expected = attention.out_proj((weights.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        packed = attention.by_head(project(x, *attention.own()), "qkv")
-        assert torch.allclose(attention((packed,), causal=True), expected, atol=1e-5)
+        assert torch.allclose(attention(x, causal=True), expected, atol=1e-5)
 
 
 def test_megatron_s_initialisation_in_hybrid_norm():

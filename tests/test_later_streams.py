@@ -11,7 +11,6 @@ from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
 from deepnet_fairseq.core.initialisation import branch_weights
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.methods.mhc import Write, sinkhorn
-from deepnet_fairseq.core.modules import project
 from deepnet_fairseq.core.slots import BRANCHES, Site
 from deepnet_fairseq.errors import UserError
 
@@ -65,8 +64,7 @@ def branch(layer, sublayer, inside):
     """f(inside) of a layer of a language model."""
     if sublayer == "ffn":
         return layer.fc2(layer.fc1(inside).relu())
-    own = layer.self_attn
-    return own((project(inside, *own.own()),), causal=True)
+    return layer.self_attn(inside, causal=True)
 
 
 def plain_norm(x, norm):

@@ -36,13 +36,7 @@ def test_check_speaks_of_the_one_stack(text, kind, capsys):
     assert f"grad {STACK[kind]}" in printed and absent not in printed and "nan" not in printed
 
 
-REFUSED = {
-    ("check", "{text}", "--task", "language_modeling", "--arch", "transformer_lm", *FLAGS): " and ".join(archs.STACKS),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=lambda words: words[0])
-def test_models_that_a_tool_is_not_for(words, text):
+def test_check_is_for_our_models(text):
     with pytest.raises(SystemExit) as ended:
-        main([word.format(text=text) for word in words])
-    assert REFUSED[words] in ended.value.code and "\n" not in ended.value.code
+        main(["check", str(text), "--task", "language_modeling", "--arch", "transformer_lm", *FLAGS])
+    assert " and ".join(archs.STACKS) in ended.value.code and "\n" not in ended.value.code

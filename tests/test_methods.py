@@ -11,6 +11,7 @@ import torch
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS, Method, register
+from deepnet_fairseq.core.pass_state import copied, pass_state, running
 
 from .support.every_slot import EverySlot
 from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
@@ -113,6 +114,39 @@ def test_the_same_of_a_text(kind, variant):
     change = (scores(model, other) - found).abs().amax(-1)
     assert not change[[0, 2]].any() and (change[1, 5:] > FP32).all()
     assert (change[1, :5] > FP32).all() if kind == MASKED else not change[1, :5].any()
+
+
+def backwards(value):
+    """Tensors (B, T, ..), in lists and dictionaries too, with the order of their tokens reversed."""
+    if isinstance(value, torch.Tensor):
+        return value.flip(1)
+    if isinstance(value, dict):
+        return {key: backwards(one) for key, one in value.items()}
+    return [backwards(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_slots_see_each_token_alone(kind, name):
+    """What decoding relies on: a step hands them one token of each of several hypotheses."""
+    model, before, seen = awake(kind, 3, **fields(name)), {}, set()
+    slots = [(address, slot) for stack in model.stacks().values() for address, slot in stack.slots()]
+    for address, slot in slots:
+        if address.count(".") == 3:  # of a branch
+
+            def keep(slot, given):
+                before[slot] = copied(pass_state())
+
+            def compare(slot, given, y, address=address):
+                with running(backwards(before[slot])):
+                    again = slot.forward(*map(backwards, given))
+                assert torch.allclose(again.flip(1), y, atol=FP32), f"{address} looks along time"
+                seen.add(slot)
+
+            slot.register_forward_pre_hook(keep)
+            slot.register_forward_hook(compare)
+    with torch.no_grad():
+        model(*inputs(kind))
+    assert len(seen) >= len(model.stacks()) * 3 * 2
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from deepnet_fairseq.core.archs import LM, MASKED_LM
-from deepnet_fairseq.core.attention import attend
 from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, Rising, register_modifier
-from deepnet_fairseq.core.modules import project
 from deepnet_fairseq.core.profile import profile_omegas
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
@@ -88,10 +86,7 @@ def test_queries_and_keys_are_normalised_by_head(method):
     layer = model.decoder.layers[1]
     x, memory = (torch.randn(2, length, 16, generator=torch.Generator().manual_seed(length)) for length in (5, 7))
     own, cross = layer.self_attn, layer.encoder_attn
-    packed = own.by_head(project(x, *own.own()), "qkv"), (
-        cross.by_head(cross.q_proj(x), "q"), cross.project_source(memory).flatten(2),
-    )  # fmt: skip
-    for attention, given, source in ((own, packed[:1], x), (cross, packed[1], memory)):
+    for attention, source in ((own, x), (cross, memory)):
         q, k, v = (
             linear(of).unflatten(-1, (2, 8)).transpose(1, 2)
             for linear, of in ((attention.q_proj, x), (attention.k_proj, source), (attention.v_proj, source))
@@ -104,8 +99,8 @@ def test_queries_and_keys_are_normalised_by_head(method):
         )
         expected = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1) @ v
         with torch.no_grad():
-            found = attend(given, 2, None, False, 0.0)
-        assert torch.allclose(found, expected.transpose(1, 2).flatten(2), atol=1e-5)
+            found = attention(x, source)
+        assert torch.allclose(found, attention.out_proj(expected.transpose(1, 2).flatten(2)), atol=1e-5)
     assert attention.heads["q"].weight.shape == (8,) and attention.heads["q"].bias is None
 
 
@@ -114,8 +109,8 @@ def test_scores_of_attention_are_bounded():
     for qk_norm, bounded in ((True, True), (False, False)):
         model = small(LM, qk_norm=qk_norm)
         own = model.decoder.layers[0].self_attn
-        packed = own.by_head(1e3 * torch.randn(1, 6, 48, generator=torch.Generator().manual_seed(0)), "qkv")
-        q, k, _ = packed.unflatten(-1, (3, 2, 8)).unbind(2)
+        large = 1e3 * torch.randn(2, 1, 6, 16, generator=torch.Generator().manual_seed(0))
+        q, k = (own.by_head(one, role) for one, role in zip(large, "qk", strict=True))
         assert (torch.einsum("bthd,bshd->bhts", q, k).abs().max() / math.sqrt(8) <= math.sqrt(8) + 1e-3) == bounded
 
 

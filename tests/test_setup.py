@@ -7,11 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from .support.experiments import until
 from .support.helpers import ROOT
 
 OFFLINE = "Failed to establish a new connection: [Errno 111] Connection refused"
@@ -92,10 +92,7 @@ class Clone:
     def hangs(self, step: str) -> subprocess.Popen:
         """A set-up that has come to this step and waits in it."""
         process = self.start(PIP_HANGS=step)
-        deadline = time.monotonic() + 30
-        while not self.calls.with_suffix(".hangs").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(self.calls.with_suffix(".hangs").exists, seconds=30)
         return process
 
     def refuses(self, *words: str, **environment: str) -> str:
@@ -145,15 +142,6 @@ def test_interrupted_it_goes_on(clone, step, kill):
     status, output = clone.setup()
     assert (status, clone.complete) == (0, True) and "going on" in output, output
     assert clone.steps == STEPS[step != STEPS[0] :]
-
-
-@pytest.mark.slow
-def test_two_at_a_time(clone):
-    first, second = clone.hangs("fairseq-fixed"), clone.start()
-    assert second.stdout.readline() == "setup: another set-up is at work here; waiting for it\n"
-    os.killpg(first.pid, signal.SIGKILL)
-    second.communicate(timeout=30)
-    assert (first.wait(), second.returncode, clone.complete) == (-signal.SIGKILL, 0, True)
 
 
 @pytest.mark.slow

@@ -2,18 +2,14 @@
 
 import math
 import re
-from collections import Counter
 from types import SimpleNamespace
 
 import fairseq_cli.train
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
-from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin import config
 from deepnet_fairseq.plugin.divergence import stuck
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
@@ -29,9 +25,8 @@ STILL = (*TINY, "--lr", "1e-9", "--validate-interval-updates", "2", "--save-inte
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
-    """Against fairseq's own loss: no better one is found by descent, and guessing by that prediction costs it."""
+    """Against fairseq's own loss, whose minimum descent finds."""
     target = torch.tensor([4, 4, 4, 5, 5, 6])
-    counts = torch.bincount(target, minlength=9)
     logits = torch.zeros(9, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
 
@@ -43,9 +38,7 @@ def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
         return value
 
     optimizer.step(loss)
-    assert float(loss()) == pytest.approx(stuck.entropy(counts, smoothing), abs=1e-5)
-    if not smoothing:
-        assert stuck.entropy(counts) == pytest.approx(0.5 * 1 + math.log2(3) / 3 + math.log2(6) / 6)
+    assert float(loss()) == pytest.approx(stuck.entropy(torch.bincount(target, minlength=9), smoothing), abs=1e-5)
 
 
 def test_updates_count_from_the_first_bad_validation_in_a_row():
@@ -91,26 +84,12 @@ def validated_train(data, folder, *flags):
     train(data, folder, *STILL, "--max-update", "20", *flags, common=WATCHED)
 
 
-def test_a_resume_counts_on(data, tmp_path):
-    """2, 4 | 6, 8: as in one go."""
-    validated_train(data, tmp_path, "--stop-stuck", "6", "--max-update", "5")
-    with pytest.raises(SystemExit):
-        validated_train(data, tmp_path, "--stop-stuck", "6")
-    assert updates(tmp_path) == 8
-
-
 def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
     """It was no better than guessing once, for fewer updates than are too many."""
-    shallow = ("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "2e-2")
+    shallow = ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "1e-2"]
     flags = ("--stop-stuck", "80", "--max-update", "90", "--validate-interval-updates", "10")
     train(data, tmp_path, *TINY, *shallow, *flags, common=WATCHED)
     assert "hardly better than guessing" in caplog.text
-
-
-def bits(counts) -> float:
-    """Entropy, of counts of words."""
-    total = sum(counts)
-    return -sum(one / total * math.log2(one / total) for one in counts if one)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,61 +102,44 @@ def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
     with metrics.aggregate(new_root=True) as found:
         for sample in batches:
             trainer.valid_step(sample)
-    targets = [word for sample in batches for word in sample["target"].flatten().tolist() if word != PAD]
-    share = len(targets) / sum(sample["net_input"]["src_tokens"].ne(PAD).sum().item() for sample in batches)
+    targets = torch.cat([sample["target"].flatten() for sample in batches])
+    counts = targets[targets.ne(PAD)].bincount()
+    share = counts.sum() / sum(sample["net_input"]["src_tokens"].ne(PAD).sum() for sample in batches)
     assert share == 1.0 if kind == "causal" else 0.1 < share < 0.2
     fairseq_cli.train.get_valid_stats(trainer.cfg, trainer, found.get_smoothed_values(), tracking_best=True)
-    assert trainer.stuck.bound == pytest.approx(bits(Counter(targets).values())) and trainer.stuck.counts is None
-    assert trainer.stuck.loss > trainer.stuck.bound, "of a model at its start"
+    bound = torch.distributions.Categorical(counts.double()).entropy() / math.log(2)
+    assert trainer.stuck.bound == pytest.approx(float(bound)) and trainer.stuck.loss > trainer.stuck.bound
 
 
 @pytest.mark.smoke
 def test_two_processes_agree(data, ended, tmp_path):
     """Each has seen half of the text: their bound is that of one process, and they end together."""
-    folder, alone = ended
     flags = (*WATCHED, *STILL, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
     both = run("fairseq-train", data, *flags, "--distributed-world-size", "2", check=False)
     assert both.returncode == stuck.STATUS and both.stdout.count("error: stuck at update 4: since update 2 ") == 1
-    bounds = [re.findall(r"hardly better .* of ([\d.]+) bits", done.stdout)[0] for done in (alone, both)]
+    bounds = [re.search(r"hardly better .* of ([\d.]+) bits", done.stdout)[1] for done in (ended[1], both)]
     assert bounds[0] == bounds[1]
 
 
 WRONG = {
     "--disable-validation": ("--disable-validation",),
     "--sentence-avg": ("--sentence-avg",),
-    "--ignore-prefix-size": ("--ignore-prefix-size", "1"),
     "--criterion": ("--criterion", "label_smoothed_cross_entropy_with_ctc"),
 }
 
 
 @pytest.mark.parametrize("flag", WRONG)
 def test_flags_that_leave_nothing_to_go_by(flag, data, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit):
         train(data, tmp_path / "run", *TINY, "--stop-stuck", "9", *WRONG[flag], common=WATCHED)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and f"error: --stop-stuck: not with {flag}" in line
-    assert not (tmp_path / "run").exists()
-
-
-def test_yaml_is_checked_too(data, tmp_path):
-    cfg = convert_namespace_to_omegaconf(parse([str(data), *WATCHED, *TINY, "--stop-stuck", "9"]))
-    cfg.dataset.disable_validation = True
-    with pytest.raises(UserError, match="--stop-stuck: not with --disable-validation"):
-        stuck.begin(lambda *_: None, SimpleNamespace(cfg=cfg), cfg)
+    assert f"error: --stop-stuck: not with {flag}" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_batches_of_several_pairs_and_of_none():
     """As multilingual_translation has them, and a rank whose share is over; a batch's second try is the same batch."""
-    trainer = SimpleNamespace(
-        stuck=stuck.Stuck(1), task=SimpleNamespace(target_dictionary=range(6)),
-        get_criterion=lambda: SimpleNamespace(padding_idx=PAD),
-    )  # fmt: skip
+    dictionary, criterion = SimpleNamespace(target_dictionary=range(6)), SimpleNamespace(padding_idx=PAD)
+    trainer = SimpleNamespace(stuck=stuck.Stuck(1), task=dictionary, get_criterion=lambda: criterion)
     pairs = {"de-en": {"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, "fr-en": {}, "cs-en": None}
     for sample, again in ((pairs, False), (pairs, True), ({}, False), (None, False)):
         stuck.count_targets(lambda *_: None, trainer, sample, again)
     assert trainer.stuck.counts.tolist() == [0, 0, 2, 0, 2, 1]
-
-
-def test_a_number_of_updates():
-    with pytest.raises(UserError, match="--stop-stuck -1: must be 0 or more"):
-        config.namespace("deepnet_transformer", stop_stuck=-1)

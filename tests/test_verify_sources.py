@@ -88,13 +88,7 @@ def test_our_checkpoint_says_its_method_and_options(tmp_path):
     checkpoint(path, "deepnorm", 12, init_profile="xavier_uniform")
     result = verify(path, "deepnorm")
     assert result.fits and result.trained == "trained, 12 updates" and result.profile == "xavier_uniform"
-    findings = verify(path, "post_ln").findings
-    assert "its config says --method deepnorm" in findings
-
-
-def test_a_constant_of_another_depth(tmp_path):
-    path = tmp_path / "checkpoint_last.pt"
-    checkpoint(path, "deepnorm", 12)
+    assert "its config says --method deepnorm" in verify(path, "post_ln").findings
     content = torch.load(path, weights_only=False)
     content["model"]["decoder.alpha"].fill_(64**0.25)
     torch.save(content, path)
@@ -161,20 +155,13 @@ def test_a_mapping_of_names(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "text, said",
-    [
-        ("self_attn.q = ", "is no TOML"),
-        ('"self_attn.w" = "x"', "self_attn.w: no role"),
-        ('norm = "x"', "norm: has no (?P<layer>"),
-        ('norm = "(?P<layer>"', "norm: is no regular expression"),
-        ("norm = 3", "norm: is no regular expression"),
-    ],
+    "text", ["self_attn.q = ", '"self_attn.w" = "(?P<layer>.)"', 'norm = "x"', 'norm = "(?P<layer>"', "norm = 3"]
 )
-def test_mappings_that_are_none(tmp_path, text, said):
+def test_mappings_that_are_none(tmp_path, text):
     (tmp_path / "names.toml").write_text(text)
     torch.save(right(), tmp_path / "model.pt")
     words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
-    assert_refused(said, "verify", str(tmp_path / "model.pt"), *words)
+    assert_refused("docs/verify.md", "verify", str(tmp_path / "model.pt"), *words)
 
 
 class Loud(nn.Module):
@@ -184,43 +171,36 @@ class Loud(nn.Module):
         return print, ("code was run",)
 
 
-def damaged_files(folder) -> dict[str, str]:
-    """Name -> what is said of it."""
-    torch.save(Loud(), folder / "code.pt")
-    torch.save(nn.Linear(2, 2), folder / "module.pt")
-    torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(folder / "script.pt")
-    torch.save(torch.ones(3), folder / "tensor.pt")
-    torch.save({"steps": 3}, folder / "numbers.pt")
-    torch.save(right(), folder / "cut.pt")
-    (folder / "cut.pt").write_bytes((folder / "cut.pt").read_bytes()[:5000])
-    write_safetensors(folder / "cut.safetensors", right(1))
-    whole = (folder / "cut.safetensors").read_bytes()
-    (folder / "cut.safetensors").write_bytes(whole[:-10])
-    (folder / "long.safetensors").write_bytes(struct.pack("<Q", 2**60) + whole[8:])
-    (folder / "list.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
-    (folder / "empty.safetensors").write_bytes(b"")
-    (folder / "empty").mkdir()
-    said = dict.fromkeys(("cut", "long", "list", "empty"), "truncated, damaged or no safetensors")
+@pytest.fixture
+def damaged(tmp_path) -> dict[str, str]:
+    """File -> what is said of it."""
+    torch.save(Loud(), tmp_path / "code.pt")
+    torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(tmp_path / "script.pt")
+    torch.save(torch.ones(3), tmp_path / "tensor.pt")
+    torch.save({"steps": 3}, tmp_path / "numbers.pt")
+    torch.save(right(), tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:5000])
+    write_safetensors(tmp_path / "cut.safetensors", right(1))
+    whole = (tmp_path / "cut.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-10])
+    (tmp_path / "long.safetensors").write_bytes(struct.pack("<Q", 2**60) + whole[8:])
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    said = dict.fromkeys(("cut", "long", "empty"), "truncated, damaged or no safetensors")
     return {f"{name}.safetensors": text for name, text in said.items()} | {
-        "code.pt": "refused",
-        "module.pt": "save the module's state_dict()",
-        "script.pt": "is a TorchScript archive",
-        "tensor.pt": "not weights by name",
-        "numbers.pt": "holds no weights",
-        "cut.pt": "truncated, damaged",
-        "absent.pt": "no such file",
+        "code.pt": "refused", "script.pt": "TorchScript", "tensor.pt": "not weights by name",
+        "numbers.pt": "holds no weights", "cut.pt": "truncated, damaged", "absent.pt": "no such file",
         "empty": "has no model.safetensors",
-    }
+    }  # fmt: skip
 
 
-def test_files_that_cannot_be_read(tmp_path, capsys):
-    for name, said in damaged_files(tmp_path).items():
+def test_files_that_cannot_be_read(tmp_path, damaged, capsys):
+    for name, said in damaged.items():
         assert_refused(said, "verify", str(tmp_path / name), "--method", "deepnorm")
     assert "code was run" not in capsys.readouterr().out
     torch.save(right(), tmp_path / "model.pt")
-    assert_refused(
-        "--method deepnet: unknown; choose one of", "verify", str(tmp_path / "model.pt"), "--method", "deepnet"
-    )
+    words = ("verify", str(tmp_path / "model.pt"), "--method", "deepnet")
+    assert_refused("--method deepnet: unknown; choose one of", *words)
 
 
 def test_wrapped_and_tied(tmp_path):
@@ -240,7 +220,7 @@ def test_fairseqs_own_models_have_no_factor(tmp_path):
     assert any("factor of the shortcut 1, deepnorm has 1.682; a plain shortcut" in text for text in findings)
 
 
-def test_options_of_the_method(tmp_path, capsys):
+def test_options_of_the_method(tmp_path):
     torch.manual_seed(0)
     build_flags = sizes(archs.LM, 6) | {"method": "complete_p", "complete_p_base_depth": 3}
     torch.save(build(archs.LM, 50, **build_flags).state_dict(), tmp_path / "model.pt")
@@ -248,21 +228,15 @@ def test_options_of_the_method(tmp_path, capsys):
     assert statuses(*words, "--option", "base_depth=3") == 0
     for said, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
         assert_refused(said, "verify", *map(str, words), "--option", option)
-    capsys.readouterr()
     model = build(archs.LM, 50, **build_flags)
-    assert verify(model, "complete_p", options={"base_depth": 3}).fits
-    assert verify(model, "complete_p").findings and verify(model, "pre_ln").findings
-    with pytest.raises(UserError, match="depth: no option of --method complete_p"):
-        verify(model, "complete_p", options={"depth": 3})
+    assert verify(model, "complete_p", options={"base_depth": 3}).fits and not verify(model, "complete_p").fits
 
 
 def test_a_mapping_to_what_is_no_matrix(tmp_path):
     torch.save({"layers.0.a": torch.ones(3)}, tmp_path / "model.pt")
-    for pattern, said in ((r"layers.(?P<layer>\d+).a", "layers.0.a: of shape (3,), no matrix"),
-                          (r"layers(?P<layer>.*)a", "--names: self_attn.q: the layer of layers")):  # fmt: skip
-        (tmp_path / "names.toml").write_text(f"'self_attn.q' = '{pattern}'")
-        words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
-        assert_refused(said, "verify", str(tmp_path / "model.pt"), *words)
+    (tmp_path / "names.toml").write_text(r"'self_attn.q' = 'layers.(?P<layer>\d+).a'")
+    words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
+    assert_refused("layers.0.a: of shape (3,), no matrix", "verify", str(tmp_path / "model.pt"), *words)
 
 
 def test_what_is_not_finite_is_said(tmp_path):
@@ -272,21 +246,3 @@ def test_what_is_not_finite_is_said(tmp_path):
     with pytest.raises(UserError, match="fc1.weight holds values that are not finite"):
         verify(tmp_path / "model.pt", "deepnorm")
     assert read(tmp_path / "model.pt")[1:] == ({}, None)
-
-
-def test_odd_entries_are_passed_over(tmp_path):
-    """Names that are no text or have no end, tensors without plain values, numbers beyond all numbers."""
-    odd = {3: torch.ones(3), "decoder.layers.0." + "rel" * 20000: torch.ones(3, 3), "none": torch.ones(0, 3)}
-    odd |= {"layers.0.fc1.weight": torch.eye(3).to_sparse(), "layers.0.fc2.weight": torch.ones(2, device="meta")}
-    torch.save(odd | decoder_of(2, 0.5), tmp_path / "model.pt")
-    assert verify(tmp_path / "model.pt", "deepnorm").fits
-    assert recognised(decoder_of(2, 0.5), {"residual_scale": 10**400, "alpha": math.nan}, None, []).factors == []
-
-
-def test_a_safetensors_header_beyond_the_formats_limit(tmp_path, monkeypatch):
-    """It is not read: a file of zeros that takes no room, its header longer than the limit by a byte."""
-    with open(tmp_path / "long.safetensors", "wb") as file:
-        file.write((10**8 + 1).to_bytes(8, "little"))
-        file.truncate(2 * 10**8)
-    monkeypatch.setattr("deepnet_fairseq.tools.verify.reading.parse", pytest.fail)
-    assert_refused("no safetensors", "verify", str(tmp_path / "long.safetensors"), "--method", "deepnorm")

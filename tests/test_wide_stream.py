@@ -7,7 +7,6 @@ import torch
 
 from deepnet_fairseq.core.archs import LM
 from deepnet_fairseq.core.methods import METHODS, Method, register
-from deepnet_fairseq.core.modules import project
 from deepnet_fairseq.errors import UserError
 
 from .support import observing
@@ -50,11 +49,7 @@ def test_two_streams_are_the_paper_s():
             for sublayer, site in layer.sites.items():
                 inside, own = read(layer.before[sublayer], one, two), layer.self_attn
                 attention = sublayer == "self_attn"
-                f = (
-                    own((project(inside, *own.own()),), causal=True)
-                    if attention
-                    else layer.fc2(layer.fc1(inside).relu())
-                )
+                f = own(inside, causal=True) if attention else layer.fc2(layer.fc1(inside).relu())
                 written = [weight * f for weight in layer.residual[sublayer].w]
                 one, two = one + written[0], two + written[1]
                 dependency[str(site)] = (torch.cat(written, -1).var() / torch.cat([one, two], -1).var()).item()

@@ -9,9 +9,12 @@ import sys
 
 from .. import __version__
 from ..errors import UserError
+from ..user_dir import import_user_dir
 
 # in the order in which --help lists their commands
 GROUPS = ("start", "inspection", "models", "plan", "corpora", "results")
+# commands that build models and are no program of fairseq's, which has the flag itself
+OWN_METHODS = ("coefficients", "init-report", "methods", "verify", "plan", "export", "average")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter if usage else argparse.HelpFormatter,
         )  # fmt: skip
         sub.set_defaults(run=function, passes_flags_on=bool(usage))
+        if name in OWN_METHODS:
+            sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
         return sub
 
     for group in GROUPS:
@@ -55,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
         if rest and not args.passes_flags_on:
             raise UserError(f"unknown: {' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
         args.rest = rest
+        if getattr(args, "user_dir", None):
+            import_user_dir(args.user_dir)
         args.run(args)
     except UserError as error:
         sys.exit(f"deepnet: error: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .. import register, text_table
@@ -62,7 +63,7 @@ def report_init(args) -> None:
 
     depth = {k: v for k, v in vars(args).items() if k in ("encoder_layers", "decoder_layers") and v is not None}
     if args.arch not in archs.PRESETS:
-        raise UserError(f"--arch {args.arch}: no such architecture; `deepnet archs` lists them")
+        raise UserError(archs.unknown(f"--arch {args.arch}"))
     for name in set(depth) - {f"{stack}_layers" for stack in archs.STACKS[archs.MODELS[args.arch]]}:
         raise UserError(f"--{name.replace('_', '-')}: {args.arch} has no such stack; drop it")
     fields = depth | ({"method": args.method} if args.method else {}) | {"init_profile": args.init_profile}
@@ -153,7 +154,14 @@ def list_methods(args) -> None:
         print(*(name for name in sorted(METHODS) if args.norm in (None, get_method(name).norm)))
         return
     rows = [row_of(name) for name in sorted(METHODS)]
-    if args.markdown:
+    if args.into:
+        page = Path(args.into)
+        before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- methods -->\n")
+        _, end, after = rest.partition("<!-- /methods -->")
+        if not end:
+            raise UserError(f"--into {page}: has no <!-- methods --> and <!-- /methods -->")
+        page.write_text(f"{before}{mark}{methods_page(rows).strip()}\n{end}{after}", encoding="utf-8")
+    elif args.markdown:
         print(methods_page(rows))
     else:
         print(render([HEADER, *(cells for cells, _ in rows)]))
@@ -213,7 +221,6 @@ def verify(args) -> None:
     in it is not run; a live module goes through Python, docs/verify.md. The exit status is 3 where something does not
     fit.
     """
-    from pathlib import Path
 
     from ..core.methods import get_method
     from ..tools.verify import verify
@@ -251,6 +258,7 @@ def add(command) -> None:
 
     sub = command("methods", list_methods)
     sub.add_argument("--markdown", action="store_true", help="the table of docs/methods.md")
+    sub.add_argument("--into", metavar="PAGE", help="write that table between the marks of a page")
     sub.add_argument("--flags", metavar="METHODS", help="only print what trains each of METHODS, for scripts")
     sub.add_argument("--names", action="store_true", help="only print their names")
     sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")

@@ -1,15 +1,17 @@
 """The Transformer itself, and every way to keep a deep one trainable, on torch alone.
 
 slots.py has the addresses of branches and what several methods put into them, layer.py the equation; attention.py and
-modules.py compute a branch; stack.py has the encoder and the decoder; decoding.py runs a decoder a token at a time;
-recomputation.py saves memory. models.py has the three models, config.py what they are built from, archs.py its numbers
-by name; initialisation.py draws the weights, profile.py measures Admin's. methods/ has a file a method, probes/ a file
-a probe. Nothing here knows of fairseq but its names, nor reads or writes a file.
+modules.py compute a branch; stack.py has the encoder and the decoder; cache.py holds the keys and values of decoding,
+pass_state.py what layers share in one pass; recomputation.py saves memory. models.py has the three models, config.py
+what they are built from, archs.py its numbers by name; initialisation.py draws the weights, profile.py measures
+Admin's. methods/ has a file a method, probes/ a file a probe; saving.py keeps a model in a file. Nothing here imports
+fairseq.
 """
 
 from .beam_search import Hypothesis, beam_search
 from .methods import METHODS, Method, Option, register
-from .models import BOS, EOS, PAD, SPECIALS, UNK, build
+from .models import BOS, EOS, PAD, SPECIALS, UNK, DeepModel, build
+from .saving import load, save
 
 __all__ = [
     "BOS",
@@ -18,10 +20,13 @@ __all__ = [
     "PAD",
     "SPECIALS",
     "UNK",
+    "DeepModel",
     "Hypothesis",
     "Method",
     "Option",
     "beam_search",
     "build",
+    "load",
     "register",
+    "save",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,16 @@ for _size, (_layers, _width, _more) in NORMFORMER_LMS.items():
     _add(LM, f"normformer_lm_{_size}", {"decoder_layers": _layers} | _width.fields("decoder") | NORMFORMER | _more)
 _base = {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | ROBERTA
 _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
+
+
+def unknown(setting: str) -> str:
+    """Return the message for `setting`, which ends in a name that no architecture has; it offers the nearest one."""
+    setting = " ".join(setting.split())
+    near = difflib.get_close_matches(setting.split()[-1], PRESETS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    model = MODELS[near[0]] if near else MODEL_NAME
+    depth = f"{model} with its own {' and '.join(STACKS[model])} layers"
+    return f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is {depth}"
 
 
 REGISTRIES: list[Mapping[str, str]] = [MODELS]  # where model_of looks; fairseq's own joins when it is there

@@ -1,4 +1,4 @@
-"""Beam search with a model of core alone; fairseq's programs bring their own, which finds the same.
+"""Beam search on torch alone; fairseq's programs bring their own, which finds the same.
 
 B sentences, k beams, V symbols; hypotheses are scored by the mean log-probability of their tokens, EOS included, with
 the exponent `length_penalty` on the length (Wu et al. 2016 with another formula; this is fairseq's).
@@ -27,19 +27,37 @@ class Hypothesis(NamedTuple):
 def beam_search(
     model: DeepModel, tokens: Tensor, beams: int = 5, max_length: int = 200, length_penalty: float = 1.0
 ) -> list[list[Hypothesis]]:
-    """The k best hypotheses of each sentence, best first, in evaluation mode; the model stays in the mode it is in.
+    """Find the k best hypotheses of each sentence, best first, in evaluation mode; the model's own mode comes back.
 
-    tokens (B, S): source sentences, padded on either side; for a language model what is to be continued, not padded.
+    tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side.
+    Prompts of one length are searched together, so that no prompt depends on the others or on its padding.
     max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). UserError for beams or a length below 1.
+    have ended (fairseq's rule). UserError for beams or a length below 1, for a prompt longer than the decoder has
+    positions, and for a masked language model.
     """
+    if "decoder" not in model.stacks():
+        raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")
     for name, number in (("beams", beams), ("max_length", max_length)):
         if number < 1:
             raise UserError(f"{name}={number}: must be at least 1")
     if not len(tokens):
         return []
+    search = _search if "encoder" in model.stacks() else _continue
     with in_mode(model, training=False):
-        return _search(model, tokens, beams, max_length, length_penalty)
+        return search(model, tokens, beams, max_length, length_penalty)
+
+
+def _continue(model: DeepModel, prompts: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
+    """Search prompts (B, T) of each length by themselves, without their padding."""
+    lengths = prompts.ne(PAD).sum(1)
+    found: list[list[Hypothesis]] = [[] for _ in prompts]
+    for length in lengths.unique().tolist():
+        places = lengths.eq(length).nonzero().flatten()
+        alike = prompts[places]
+        alike = alike[alike.ne(PAD)].view(len(places), length)
+        for place, hypotheses in zip(places.tolist(), _search(model, alike, beams, longest, penalty), strict=True):
+            found[place] = hypotheses
+    return found
 
 
 def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
@@ -76,13 +94,16 @@ def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty:
 
 
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
-    """What the decoder reads besides, its cache, and what each row begins with, (B k, begun); EOS begins a text."""
+    """Return what the decoder reads besides, its cache, and the prefix of each row, (B k, begun), which EOS begins."""
     state: dict = {}
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
     start = tokens.new_full((len(rows), 1), EOS)
     if "encoder" in model.stacks():
         return model.encoder.reorder_encoder_out(model.encoder(tokens), rows), state, start
     prefix = torch.cat([start, tokens[rows]], 1)
+    places = model.decoder.max_positions()
+    if prefix.size(1) > places:
+        raise UserError(f"a prompt of {tokens.size(1)} tokens: EOS and it must fit into {places} positions; shorten it")
     for length in range(1, prefix.size(1)):
         model.decoder(prefix[:, :length], incremental_state=state)
     return None, state, prefix

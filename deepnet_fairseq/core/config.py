@@ -9,6 +9,7 @@ command line, preset and YAML.
 
 import argparse
 import dataclasses
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Optional  # fairseq reads field types at run time and does not know X | None
@@ -142,6 +143,22 @@ def namespace(arch: str, **fields: Any) -> argparse.Namespace:
     cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
     method_of(cfg)
     return cfg
+
+
+def check_names(arch: str, fields: Iterable[str], more: Iterable[str] = ()) -> None:
+    """Refuse an architecture, and the first of some fields by name, that do not exist.
+
+    more: names that are fields too. UserError with the nearest name that exists.
+    """
+    if arch not in archs.PRESETS:
+        raise UserError(archs.unknown(f"--arch {arch}"))
+    known = {field.name for field in dataclasses.fields(CONFIGS[archs.MODELS[arch]])} | set(more)
+    known |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}  # registered since, too
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean {near[0]}?" if near else "drop it"
+            raise UserError(f"{name}: {arch} has no such field; {hint}")
 
 
 def method_of(cfg: Any) -> Method:

@@ -2,23 +2,26 @@
 
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
-The method fills the slots when the layer is built (core/methods/base.py); nothing here knows which method it is.
-B sentences, T target and S source tokens, C width of branches, W of the stream between them, most often the same.
+`Layer.branch` computes it, for every branch, in training and in decoding. The method fills the slots when the layer is
+built (core/methods/base.py); nothing here depends on which method it is.
+B sentences, T target and S source tokens, C width of branches, W of the stream between them, which most often is C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import Attention
 from .methods import Method
-from .modules import ACTIVATIONS, Dropout, Linear, branch_off, project
-from .slots import NORM_NAMES, Residual, Site, Weight
+from .modules import ACTIVATIONS, Dropout, empty_linear
+from .slots import NORM_NAMES, PlainSum, Site, Weight
+
+if TYPE_CHECKING:
+    from .cache import DecoderCache
 
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
 
@@ -55,14 +58,14 @@ class StackShape:
 
 
 class Slots(nn.ModuleDict):
-    """One slot of a layer: sublayer -> module, without those the method leaves empty."""
+    """One slot of a layer: branch -> module, without those that the method leaves empty."""
 
     def __init__(self, modules: dict[str, nn.Module | None]):
         super().__init__({name: module for name, module in modules.items() if module is not None})
 
-    def forward(self, sublayer: str, x: Tensor) -> Tensor:
-        """x (B, T, ..) through the module of that branch; x itself if there is none."""
-        return self[sublayer](x) if sublayer in self else x
+    def get(self, branch: str) -> nn.Module | None:
+        """Return the module of that branch, None if its slot is empty."""
+        return self._modules.get(branch)
 
 
 class Layer(nn.Module):
@@ -78,8 +81,8 @@ class Layer(nn.Module):
         stream_dim = method.stream_width(shape.stack, shape.dim)
         for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
             if sublayer == "ffn":
-                self.fc1 = Linear(shape.dim, shape.ffn_dim, bias=method.bias)
-                self.fc2 = Linear(shape.ffn_dim, shape.dim, bias=method.bias)
+                self.fc1 = empty_linear(shape.dim, shape.ffn_dim, method.bias)
+                self.fc2 = empty_linear(shape.ffn_dim, shape.dim, method.bias)
             else:
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
             if self.norm_place[sublayer] != "none":
@@ -89,7 +92,7 @@ class Layer(nn.Module):
         self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
         self.bypass = method.bypass(self.sites["ffn"])
         self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
-        self.residual = Slots({name: method.residual(site) or Residual() for name, site in self.sites.items()})
+        self.residual = Slots({name: method.residual(site) or PlainSum() for name, site in self.sites.items()})
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
@@ -109,11 +112,11 @@ class Layer(nn.Module):
         """The modules that the method has put into the slots of a branch, by the names of core/methods/base.py."""
         is_ffn = sublayer == "ffn"
         filled = {
-            "before": self.before._modules.get(sublayer),
+            "before": self.before.get(sublayer),
             "hidden": self.hidden if is_ffn else None,
             "heads": None if is_ffn else getattr(self, sublayer).heads,
             "inner": self.inner if is_ffn else getattr(self, sublayer).inner,
-            "outer": self.outer._modules.get(sublayer),
+            "outer": self.outer.get(sublayer),
             "bypass": self.bypass if is_ffn else None,
             "residual": self.residual[sublayer],
         }
@@ -125,84 +128,79 @@ class Layer(nn.Module):
         slots = method.inner(site, shape.dim), method.heads(site, shape.dim // shape.num_heads)
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, *slots, method.bias)
 
-    def enter(self, sublayer: str, x: Tensor, *linears: nn.Linear, relu: bool = False) -> tuple[Tensor, Tensor]:
-        """Shortcut x (B, T, W) -> what linears make of the branch's input, side by side, maybe relu of it; and x."""
-        inside = getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "pre" else x
-        inside = self.before(sublayer, inside)
-        if inside is x and x.is_cuda:  # on a CPU torch's own is faster
-            own = getattr(self.residual[sublayer], "own_gradient", False)  # a stranger's need not be a slots.Residual
-            shared = sublayer == "ffn" and self.bypass is not None  # by x and entry
-            return branch_off(x, *linears, own=own and not shared, relu=relu)
-        y = linears[0](inside) if len(linears) == 1 else project(inside, *linears)
-        return (F.relu(y) if relu else y), x
+    def branch(self, name: str, x: Tensor, body: Callable[[Tensor], Tensor], entry: Tensor | None = None) -> Tensor:
+        """Compute y = after(residual(x, dropout(outer(body(before(x)))))), x (B, T, W) -> y (B, T, W).
 
-    def leave(self, sublayer: str, x: Tensor, f: Tensor) -> Tensor:
-        """Shortcut x (B, T, W) and output f of the branch (B, T, C) -> output of the sublayer (B, T, W)."""
-        f = self.dropout(self.outer(sublayer, f))
-        x = self.residual[sublayer](x, f)
-        return getattr(self, NORM_NAMES[sublayer])(x) if self.norm_place[sublayer] == "post" else x
+        name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
+        inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
+        """
+        norm = self._modules.get(NORM_NAMES[name])
+        before, outer, residual = self.before.get(name), self.outer.get(name), self.residual[name]
 
-    def feed_forward(self, x: Tensor, entry: Tensor) -> Tensor:
-        """The whole last sublayer, shortcut and LayerNorm included: x (B, T, W) -> same; entry: the layer's input."""
-        at_once = self.hidden is None and self.activation_fn is F.relu
-        h, x = self.enter("ffn", x, self.fc1, relu=at_once)
-        if self.hidden is not None:
-            h = self.hidden(h)
-        h = self.activation_dropout(h if at_once else self.activation_fn(h))
-        if self.inner is not None:
-            h = self.inner(h)
-        return self.leave("ffn", x if self.bypass is None else self.bypass(x, entry), self.fc2(h))
+        h = norm(x) if self.norm_place[name] == "pre" else x
+        h = h if before is None else before(h)
+        f = body(h)
+        f = f if outer is None else outer(f)
+        f = self.dropout(f)
+        x = x if entry is None or self.bypass is None else self.bypass(x, entry)
+        y = residual(x, f)
+        return norm(y) if self.norm_place[name] == "post" else y
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Compute fc2(inner(activation(hidden(fc1(x))))), the body of the last branch, x (B, T, C) -> same."""
+        h = self.fc1(x)
+        h = h if self.hidden is None else self.hidden(h)
+        h = self.activation_dropout(self.activation_fn(h))
+        return self.fc2(h if self.inner is None else self.inner(h))
 
 
 class EncoderLayer(Layer):
     """A layer of an encoder: self-attention and feed-forward."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, S, W) -> same; mask (B, 1, 1, S) is added to scores, None without padding."""
-        return self.feed_forward(self.look_around(x, mask), x)
-
-    def look_around(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The whole sublayer of self-attention: x (B, S, W) -> same."""
-        packed, x = self.enter("self_attn", x, *self.self_attn.own())
-        packed = self.self_attn.by_head(packed, "qkv")
-        return self.leave("self_attn", x, self.self_attn((packed,), mask))
+        """Map x (B, S, W) to the same shape; mask (B, 1, 1, S) is added to scores, None without padding."""
+        y = self.branch("self_attn", x, lambda h: self.self_attn(h, mask=mask))
+        return self.branch("ffn", y, self.feed_forward, entry=x)
 
 
 class CausalLayer(Layer):
-    """A layer of a decoder alone: causal self-attention and feed-forward."""
+    """A layer of a decoder without an encoder: causal self-attention and feed-forward."""
 
-    def forward(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
-        """x (B, T, W) -> same; self_mask as in DecoderLayer."""
-        return self.feed_forward(self.look_back(x, self_mask), x)
+    def forward(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None = None) -> Tensor:
+        """Map x (B, T, W) to the same shape.
 
-    def look_back(self, x: Tensor, self_mask: Tensor | None) -> Tensor:
-        """The whole sublayer of self-attention: x (B, T, W) -> same."""
-        packed, x = self.enter("self_attn", x, *self.self_attn.own())
-        packed = self.self_attn.by_head(packed, "qkv")
-        return self.leave("self_attn", x, self.self_attn((packed,), self_mask, causal=self_mask is None))
+        mask (B, 1, T, T): replaces the plain causal mask where a batch is padded on the left. cache: if given, x are
+        the newest tokens of the T beams of B sentences, and mask (B, 1, T, used) is the cache's.
+        """
+        y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
+        return self.branch("ffn", y, self.feed_forward, entry=x)
+
+    def look_back(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
+        """Apply self-attention to what precedes each token; arguments as in forward."""
+        return self.self_attn(x, mask=mask, causal=mask is None and cache is None, cache=cache)
 
 
 class DecoderLayer(CausalLayer):
     """A layer of a decoder with an encoder: causal self-attention, attention to the encoder's output, feed-forward."""
 
-    def forward(  # type: ignore[override]  # a layer of another stack: what it reads is the stack's affair
+    def forward(  # type: ignore[override]  # a layer of another stack has other inputs
         self,
         x: Tensor,
-        self_mask: Tensor | None,
+        mask: Tensor | None,
         memory: Tensor,
         memory_mask: Tensor | None,
-        alignment: list | None = None,
+        cache: DecoderCache | None = None,
+        alignment: list[Tensor] | None = None,
     ) -> Tensor:
-        """x (B, T, W), memory (B, S, C') -> (B, T, W).
+        """Map x (B, T, W), with the encoder's output memory (B, S, C'), to the same shape as x.
 
-        self_mask (B, 1, T, T) replaces the plain causal mask where a batch is padded on the left; memory_mask
-        (B, 1, 1, S); alignment: a list that takes the cross-attention (B, T, S), if somebody asks.
+        mask, cache: as in CausalLayer; memory_mask (B, 1, 1, S); alignment: a list to which the weights of the
+        cross-attention (B, h, T, S) are appended.
         """
-        entry, x = x, self.look_back(x, self_mask)
-        q, x = self.enter("encoder_attn", x, self.encoder_attn.q_proj)
-        packed = self.encoder_attn.by_head(q, "q"), self.encoder_attn.project_source(memory).flatten(2)
-        if alignment is not None:
-            alignment.append(self.encoder_attn.alignment(packed, memory_mask))
-        x = self.leave("encoder_attn", x, self.encoder_attn(packed, memory_mask))
-        del q, packed  # what autograd keeps is a copy
-        return self.feed_forward(x, entry)
+        y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
+        y = self.branch(
+            "encoder_attn",
+            y,
+            lambda h: self.encoder_attn(h, memory, memory_mask, cache=cache, alignment=alignment),
+        )
+        return self.branch("ffn", y, self.feed_forward, entry=x)

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import UserError
 from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
-from .modules import ACTIVATIONS, Linear, submodules
+from .modules import ACTIVATIONS, empty_linear, submodules
 from .stack import Decoder, Encoder, Padding, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
+Value = bool | int | float | str | None  # of a config field
+Extra = dict[str, list[Tensor] | list[None] | None]  # what a model gives beside scores, by fairseq's names
+
+
+class Built(NamedTuple):
+    """What `build` was given."""
+
+    arch: str
+    vocab: int
+    fields: dict[str, Value]
 
 
 class DeepModel(nn.Module):
@@ -32,6 +43,7 @@ class DeepModel(nn.Module):
     """
 
     NAME: ClassVar[str]  # as fairseq knows the model
+    built_from: Built | None = None  # None if `build` has not made it; saving.save writes it
     encoder_class: ClassVar[type[Encoder]] = Encoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
@@ -54,6 +66,10 @@ class DeepModel(nn.Module):
     def stacks(self) -> dict[str, Stack]:
         """ "encoder" and "decoder", those that the model has, in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
+
+    def forward(self, *args: Any, **net_input: Any) -> tuple[Tensor, Extra]:
+        """Return scores of the vocabulary (B, T, V) for the net_input of a fairseq sample, and more by name."""
+        raise NotImplementedError
 
     def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
         """What each stack reads, (B, T), of what `forward` is given."""
@@ -82,6 +98,10 @@ class DeepModel(nn.Module):
             else:
                 module.train(mode)
         return self
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse torch.jit.script, which calls this first."""
+        raise UserError("torch.jit.script: not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
         """To be told before each update how many are done, as fairseq does, for the parts that change with time."""
@@ -133,18 +153,27 @@ class EncoderDecoder(DeepModel):
         src_lengths: Tensor | None,
         prev_output_tokens: Tensor,
         return_all_hiddens: bool = False,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
         padding: Padding | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, dict]:
-        """src_tokens (B, S), prev_output_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V).
+    ) -> tuple[Tensor, Extra]:
+        """Return scores (B, T, V) of src_tokens (B, S) and prev_output_tokens (B, T), and Decoder's dictionary.
 
-        src_lengths is fairseq's and may be None. padding: what the host knows of it, if anything; options: further
-        ones of Decoder.forward, features_only and alignment_layer. Hidden states on request only: fairseq's
-        `transformer` keeps those of every layer alive in each training step.
+        src_lengths is fairseq's and may be None; padding: what the host knows of it, if anything; the others are those
+        of Decoder.extract_features. Hidden states come on request only, for fairseq's `transformer` keeps those of
+        every layer alive in each training step.
         """
         memory = self.encoder(src_tokens, src_lengths, return_all_hiddens, padding)
-        options |= {"return_all_hiddens": return_all_hiddens, "padding": padding}
-        return self.decoder(prev_output_tokens, memory, **options)
+        return self.decoder(
+            prev_output_tokens,
+            memory,
+            return_all_hiddens=return_all_hiddens,
+            features_only=features_only,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+            padding=padding,
+        )
 
     def tokens(
         self, src_tokens: Tensor, src_lengths: Tensor | None, prev_output_tokens: Tensor, *_rest: Any, **_more: Any
@@ -179,9 +208,28 @@ class LanguageModel(DeepModel):
         tied = cfg.share_decoder_input_output_embed
         return cls(cls.decoder_class().build(cfg, method, embed_tokens, target_symbols, tied))
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **options: Any) -> tuple[Tensor, dict]:
-        """src_tokens (B, T) -> what Decoder.forward returns, at first scores (B, T, V) of the tokens that follow."""
-        return self.decoder(src_tokens, **options)
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        incremental_state: dict | None = None,
+        return_all_hiddens: bool = False,
+        features_only: bool = False,
+        padding: Padding | None = None,
+        full_context_alignment: bool = False,
+    ) -> tuple[Tensor, Extra]:
+        """Return scores (B, T, V) of the tokens that follow src_tokens (B, T), and Decoder's dictionary.
+
+        src_lengths is fairseq's and not read; the others are those of Decoder.extract_features.
+        """
+        return self.decoder(
+            src_tokens,
+            incremental_state=incremental_state,
+            return_all_hiddens=return_all_hiddens,
+            features_only=features_only,
+            padding=padding,
+            full_context_alignment=full_context_alignment,
+        )
 
     def tokens(self, src_tokens: Tensor, *_rest: Any, **_more: Any) -> dict[str, Tensor]:
         return {"decoder": src_tokens}
@@ -193,16 +241,19 @@ class LanguageModel(DeepModel):
         return self.decoder.output_projection
 
 
-class MaskedTokenHead(Linear):
+class MaskedTokenHead(nn.Linear):
     """Scores of the vocabulary, W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
 
     def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
         super().__init__(dim, symbols)
-        self.dense = Linear(dim, dim)
+        self.dense = empty_linear(dim, dim)
         self.activation_fn = ACTIVATIONS[activation_fn]
         self.layer_norm = nn.LayerNorm(dim)
         if embed_tokens is not None:
             self.weight = embed_tokens.weight
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: initialisation.initialize does."""
 
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
         """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""
@@ -239,9 +290,9 @@ class MaskedLanguageModel(DeepModel):
         return_all_hiddens: bool = False,
         masked_tokens: Tensor | None = None,
         padding: Padding | None = None,
-        **_rest: Any,
-    ) -> tuple[Tensor, dict]:
-        """src_tokens (B, T) -> scores (B, T, V) and {"inner_states": None}.
+        **_rest: object,
+    ) -> tuple[Tensor, Extra]:
+        """Return scores (B, T, V) of src_tokens (B, T), and {"inner_states": None}.
 
         Scores of the places that masked_tokens (B, T) marks alone are (masked, V); features (B, T, C) in their place
         if features_only. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
@@ -270,15 +321,18 @@ MODELS: dict[str, type[DeepModel]] = {
 }
 
 
-def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
-    """A model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
+def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
+    """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. KeyError for an architecture that is not in archs.PRESETS; UserError,
-    naming the flag, for fields that no model can be built from.
+    generator; the model is in training mode. UserError, with the nearest name, for an architecture or a field that
+    does not exist, and, naming the flag, for fields that no model can be built from.
     """
+    config.check_names(arch, fields)
     cfg = config.namespace(arch, **fields)
-    return MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+    model = MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+    model.built_from = Built(arch, vocab, fields)
+    return model
 
 
 class _Unfilled(TorchFunctionMode):
@@ -292,10 +346,12 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> DeepModel:
+def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
     """The model of `build` in shapes alone, on the device meta: for its modules and the sizes of its parameters."""
     with torch.device("meta"), _Unfilled():
-        return build(arch, vocab, **fields)
+        model = build(arch, vocab, **fields)
+    model.built_from = None  # there is nothing to save
+    return model
 
 
 @lru_cache
@@ -304,10 +360,11 @@ def _size(arch: str, vocab: int, fields: frozenset) -> int:
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Parameters of an architecture with one embedding matrix of `vocab` rows, from stacks of one and two layers.
+    """Count the parameters of an architecture with one embedding matrix of `vocab` rows.
 
-    KeyError for an architecture that is not in archs.PRESETS.
+    They are extrapolated from stacks of one and two layers. UserError for an architecture that does not exist.
     """
+    config.check_names(arch, ())
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]
     depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
     fields = preset | dict.fromkeys(depths, 1)

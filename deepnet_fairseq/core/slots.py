@@ -73,24 +73,26 @@ class FullPrecision(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f, as a module so that hooks find every branch's merge at the same place."""
+    """x + f, and the base of other merges, modules so that hooks find every branch's merge at the same place.
+
+    A subclass that computes a x + b f defines `scales`, which returns a and b in the trained model, each a number or
+    (C,): export folds them into nearby weights. One without it does not fold.
+    """
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        """Shortcut x and branch f, each (B, T, C) -> same."""
+        """Merge shortcut x and branch f, (.., C) each, into (.., C)."""
         return x + f
 
-    @property
-    def own_gradient(self) -> bool:
-        """Is the gradient that x gets from here held by nobody else, so that others may be added to it in place?"""
-        return False
+    def added(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the branch as it is summed, and the sum, for shortcut x and branch f, (.., C) each."""
+        return self.forward(torch.zeros_like(x), f), self.forward(x, f)
+
+
+class PlainSum(Residual):
+    """x + f where a method leaves the slot empty."""
 
     def scales(self) -> tuple[Scale, Scale]:
-        """The factors of shortcut and branch in the trained model; export folds them into neighbouring weights."""
         return 1.0, 1.0
-
-    def added(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """The branch as it is summed, and the sum, for shortcut x and branch f: (.., C) each."""
-        return self.forward(torch.zeros_like(x), f), self.forward(x, f)
 
 
 class ConstantShortcut(Residual):
@@ -102,10 +104,6 @@ class ConstantShortcut(Residual):
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         return torch.add(f, x, alpha=self.alpha)
-
-    @property
-    def own_gradient(self) -> bool:
-        return self.alpha != 1 and not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks)
 
     def scales(self) -> tuple[Scale, Scale]:
         return self.alpha, 1.0

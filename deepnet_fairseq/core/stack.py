@@ -6,20 +6,22 @@ What they share: embeddings, the run through the layers, the last LayerNorm.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .attention import to_add
-from .decoding import DecoderCache, EncoderOutput, LayerStep
+from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
-from .modules import Dropout, LearnedPositions, Linear, SinusoidalPositions, submodules
-from .recomputation import Recomputation
+from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules, to_add
+from .pass_state import State, running
+from .recomputation import group_size, recomputed
+
+HISTORY = "history"  # key of the mixer's list in the state of a pass
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Stack(nn.Module):
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
-        self.max_tokens = shape.max_positions
-        self.recomputation = Recomputation.from_config(cfg)
+        self.max_tokens, self.num_layers = shape.max_positions, shape.num_layers
+        self.recomputed_layers = group_size(cfg)
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
         self.embed_positions = None
@@ -73,9 +75,14 @@ class Stack(nn.Module):
         for name, value in method.constants(shape.stack).items():
             self.register_buffer(name, torch.tensor(value))
 
-    def embed(self, tokens: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """tokens (B, T), positions (B, T, C) -> input of the first layer and bare token embedding, each (B, T, C)."""
-        embedding = self.embed_scale * self.embed_tokens(tokens)
+    def embed(
+        self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of the first layer and the scaled token embeddings, (B, T, C) each.
+
+        tokens (B, T); positions (B, T, C); token_embeddings (B, T, C): in place of the tokens' own.
+        """
+        embedding = self.embed_scale * (self.embed_tokens(tokens) if token_embeddings is None else token_embeddings)
         x = embedding if positions is None else embedding + positions
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
@@ -85,48 +92,56 @@ class Stack(nn.Module):
         """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
-    def transform(self, x: Tensor, *inputs: Any) -> Tensor:
-        """x (B, T, C) through mixer and all layers -> (B, T, W): what training runs.
+    def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
+        """Run x (B, T, C) through mixer and all layers, and return (B, T, W).
 
-        inputs: those of every layer.
+        inputs: of every layer; recompute: obey --checkpoint-activations.
         """
-        history: list[Tensor] = []
-        x = self.begin(x, history)
+        state: State = {}
+        x = self.begin(x, state)
         layers = list(self.layers)
-        every = len(layers) if self.recomputation is None else self.recomputation.every
-        for first in range(0, len(layers), every):
-            x = self.run(layers[first : first + every], inputs, x, history)
+        every = self.recomputed_layers if recompute else 0
+        for first in range(0, len(layers), every or len(layers)):
+            x = self.run(layers[first : first + (every or len(layers))], inputs, x, state, bool(every))
         return x
 
-    def states(self, x: Tensor, *inputs: Any, more: dict[int, tuple] | None = None) -> Iterator[Tensor]:
-        """As `transform`, but layer by layer, and gives x (B, T, W) as the first layer reads it and behind each one.
+    def states(
+        self, x: Tensor, *inputs: Any, recompute: bool = True, more: dict[int, dict] | None = None
+    ) -> Iterator[Tensor]:
+        """Do the same layer by layer, and yield x (B, T, W) as the first layer reads it and after each layer.
 
-        more: further inputs of one layer, by its index from 0.
+        more: further inputs of one layer by name, by its index from 0.
         """
-        history: list[Tensor] = []
-        x = self.begin(x, history)
+        state: State = {}
+        x = self.begin(x, state)
         yield x
         for index, layer in enumerate(self.layers):
-            x = self.run([layer], (*inputs, *(more or {}).get(index, ())), x, history)
+            named = (more or {}).get(index)
+            again = recompute and self.recomputed_layers > 0
+            x = self.run([partial(layer, **named) if named else layer], inputs, x, state, again)
             yield x
 
-    def run(self, layers: Iterable[Callable[..., Tensor]], inputs: tuple, x: Tensor, history: list[Tensor]) -> Tensor:
-        """x through some layers in a row, each with mixer; under --checkpoint-activations nothing but x is kept."""
+    def run(
+        self, layers: Iterable[Callable[..., Tensor]], inputs: tuple, x: Tensor, state: State, again: bool
+    ) -> Tensor:
+        """Run x through some layers in a row, each followed by the mixer; again: keep nothing but x, and recompute."""
 
-        def part(x: Tensor, history: list[Tensor]) -> Tensor:
-            for layer in layers:
-                x = self.mix(layer(x, *inputs), history)
+        def group(x: Tensor, state: State) -> Tensor:
+            with running(state):
+                for layer in layers:
+                    x = self.mix(layer(x, *inputs), state)
             return x
 
-        return part(x, history) if self.recomputation is None else self.recomputation(part, x, history)
+        return recomputed(group, x, state) if again and torch.is_grad_enabled() else group(x, state)
 
-    def begin(self, x: Tensor, history: list[Tensor]) -> Tensor:
-        """What the first layer reads, of embeddings x (B, T, C) -> (B, T, W)."""
-        return self.mix(x if self.beginning is None else self.beginning(x), history)
+    def begin(self, x: Tensor, state: State) -> Tensor:
+        """Turn embeddings x (B, T, C) into what the first layer reads, (B, T, W)."""
+        with running(state):
+            return self.mix(x if self.beginning is None else self.beginning(x), state)
 
-    def mix(self, y: Tensor, history: list[Tensor]) -> Tensor:
-        """What the next layer reads when the embedding or a layer has given y; `history` lives for one forward pass."""
-        return y if self.mixer is None else self.mixer(y, history)
+    def mix(self, y: Tensor, state: State) -> Tensor:
+        """Return what the next layer reads after the embedding or a layer has given y (B, T, W)."""
+        return y if self.mixer is None else self.mixer(y, state.setdefault(HISTORY, []))
 
     def finish(self, x: Tensor) -> Tensor:
         """The end of the stack, x (B, T, W) -> (B, T, C): its LayerNorm if it has one, then the method's `ending`."""
@@ -169,6 +184,7 @@ class Encoder(Stack):
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
         """Itself with its modules, of a filled model config."""
         self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+        self.max_source_positions = self.max_tokens
         return self
 
     def forward(
@@ -177,43 +193,51 @@ class Encoder(Stack):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         padding: Padding | None = None,
+        token_embeddings: Tensor | None = None,
     ) -> dict:
-        """src_tokens (B, S), padded on either side, maybe with what the host knows -> fairseq's dictionary of lists.
+        """Encode src_tokens (B, S), padded on either side, and return fairseq's dictionary of lists.
+
+        padding: what the host knows of it; token_embeddings (B, S, C): what the tokens' embeddings are replaced by.
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
         encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
-        padded: is there padding?
+        [Sentences], by which the beams of a sentence share keys and values in the decoder's cache.
         """
         places = src_tokens.eq(self.padding_idx)
         padded = (padding or UNKNOWN).source
         if padded is None:
             padded = bool(places.any())  # waits for the device
-        x, embedding = self.embed(src_tokens, self.positions(src_tokens))
+        x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
         mask = None
         if padded:
             mask = to_add(~places[:, None, None], x.dtype)  # (B, 1, 1, S)
             x = x.masked_fill(places.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
-        x = self.finish(x)
+        x = self.finish(x).transpose(0, 1)
         return {
-            "encoder_out": [x.transpose(0, 1)],
+            "encoder_out": [x],
             "encoder_padding_mask": [places],
             "encoder_embedding": [embedding],
             "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
             "src_lengths": [(~places).sum(1, keepdim=True, dtype=torch.int32)],
-            "padded": padded,
+            SENTENCES: [Sentences(x, places, padded)],
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
-        """Row i of the decoder's batch reads what row new_order[i] read.
-
-        The output stays one a sentence, whatever beam search asks for: `rows` says which sentence each row reads, and
-        the decoder's cache holds what follows from it.
-        """
-        rows = encoder_out.get("rows")
-        return encoder_out | {"rows": new_order if rows is None else rows.index_select(0, new_order)}
+        """Return the dictionary of a batch whose row i is row new_order[i] of this one."""
+        (sentences,) = encoder_out[SENTENCES]
+        rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
+        if sentences.rows is not None and torch.equal(rows, sentences.rows):  # beams of a sentence have changed places
+            return encoder_out
+        along = {"encoder_out": 1, "encoder_states": 1}  # the dimension of the batch, 0 in the others
+        reordered = {
+            name: [tensor.index_select(along.get(name, 0), new_order) for tensor in tensors]
+            for name, tensors in encoder_out.items()
+            if name != SENTENCES
+        }
+        return reordered | {SENTENCES: [sentences._replace(rows=rows)]}
 
 
 class Decoder(Stack):
@@ -232,8 +256,8 @@ class Decoder(Stack):
         shape = StackShape.from_config(cfg, "decoder")
         self.attends = "encoder_attn" in method.sublayers("decoder")
         self.assemble(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
-        self.need_attn = self.attends
-        self.output_projection = Linear(shape.dim, symbols, bias=False)
+        self.need_attn, self.max_target_positions = self.attends, self.max_tokens
+        self.output_projection = empty_linear(shape.dim, symbols, bias=False)
         if tied:
             self.output_projection.weight = embed_tokens.weight
         return self
@@ -256,58 +280,65 @@ class Decoder(Stack):
         return_all_hiddens: bool = False,
         alignment_layer: int | None = None,
         padding: Padding | None = None,
+        full_context_alignment: bool = False,
+        alignment_heads: int | None = None,
+        src_lengths: Tensor | None = None,
     ) -> tuple[Tensor, dict]:
-        """Features (B, T, C); with an incremental_state those of the newest token alone (B, 1, C).
+        """Return features (B, T, C) and a dictionary; with an incremental_state, of the newest token alone (B, 1, C).
 
-        padding: what the host knows of it, if anything.
+        A call with an incremental_state must give one token more than the call before, else ValueError.
+        padding: what the host knows of it, if anything; full_context_alignment: let each token see later ones too;
+        alignment_heads: how many heads to average; src_lengths is fairseq's and not read.
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
         averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
         and inner_states, [(T, B, W) before and after every layer] if return_all_hiddens.
         """
         watched = alignment_layer if self.attends else None
-        alignment: list[Tensor] = []
         if watched is None and self.need_attn and not self.training:
             watched = len(self.layers) - 1
-        more = {} if watched is None else {watched: (alignment,)}
-        positions = self.positions(prev_output_tokens, last=incremental_state is not None)
-        if incremental_state is not None:
-            x, _embedding = self.embed(prev_output_tokens[:, -1:], positions)
-            states: Iterable[Tensor] = self.step(x, incremental_state, encoder_out, more, return_all_hiddens)
+        alignment: list[Tensor] = []
+        more = {} if watched is None else {watched: {"alignment": alignment}}
+
+        cache = self.cache(prev_output_tokens, encoder_out, incremental_state)
+        newest = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
+        x, _embedding = self.embed(newest, self.positions(prev_output_tokens, last=cache is not None))
+        if cache is not None:
+            x, mask = cache.advance(x)
+            memory = cache.memory
         else:
-            x, _embedding = self.embed(prev_output_tokens, positions)
-            mask = self._left_padding_mask(prev_output_tokens, padding or UNKNOWN)
-            inputs: tuple[Tensor | None, ...] = (None if mask is None else to_add(mask, x.dtype),)
-            if self.attends:
-                memory = EncoderOutput.of(encoder_out)
-                inputs += (memory.states, memory.mask)
-            asked = more or return_all_hiddens
-            states = self.states(x, *inputs, more=more) if asked else [self.transform(x, *inputs)]
-        kept = list(states) if return_all_hiddens else deque(states, maxlen=1)
-        inner_states = [state.transpose(0, 1) for state in kept] if return_all_hiddens else []
-        return self.finish(kept[-1]), {"attn": alignment[:1] or [None], "inner_states": inner_states}
+            mask = self._mask(prev_output_tokens, padding or UNKNOWN, full_context_alignment)
+            mask = None if mask is None else to_add(mask, x.dtype)
+            memory = None if encoder_out is None or not self.attends else EncoderOutput.by_row(encoder_out)
+        inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
+        recompute = cache is None  # a second pass would extend the cache twice
+        if more or return_all_hiddens:
+            states = list(self.states(x, *inputs, recompute=recompute, more=more))
+        else:
+            states = [self.transform(x, *inputs, recompute=recompute)]
 
-    @torch.no_grad()
-    def step(
-        self, x: Tensor, incremental_state: dict, encoder_out: dict | None, more: dict[int, tuple], every: bool
-    ) -> list[Tensor]:
-        """What `states` gives, or the last of it unless `every`, of each hypothesis's newest token, x (rows, 1, C).
+        weights = [one[:, :alignment_heads].mean(1) for one in alignment]
+        if cache is not None:
+            states, weights = ([cache.of_batch(one) for one in many] for many in (states, weights))
+        inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
+        return self.finish(states[-1]), {"attn": weights or [None], "inner_states": inner_states}
 
-        Without gradients, for the cache is written in place.
+    def cache(self, tokens: Tensor, encoder_out: dict | None, incremental_state: dict | None) -> DecoderCache | None:
+        """Return the cache in fairseq's incremental_state, made at the first step; None without incremental_state.
+
+        ValueError if tokens (B, T) are not one more than those that the cache holds.
         """
+        if incremental_state is None:
+            return None
         if self.CACHE not in incremental_state:
-            memory = EncoderOutput.of(encoder_out, rows=False) if self.attends else None
-            cache = DecoderCache(list(self.layers), memory, x)
-            steps = [LayerStep(layer, index, cache) for index, layer in enumerate(self.layers)]
-            incremental_state[self.CACHE] = cache, steps
-        cache, steps = incremental_state[self.CACHE]
-        mask = cache.advance()
-        history: list[Tensor] = []
-        x = self.begin(cache.arranged(x.squeeze(1)), history)
-        states = [x]
-        for index, step in enumerate(steps):
-            x = self.mix(step(x, mask, *more.get(index, ())), history)
-            states.append(x)
-        return [cache.restored(state).unsqueeze(1) for state in (states if every else states[-1:])]
+            memory = EncoderOutput.by_sentence(encoder_out) if self.attends and encoder_out else None
+            incremental_state[self.CACHE] = {"cache": DecoderCache(memory, len(tokens))}
+        cache = incremental_state[self.CACHE]["cache"]
+        if tokens.size(1) != cache.length + 1:
+            raise ValueError(
+                f"incremental_state holds {cache.length} tokens of each row and prev_output_tokens {tokens.size(1)}: "
+                "give the whole prefix, one token longer in each call"
+            )
+        return cache
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) -> scores over the vocabulary (B, T, V)."""
@@ -316,23 +347,23 @@ class Decoder(Stack):
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
         """Beam search's call after each step, by fairseq's name; row i goes on from row new_order[i], (rows,)."""
         if self.CACHE in incremental_state:
-            cache, _steps = incremental_state[self.CACHE]
-            cache.reorder(new_order)
+            incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
         self.need_attn = need_attn and self.attends
 
-    def _left_padding_mask(self, tokens: Tensor, known: Padding) -> Tensor | None:
-        """(B, 1, T, T), True where a query may look, if a sentence is padded on the left; None if none is.
+    def _mask(self, tokens: Tensor, known: Padding, everywhere: bool) -> Tensor | None:
+        """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        Padding on the right needs no mask: it lies in the future of every token. A padding query sees itself only, for
-        a softmax over nothing is not a number.
+        None for the plain causal mask, which does for padding on the right: that lies in the future of every token.
+        Where a sentence is padded on the left, a padding query sees itself, for a softmax over nothing is not a number.
+        everywhere: tokens see later ones too.
         """
-        if known.left is False:
-            return None
         padding = tokens.eq(self.padding_idx)
-        if known.left is None and not padding[:, 0].any():  # waits for the device
+        if everywhere:
+            return ~padding[:, None, None]
+        if known.left is False or (known.left is None and not padding[:, 0].any()):  # waits for the device
             return None
         length = tokens.size(1)
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()

@@ -15,7 +15,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from ..core import archs
 from ..core.models import SPECIALS
 from ..errors import UserError
-from .config import config_of, namespace
+from .config import check_names, config_of, namespace
 from .models import MODELS, FairseqShell
 
 EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -40,7 +40,11 @@ def _dictionary(size: int) -> Dictionary:
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
-    """As core.models.build, a model that fairseq takes for one of its own, over a vocabulary of made-up symbols."""
+    """Do as core.models.build, with a model that fairseq takes for one of its own, over made-up symbols.
+
+    fields: flags of a training too.
+    """
+    check_names(arch, fields)
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 

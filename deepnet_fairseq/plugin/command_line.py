@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import importlib.util
 import os
@@ -126,18 +125,7 @@ def _error(parser: argparse.ArgumentParser, message: str) -> None:
     """Print argparse's message without the usage of three hundred flags."""
     program = Path(sys.argv[0]).name
     if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
-        message = unknown_arch(f"--arch {match.group(1)}")
+        message = archs.unknown(f"--arch {match.group(1)}")
     elif match := re.match(r"unrecognized arguments: (.*)", message):
         message = f"unknown: {match.group(1)}; --help lists the flags"
     parser.exit(2, f"{program}: error: {message}\n")
-
-
-def unknown_arch(setting: str) -> str:
-    """Return the message for `setting`, a flag and the name that no architecture has."""
-    setting = " ".join(setting.split())
-    name = setting.split()[-1]
-    near = difflib.get_close_matches(name, archs.PRESETS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    model = archs.MODELS[near[0]] if near else archs.MODEL_NAME
-    depth = f"{model} with its own {' and '.join(archs.STACKS[model])} layers"
-    return f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is {depth}"

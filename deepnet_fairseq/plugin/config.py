@@ -5,6 +5,7 @@ A config class for each model that fairseq makes flags and YAML sections of; som
 
 import argparse
 import dataclasses
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from typing import Optional  # fairseq reads field types at run time and does not know X | None
@@ -83,6 +84,12 @@ CONFIGS = {
 def config_of(cfg) -> type:
     """The config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
     return CONFIGS[archs.model_of(cfg)]
+
+
+def check_names(arch: str, fields: Iterable[str]) -> None:
+    """Do as core.config.check_names, where the flags of a training are fields too."""
+    kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
+    core_config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 
 
 def namespace(arch: str, **fields) -> argparse.Namespace:

@@ -92,6 +92,7 @@ class FairseqShell(DeepModel):
         config.check(cfg)
         cls.fit_to(cfg, task)
         model = cls.create(cfg, method, len(task.source_dictionary), len(task.target_dictionary))
+        model.args = model.cfg = cfg  # where fairseq's models keep it
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
         for name, stack in model.stacks().items():
             stack.dictionary = dictionaries[name]

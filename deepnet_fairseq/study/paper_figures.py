@@ -87,36 +87,26 @@ def figure3(runs: Runs) -> Picture:
     return _picture(3, "gradient norm by layer and by depth, validation loss", panels, missing)
 
 
-def _layer_norm_inputs(sublayer: str) -> Callable[[RecordedRun], dict[int, float]]:
-    """Return a reader: update -> mean norm of what the LayerNorms behind all such branches of both stacks read."""
-    site = re.compile(rf"(encoder|decoder)\.\d+\.{sublayer}")
-
-    def read(run: RecordedRun) -> dict[int, float]:
-        rows = {update: run.probe(update, "ln_input") for update in run.probed("ln_input")}
-        found = {update: [norm for where, norm in row.items() if site.fullmatch(where)] for update, row in rows.items()}
-        return {update: fmean(norms) for update, norms in found.items() if norms}
-
-    return read
+def _probed(run: RecordedRun, probe: str) -> list[int]:
+    """Return the updates with that probe; UserError if there are none."""
+    if not (updates := run.probed(probe)):
+        raise UserError(f"{run.where('probes')}: has no {probe}; record it again with that probe")
+    return updates
 
 
-def _last_gradients(run: RecordedRun) -> dict[int, float]:
-    updates = run.probed("gradient_norm")
-    return _gradients(run, updates[-1]) if updates else {}
+def _by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, float]:
+    """Return update -> mean of the probe's values at the addresses that match."""
+    site = re.compile(addresses)
+    rows = {update: run.probe(update, probe) for update in _probed(run, probe)}
+    return {update: fmean(value for at, value in row.items() if site.fullmatch(at)) for update, row in rows.items()}
 
 
-def _model_updates(run: RecordedRun) -> dict[int, float]:
-    return dict(zip(*run.record.series("model_update", "decoder"), strict=True))
-
-
-FIGURE4_PANELS = (  # probe, title, y axis, reader, the paper's, does it grow with the square root of the width?
-    ("model_update", "(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", _model_updates, "UPDATE"),
-    ("ln_input of ffn", "(b) LayerNorm input behind FFN", "L2 norm", _layer_norm_inputs("ffn"), "FFN"),
-    (
-        "ln_input of self_attn", "(c) LayerNorm input behind self-attention", "L2 norm",
-        _layer_norm_inputs("self_attn"), "ATTENTION",
-    ),
-    ("gradient_norm", "(d) gradient at the last recorded update", "gradient norm", _last_gradients, ""),
-)  # fmt: skip
+FFN, ATTENTION = (rf"(encoder|decoder)\.\d+\.{branch}" for branch in ("ffn", "self_attn"))
+FIGURE4_PANELS = (  # title, y axis, probe, addresses, the paper's values
+    ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
+    ("(b) LayerNorm input behind FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
+    ("(c) LayerNorm input behind self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
+)
 
 
 def figure4(runs: Runs) -> Picture:
@@ -125,31 +115,25 @@ def figure4(runs: Runs) -> Picture:
     runs: one for each "series" of FIGURE4, of one width, probed at every update. The norms are L2 over features, so the
     paper's are drawn times the square root of the runs' width over its own.
     """
-    found: dict[str, RecordedRun] = {}
-    for run in runs:
-        if found.setdefault(run.choice("series", FIGURE4), run) is not run:
-            raise UserError(f"{run.place}: is a second run of series {run.facts['series']}; move one away")
-    widths = [run.record.header.get("encoder_embed_dim", PAPER_WIDTH) for run in runs]
-    if len(set(widths)) > 1:
-        raise UserError(f"{runs[0].place.parent}: runs of widths {', '.join(map(str, widths))}; record them at one")
-    scale, panels = (widths[0] / PAPER_WIDTH) ** 0.5, []
-    for probe, title, y, read, name in FIGURE4_PANELS:
+    found = {run.choice("series", FIGURE4): run for run in runs}
+    width = runs[0].record.header.get("encoder_embed_dim", PAPER_WIDTH)
+    scale = (width / PAPER_WIDTH) ** 0.5
+    scaled = f", paper's x {scale:.3g}" if scale != 1 else ""
+    panels = []
+    for title, y, probe, addresses, theirs in FIGURE4_PANELS:
         series = []
         for key, style in FIGURE4.items():
-            if key in found:
-                points = read(found[key])
-                if not points:
-                    raise UserError(f"{found[key].where('probes')}: has no {probe}; record it again with that probe")
-                series.append(Series(style, points))
-            if name:
-                values = dict(zip(paper.FIGURE4_UPDATES, getattr(paper, f"FIGURE4_{name}")[key], strict=True))
-                theirs = {update: float(f"{value * scale:.3g}") for update, value in values.items()}
-            else:
-                theirs = paper.FIGURE4_GRADIENT[key]
-            series.append(Series(style, theirs, paper=True))
-        scaled = f", paper's x {scale:.3g}" if name and scale != 1 else ""
-        panels.append(Panel(title, "updates made" if name else "decoder layer", y + scaled, series))
-    title = f"the first updates of {_depths(runs)}, width {widths[0]}"
+            series += [Series(style, _by_update(found[key], probe, addresses))] if key in found else []
+            pairs = zip(paper.FIGURE4_UPDATES, theirs[key], strict=True)
+            series.append(Series(style, {update: float(f"{v * scale:.3g}") for update, v in pairs}, paper=True))
+        panels.append(Panel(title, "updates made", y + scaled, series))
+    last = []
+    for key, style in FIGURE4.items():
+        if run := found.get(key):
+            last.append(Series(style, _gradients(run, _probed(run, "gradient_norm")[-1])))
+        last.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
+    panels.append(Panel("(d) gradient at the last recorded update", "decoder layer", "gradient norm", last))
+    title = f"the first updates of {_depths(runs)}, width {width}"
     return _picture(4, title, panels, [series for series in FIGURE4 if series not in found], columns=2)
 
 
@@ -194,41 +178,26 @@ def figure5(runs: Runs) -> Picture:
 
     runs: both methods at several depths, "update": U, probed after U updates, the same number for all.
     """
-    methods = ("post_ln", "deepnorm")
-    for run in runs:
-        run.choice("method", methods)
-        update = run.facts.get("update")
-        if not isinstance(update, int) or update < 1:
-            raise UserError(f"{run.where()}: update {update!r}: must be a number of updates, 1 or more")
-        if update != runs[0].facts["update"]:
-            raise UserError(f"{run.where()}: update {update}, others {runs[0].facts['update']}; move one away")
+    methods, update = ("post_ln", "deepnorm"), runs[0].facts.get("update", 0)
     series, points = [], {}
     slopes = [["method", "source", "layers", "slope", "95%", "R2"]]
     for method in methods:
-        found = [
-            (run.layers, run.probe(run.facts["update"], "model_update").get("decoder", math.nan))
-            for run in runs
-            if run.method == method
-        ]
-        finite = means((n, value) for n, value in found if math.isfinite(value) and value > 0)
-        failed = sorted({n for n, value in found if not math.isfinite(value)})
-        points[method] = finite
-        theirs = Series(style_of(method), paper.FIGURE5[method], paper=True)
-        for one in (Series(style_of(method), finite, failed=failed), theirs):
+        own = [run for run in runs if run.choice("method", methods) == method]
+        found = [(run.layers, run.probe(update, "model_update").get("decoder", math.nan)) for run in own]
+        points[method] = means((n, value) for n, value in found if math.isfinite(value) and value > 0)
+        failed, style = sorted({n for n, value in found if not math.isfinite(value)}), style_of(method)
+        for one in (Series(style, points[method], failed=failed), Series(style, paper.FIGURE5[method], paper=True)):
             fitted, law = _fitted(one, power_law)
             series.append(fitted)
             if law:
-                span = f"{min(one.points)} to {max(one.points)}"
-                source = "paper" if one.paper else "measured"
+                span, source = f"{min(one.points)} to {max(one.points)}", "paper" if one.paper else "measured"
                 error = f"± {number(law.slope_error, 2)}"
-                slopes.append([one.style.label, source, span, f"{law.slope:.2f}", error, number(law.r2)])
+                slopes.append([style.label, source, span, f"{law.slope:.2f}", error, number(law.r2)])
     ratios = [["layers", "Post-LN / DeepNorm", "paper"]]
-    for layers in points["post_ln"].keys() & points["deepnorm"].keys():
-        ours, theirs = (found["post_ln"].get(layers, math.nan) / found["deepnorm"].get(layers, math.nan)
-                        for found in (points, paper.FIGURE5))  # fmt: skip
-        ratios.append([str(layers), number(ours), number(theirs)])
-    ratios[1:] = sorted(ratios[1:], key=lambda row: int(row[0]))
-    when = f"after {runs[0].facts['update']} updates"
+    for layers in sorted(points["post_ln"].keys() & points["deepnorm"].keys()):
+        pairs = [[found[method].get(layers, math.nan) for method in methods] for found in (points, paper.FIGURE5)]
+        ratios.append([str(layers), *(number(post / deep) for post, deep in pairs)])
+    when = f"after {update} updates"
     panel = Panel(when, LAYERS, "model update ||F(x,θᵢ) - F(x,θ₀)||", series, log="xy")
     missing = [f"{style_of(method).label} (at two depths or more)" for method in methods if len(points[method]) < 2]
     return _picture(5, f"model update of the decoder {when}", [panel], missing, tables=[slopes, ratios])
@@ -268,17 +237,10 @@ def figure6(runs: Runs) -> Picture:
     return _picture(6, "BLEU against depth", panels, sorted(missing))
 
 
-def setting(run: RecordedRun) -> tuple[float, str]:
-    """Return run.json's "value", such as 5e-4 or 512-2048-8, behind the number that it begins with."""
-    value = str(run.facts.get("value", ""))
-    if not re.match(r"\d", value):
-        raise UserError(f"{run.where()}: value {value!r}: must be a setting such as 5e-4 or 512-2048-8")
-    return magnitude(value), value
-
-
-def magnitude(value: str) -> float:
-    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"."""
-    return float(re.match(r"\d+(\.\d+)?(e-?\d+)?", value).group())
+def magnitude(value: str) -> tuple[float, str]:
+    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
+    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(first.group()) if first else 0.0, value
 
 
 def figure7(runs: Runs) -> Picture:
@@ -287,17 +249,17 @@ def figure7(runs: Runs) -> Picture:
     runs: "panel": "lr", "batch" or "size", "value": the setting; validation losses.
     """
     # a run too short to be seen beside the paper's 30,000 updates gets an axis of its own
-    found = {(run.choice("panel", FIGURE7), *setting(run)): run for run in runs}
+    found = {(run.choice("panel", FIGURE7), str(run.facts.get("value"))): run for run in runs}
     short = max(run.validation.end for run in runs) < paper.FIGURE7_UPDATES[0]
     panels, missing = [], []
     for name, title in FIGURE7.items():
-        theirs, mine = paper.FIGURE7[name], {key[1:]: run for key, run in found.items() if key[0] == name}
+        theirs, mine = paper.FIGURE7[name], {value: run for (panel, value), run in found.items() if panel == name}
         series = []
-        for rank, key in enumerate(sorted({*mine, *((magnitude(value), value) for value in theirs)})):
-            style = style_of_setting(rank, key[1])
-            series += [_validation(mine[key], style)] if key in mine else []
-            if key[1] in theirs:
-                points = dict(zip(paper.FIGURE7_UPDATES, theirs[key[1]], strict=True))
+        for rank, value in enumerate(sorted({*mine, *theirs}, key=magnitude)):
+            style = style_of_setting(rank, value)
+            series += [_validation(mine[value], style)] if value in mine else []
+            if value in theirs:
+                points = dict(zip(paper.FIGURE7_UPDATES, theirs[value], strict=True))
                 series.append(Series(style, points, paper=True))
         top = "updates (paper)" if short else ""
         panels.append(Panel(f"{title}; {_depths(mine.values())}", "updates", LOSS, series, top=top))

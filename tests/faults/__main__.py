@@ -6,17 +6,17 @@ import argparse
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
 from tabulate import tabulate
 
-INSIDE = "FAULTS_INSIDE"  # set in a namespace of our own
-NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
-KINDS = ("alone", "pair", "zero", "loaders", "launcher")
+from .campaign import COUNTED, KINDS, Campaign, make_data
+from .life import PHASES
+from .states import Lost
 
 
 def arguments() -> argparse.Namespace:
@@ -30,59 +30,28 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def namespaces_work() -> bool:
-    """May this user mount a disk of his own?"""
-    trial = [*NAMESPACE, "sh", "-c", 'mount -t tmpfs faults "$0"', "/mnt"]
-    return bool(shutil.which(trial[0])) and subprocess.run(trial, capture_output=True).returncode == 0
-
-
-def main() -> int:
-    given = arguments()
-    if given.full_disks and INSIDE not in os.environ and namespaces_work():
-        words = [*NAMESPACE, sys.executable, "-m", "tests.faults", *sys.argv[1:], "--seed", str(given.seed)]
-        os.execvpe(NAMESPACE[0], words, os.environ | {INSIDE: "1"})
-    folder = Path(tempfile.mkdtemp(prefix="faults"))
-    error = run(given, folder)
-    if error:
-        print(f"fault_test: error: {error}; the logs are in {folder}; SEED={given.seed} repeats it", file=sys.stderr)
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
-
-
-def run(given: argparse.Namespace, folder: Path) -> str | None:
-    """One campaign for each kind of training; what went wrong, if anything."""
-    import torch
-
-    from . import campaign, life  # which imports what every life needs
-
+def main() -> None:
+    """Run a campaign for each kind of training; print a table, or end with a line that says what was lost."""
+    given, folder = arguments(), Path(tempfile.mkdtemp(prefix="faults"))
     torch.set_num_threads(1)  # a process with threads cannot be forked
-    begun, chance, disk = time.monotonic(), random.Random(given.seed), campaign.Disk(folder / "disk")
-    if INSIDE in os.environ:
-        disk.mount()
-    else:
-        given.full_disks = 0.0
-    print(f"seed {given.seed}; full disks: {'a tmpfs' if given.full_disks else 'none, or no namespaces'}", flush=True)
-    data, tallies = campaign.make_data(folder), {}
+    begun, chance, tallies = time.monotonic(), random.Random(given.seed), {}
+    print(f"seed {given.seed}", flush=True)
+    data = make_data(folder)
     try:
         for place, name in enumerate(given.kinds):
             kills = given.kills // len(given.kinds) + (place < given.kills % len(given.kinds))
-            processes, more, killed = campaign.KINDS[name]
-            training = campaign.Training(name, data, processes, given.updates, more, killed)
-            one = campaign.Campaign(training, disk, folder / f"logs-{name}", chance)
-            tallies[name] = one.run(kills, given.full_disks)
-    except campaign.Lost as error:
-        return str(error)
-    disk.close()
-    heads = ("training", "trainings", "kills", *life.PHASES, *campaign.COUNTED)
-    rows = [(name, tally["trainings"], sum(tally[phase] for phase in life.PHASES), *(tally[h] for h in heads[3:]))
-            for name, tally in tallies.items()]  # fmt: skip
-    print(tabulate(rows, heads, "plain", colalign=("right",) * len(heads)))
+            campaign = Campaign(name, data, given.updates, folder / name, chance)
+            tallies[name] = campaign.run(kills, given.full_disks)
+    except Lost as error:
+        sys.exit(f"fault_test: error: {error}; the logs are in {folder}; SEED={given.seed} repeats it")
+    heads = ("trainings", *PHASES, *COUNTED)
+    rows = [(name, *(tally[head] for head in heads)) for name, tally in tallies.items()]
+    print(tabulate(rows, ("training", *heads), "plain"))
     print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
     print(f"{time.monotonic() - begun:.0f} s")
-    return None
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
     sys.argv[0] = "fairseq-train"  # whose mistakes the package explains in one line
-    sys.exit(main())
+    main()

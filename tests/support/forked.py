@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import random
-import resource
 import runpy
 import signal
 import subprocess
@@ -27,13 +26,10 @@ BIN = Path(sys.executable).parent
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python has it
 
 
-def fork(
-    words: list[str], folder: str | Path, seconds: int = 600, memory: int = 0, **environment: str
-) -> subprocess.CompletedProcess:
-    """A program of this environment's bin folder, or -m and a module, run in `folder` with nothing to read.
+def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
+    """Run a program of this environment's bin folder, or -m and a module, in `folder` with nothing to read.
 
-    seconds, memory: how long it may run, and how many bytes more than this process it may use; 0 is no bound.
-    environment: what is not as here; nothing that Python reads before it runs anything.
+    seconds: how long it may run.
     """
     with tempfile.TemporaryDirectory() as room:
         files = [Path(room, name) for name in ("out", "errors")]
@@ -44,11 +40,8 @@ def fork(
             status = 1
             gc.freeze()  # models and process groups of the tests are not this process's to collect: that crashed
             try:
-                _forget_the_tests(folder, files, environment)
+                _forget_the_tests(folder, files)
                 signal.alarm(seconds)
-                if memory:
-                    pages = int(Path("/proc/self/statm").read_text().split()[0])
-                    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory,) * 2)
                 status = _run(words)
             finally:
                 os._exit(status & 0xFF)
@@ -57,14 +50,14 @@ def fork(
         return subprocess.CompletedProcess(words, status, *printed)
 
 
-def _forget_the_tests(folder, files: list[Path], environment: dict[str, str]) -> None:
-    """What pytest and earlier tests set in this process, as it is in one that has just begun."""
+def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
+    """Reset what pytest and earlier tests have set in this process to what it is in one that has just begun."""
     for number, path in enumerate([Path(os.devnull), *files]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(folder)
-    os.environ.update({"OMP_NUM_THREADS": "1"} | environment)
+    os.environ["OMP_NUM_THREADS"] = "1"
     atexit._clear()
     importlib.reload(warnings)  # pytest's record of them is gone
     warnings.resetwarnings()

@@ -20,15 +20,12 @@ class Fault:
 
     status, headers: answered instead of the file
     after: body bytes after which it ends: `then` "close", "reset" (RST instead of FIN) or "stall" (nothing more comes)
-    pause: seconds between pieces of `piece` bytes
     """
 
     status: int | None = None
     headers: dict = field(default_factory=dict)
     after: int | None = None
     then: str = "close"
-    pause: float = 0.0
-    piece: int = 1 << 16
 
 
 class Loopback(ThreadingHTTPServer):
@@ -101,11 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= fault.after is not None
         body = body[: fault.after]
         try:
-            for start in range(0, len(body), fault.piece):
-                piece = body[start : start + fault.piece]
-                self.server.sent[self.path] += len(piece)  # before: who has the last of it looks here at once
-                self.wfile.write(piece)
-                time.sleep(fault.pause)
+            self.server.sent[self.path] += len(body)  # before: who has the last of it looks here at once
+            self.wfile.write(body)
         except OSError:  # the other side has had enough
             self.close_connection = True
         if fault.after is not None and fault.then == "stall":

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 
 import fairseq_cli.train
-import torch
-import torch._dynamo  # a second and a half, which comes with the first optimiser
 
 from deepnet_fairseq.errors import user_error_line
 
@@ -34,11 +32,6 @@ def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = Tru
         process.kill()
     assert not check or not any(codes), (codes, log.read_text()[-3000:])
     return updates(log)
-
-
-def call(function, world: int, *args) -> None:
-    """function(rank, *args) in `world` processes, all of which must end well."""
-    torch.multiprocessing.start_processes(function, args, world, start_method="forkserver")
 
 
 def free_port() -> int:

@@ -55,10 +55,7 @@ def write(prefix: Path, lines: list[list[str]], symbols: Dictionary) -> None:
 
 
 def make(folder: Path) -> Path:
-    """FOLDER/text for language_modeling and masked_lm, FOLDER/classes for sentence_prediction; the same sentences.
-
-    FOLDER/classes/label also holds a number for each sentence, the share of its good words (--regression-target).
-    """
+    """FOLDER/text for language_modeling and masked_lm, FOLDER/classes for sentence_prediction; the same sentences."""
     labels = Dictionary()
     for name in WORDS:
         labels.add_symbol(name)
@@ -67,8 +64,6 @@ def make(folder: Path) -> Path:
         for place in (folder / "text" / split, folder / "classes" / "input0" / split):
             write(place, sentences, dictionary())
         write(folder / "classes" / "label" / split, [[name] for name in classes], labels)
-        shares = [sum(word in WORDS["1"] for word in words) / len(words) for words in sentences]
-        (folder / "classes" / "label" / f"{split}.label").write_text("".join(f"{share}\n" for share in shares))
     return folder
 
 

@@ -8,7 +8,9 @@ inside the body of an attention, and `bypass`, on the x of a layer's last residu
 branches or stacks differ, `norm_place` and `closing_norm` say so.
 
 Shapes: B sentences, T tokens, C width of branches, W of the residual stream, which is C but where `stream_width` says
-otherwise. docs/adding_a_method.md has a whole example.
+otherwise. In decoding T is the hypotheses of a sentence, each with its newest token: a slot sees each token alone and
+must not look along T. What layers share in one pass is kept in pass_state.pass_state().
+docs/adding_a_method.md has a whole example.
 """
 
 from __future__ import annotations

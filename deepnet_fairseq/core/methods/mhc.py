@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ..modules import Linear, without_autocast
+from ..modules import without_autocast
 from ..slots import Copies, FullPrecision
 from .base import Method, Option, register
 
@@ -27,7 +27,7 @@ def towards_identity(streams: int) -> Tensor:
     return torch.tensor([[4.0 if row == column else -4.0 for column in range(streams)] for row in range(streams)])
 
 
-class Mappings(FullPrecision, Linear):
+class Mappings(FullPrecision, nn.Linear):
     """X (.., nC) -> a phi RMSNorm(X) + b, float32, for each b in its shape."""
 
     def __init__(self, width: int, *bs: Tensor):
@@ -37,6 +37,9 @@ class Mappings(FullPrecision, Linear):
         nn.init.zeros_(self.weight)
         for part, b in zip(self.bias.data.split([b.numel() for b in bs]), bs, strict=True):
             part.copy_(b.flatten())
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: __init__ fills the matrix."""
 
     def forward(self, streams: Tensor) -> list[Tensor]:  # type: ignore[override]  # several maps in one matrix
         with without_autocast(streams):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from ..profile import residuals
 from ..slots import Residual
@@ -30,7 +31,8 @@ class BranchDependency(TokenSums):
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
         added: Any = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
-        branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
+        with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):  # a random method's numbers are not used up
+            branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
         sums = [part.double().pow(power).sum() for part in (branch, merged) for power in (1, 2)]
         self.add(address, branch.numel(), *sums)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from ..profile import in_mode
 from .base import Held, Probe, register_probe
@@ -32,7 +33,8 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
 
     Leaves model and random numbers as they were.
     """
-    with in_mode(model, training=False), torch.no_grad():
+    devices = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
+    with in_mode(model, training=False), torch.no_grad(), fork_rng(devices):
         features = model.features(**net_input)
     masks = token_masks(model, **net_input)
     return {name: found[masks[name]].float() for name, found in features.items()}

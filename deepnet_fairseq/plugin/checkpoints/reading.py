@@ -64,10 +64,19 @@ def allow_plain_data() -> None:
     )
 
 
-def explain_unreadable(load, path, *args, **kwargs) -> dict:
-    """What `load` makes of a checkpoint of fairseq, its content checked."""
-    state = explained(load, path, *args, **kwargs)
+def explain_unreadable(load, path, arg_overrides=None, **kwargs) -> dict:
+    """Load a checkpoint of fairseq and check its content.
+
+    UserError for overrides that prune layers of our models, which fairseq would leave out without a word.
+    """
+    state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
+    pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
+    if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
+        raise UserError(
+            f"--model-overrides {pruning[0]}: a method's constants hold for the depth that it was trained at; "
+            "export the model (deepnet export --to transformer) and prune the export"
+        )
     return state
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
-from ...core.modules import lined_up
-
 HALF = (torch.float16, torch.bfloat16)
 ALIGN = 32  # elements: a parameter begins at a multiple of 64 bytes in half precision too, as fast kernels ask for
 # elements of gradient that are copied into one piece at a time: as many as stay in a core's cache, or 1 GiB
@@ -62,23 +60,6 @@ class Chunk(NamedTuple):
     padding: list[Tensor]
 
 
-def in_line(parameters: list[nn.Parameter]) -> list[int]:
-    """Their numbers in the order in which they best lie: each directly behind the one that core's `line_up` names."""
-    numbers = {parameter: number for number, parameter in enumerate(parameters)}
-    before = [getattr(parameter, "behind", None) for parameter in parameters]
-    successor: dict = {}
-    for parameter, leader in zip(parameters, before, strict=True):
-        successor.setdefault(leader, parameter)  # of a matrix in two attentions the first one's
-    order: list[int] = []
-    for parameter, leader in zip(parameters, before, strict=True):
-        begins = leader not in numbers or successor[leader] is not parameter
-        following = parameter if begins else None
-        while following is not None:
-            order.append(numbers[following])
-            following = successor.get(following)
-    return order
-
-
 class Flat:
     """The memory of some parameters, whose `data` become views of one buffer.
 
@@ -98,7 +79,6 @@ class Flat:
             parameter.data = view
         self.weights = self._buffer.float() if self._buffer.dtype in HALF else self._buffer
         self.start, self._shard = 0, None
-        self.joins = not self._buffer.is_cpu  # are gradients that lie together one copy? A CPU has no launches to save
         self._chunks = self._cut(CHUNK.get(self.weights.device.type, CHUNK["cuda"]))
         self._grads: list[Tensor | None] = []
         self._held: Chunk | None = None  # the one whose gradient is there, for they share its memory
@@ -174,13 +154,8 @@ class Flat:
             if grad is None:
                 absent.append(view)
                 continue
-            follows = self.joins and grads and hasattr(self.parameters[number], "behind")
-            if follows and lined_up((grads[-1], grad)) and lined_up((views[-1], view)):  # as `project` gives them
-                size = grads[-1].numel() + grad.numel()
-                grads[-1], views[-1] = (first.as_strided((size,), (1,)) for first in (grads[-1], views[-1]))
-            else:
-                grads.append(grad)
-                views.append(view)
+            grads.append(grad)
+            views.append(view)
         if len(chunk.views) == 1:  # maybe a part of it
             grads = [grad.reshape(-1)[chunk.skip :][: chunk.stop - chunk.start] for grad in grads]
         if grads:

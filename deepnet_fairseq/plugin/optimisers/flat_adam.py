@@ -19,7 +19,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
 from ...errors import UserError
-from .flat import Flat, Shard, in_line
+from .flat import Flat, Shard
 
 Entry = dict[str, Any]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -154,7 +154,7 @@ class FlatAdam(torch.optim.Optimizer):
 
 
 class Part:
-    """Flat parameters, their indices in the optimiser's list, in the order in which they lie, and their state of Adam.
+    """Flat parameters, their indices in the optimiser's list, and their state of Adam.
 
     parameters: of that list; indices: of those of one dtype and device.
     steps: updates each parameter has had; one without gradient is left out of an update, as fairseq's adam does.
@@ -162,8 +162,7 @@ class Part:
     """
 
     def __init__(self, indices: list[int], parameters: list[nn.Parameter]):
-        order = in_line([parameters[index] for index in indices])
-        self.indices = [indices[number] for number in order]
+        self.indices = indices
         self.flat = Flat([parameters[index] for index in self.indices])
         self.steps = [0] * len(indices)
         self.moments: dict[str, Tensor] = {}

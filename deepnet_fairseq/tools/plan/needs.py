@@ -20,7 +20,7 @@ from torch import nn
 
 from ...core import archs
 from .setting import Setting
-from .trace import LAYERS, Stage, skeleton, trace
+from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 
 # What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
@@ -39,7 +39,8 @@ def count(setting: Setting) -> SimpleNamespace:
     trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
     all; gradient_bytes: of those that are trained; total: all, trained or not.
     """
-    model = skeleton(setting)
+    depths = [getattr(setting.cfg, name) for name in setting.layer_fields]
+    model = skeleton(setting) if layers_are_alike(setting) else skeleton(setting, max(depths))
     times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
     parts: dict[nn.Parameter, str] = {}  # a shared one counts where it is first
     for name, stack in model.stacks().items():

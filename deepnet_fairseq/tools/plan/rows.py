@@ -119,19 +119,15 @@ def as_text(rows: list[Row], side_by_side: int = 1) -> str:
             layers, str(len(found)), _number(largest.parameters), "not known" if updates is None else f"{updates:,}",
             _short(largest.hours), _short(largest.peak / GB), _short(largest.kept / GB),
         ])  # fmt: skip
-    hours = sum(row.hours for row in left) / side_by_side
-    most = sum(row.kept for row in rows) + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
-    kept = sum(row.kept for row in rows)
-    lines = [render(table), ""]
+    hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
+    most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
     done = f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
     together = f", {side_by_side} at a time" if side_by_side > 1 else ""
-    days = f" ({hours / 24:.1f} days)" if hours >= 48 else ""
-    time, disk = f"{_short(hours)} hours{days}", f"at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB"
-    lines.append(f"{len(rows)} row{'s' * (len(rows) > 1)}{done}{together}: {time}; on the disk {disk}")
-    if left:
-        names = ", ".join(row.name for row in left[:3])
-        lines.append(f"order: {names}" + (f", ..., {left[-1].name}" if len(left) > 3 else ""))
-    return "\n".join(lines)
+    time = f"{_short(hours)} hours" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
+    disk = f"at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB"
+    names = ", ".join(row.name for row in left[:3]) + (f", ..., {left[-1].name}" if len(left) > 3 else "")
+    lines = [render(table), "", f"{len(rows)} row{'s' * (len(rows) > 1)}{done}{together}: {time}; on the disk {disk}"]
+    return "\n".join([*lines, f"order: {names}"] if left else lines)
 
 
 def _number(size: int) -> str:

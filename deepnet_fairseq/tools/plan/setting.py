@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ...core import archs, config
-from ...core.recomputation import Recomputation
+from ...core.recomputation import group_size
 from ...errors import UserError
 from ...plugin.chunked_loss import NAME, PLAIN
 from ...plugin.optimisers.flat import CHUNK
@@ -101,7 +100,6 @@ class Setting:
         yield min(self.vocab) < 1, f"{sizes}: a vocabulary has at least 1 entry"
         too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
         yield self.length > self.max_tokens, too_long
-        yield not 0 < self.mask_prob < 1, f"--mask-prob {self.mask_prob:g}: must be above 0 and below 1"
         whole, chunked = self.objective.criterion, self.objective.chunked
         known = f"{whole} or {chunked}" if chunked else whole
         unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
@@ -201,30 +199,24 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
     first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
     if arch not in archs.PRESETS:
-        near = difflib.get_close_matches(arch, archs.PRESETS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"--arch {arch}: no such architecture; {hint}`deepnet archs` lists them")
+        raise UserError(f"--arch {arch}: no such architecture; `deepnet archs` lists them")
     fields = {field.name: field for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
     if rest and strict:
-        words = [word.split("=")[0] for word in rest if word.startswith("--")] or rest
-        near = difflib.get_close_matches(words[0], parser._option_string_actions, n=1, cutoff=0.8)
-        hint = f"did you mean {near[0]}?" if near else "memory and time do not depend on it, drop it"
-        raise UserError(f"unknown: {' '.join(rest)}; {hint}")
+        raise UserError(f"unknown: {' '.join(rest)}; memory and time do not depend on it, drop it")
     overrides = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
         longest = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
         overrides = dict.fromkeys(longest, args.length) | overrides
     cfg = config.namespace(arch, **overrides)
-    recomputed = Recomputation.from_config(cfg)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
     return Setting(
         cfg,
         _vocabularies(args.vocab),
         precision=_precision(args),
-        checkpoint_every=recomputed.every if recomputed else 0,
+        checkpoint_every=group_size(cfg),
         zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
@@ -262,13 +254,10 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
 
 def _vocabularies(text: str) -> tuple[int, int]:
     """Return the sizes of the source's and the target's vocabulary, of "32000" or "32000,40000"."""
-    try:
-        sizes = [int(word) for word in text.split(",")]
-    except ValueError:
-        sizes = []
-    if len(sizes) not in (1, 2):
+    sizes = text.split(",")
+    if len(sizes) > 2 or not all(size.isdecimal() for size in sizes):
         raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
-    return sizes[0], sizes[-1]
+    return int(sizes[0]), int(sizes[-1])
 
 
 def _precision(args) -> str:

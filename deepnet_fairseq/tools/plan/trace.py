@@ -23,20 +23,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ...core import attention, config
+from ...core import config
+from ...core.layer import StackShape
 from ...core.models import MODELS, DeepModel
 from ...core.modifiers import from_config
+from ...core.pass_state import State, running
 from ...core.stack import Stack
 from ...plugin.chunked_loss import BUDGET, FEWEST, label_smoothed_loss
 from .setting import FLOAT32, Setting
 
 ALIKE = 3  # layers traced: the first and the last may differ from those between
 LAYERS = "layers"
-MIXED = 6  # where a mixer reads all layers before, a layer's cost grows with its place, and these show how
+MIXED = 6  # where layers read those before them, a layer's cost grows with its place, and these show how
 FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
-BATCHED = ("bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
+FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not count
+BATCHED = (
+    "bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)  # fmt: skip
 
 
 @dataclass
@@ -153,12 +159,25 @@ def trace(setting: Setting) -> list[Stage]:
     key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
     key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
     if key not in _traces:
-        method = from_config(setting.cfg)
-        if all(method.mixer(stack, 1) is None for stack in setting.stacks):
-            _traces[key] = list(Run(setting, ALIKE).expanded())
-        else:
+        run = Run(setting, ALIKE)
+        if run.shares or not layers_are_alike(setting):
             _traces[key] = list(Run(setting, MIXED).expanded(Run(setting, MIXED - 1)))
+        else:
+            _traces[key] = list(run.expanded())
     return _traces[key]
+
+
+def layers_are_alike(setting: Setting) -> bool:
+    """Whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
+    method = from_config(setting.cfg)
+    for name, stack in skeleton(setting, 1).stacks().items():
+        shape = StackShape.from_config(setting.cfg, name)
+        places = sorted({1, min(2, shape.num_layers), max(1, shape.num_layers // 2), shape.num_layers})
+        with torch.device("meta"):
+            layers = [type(stack.layers[0])(shape, method, place) for place in places]
+        if len({tuple(parameter.shape for parameter in layer.parameters()) for layer in layers}) > 1:
+            return False
+    return True
 
 
 def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
@@ -179,10 +198,9 @@ class Run:
         self.setting, self.model = setting, skeleton(setting, layers, mixers=False).train()
         self.stages: list[Stage] = []
         self.before: tuple = ()
+        self.shares = False  # whether layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
-        attention._future.cache_clear()
         with ExitStack() as stack:
-            stack.callback(attention._future.cache_clear)  # nothing fake stays in it
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if setting.device == "cuda":
                 stack.enter_context(AsOnGPU())
@@ -232,7 +250,7 @@ class Run:
 
     def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
         """Embedding, layers and end -> features (B, T, C); memory: what each layer gets besides."""
-        history: list[Tensor] = []
+        state: State = {}
         with self._stage(f"{name} embedding") as stage:
             tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
             learned = isinstance(stack.embed_positions, nn.Embedding)
@@ -240,14 +258,15 @@ class Run:
             if stack.embed_positions is not None and not learned:  # a sum with numbers that no gradient asks for
                 weight = stack.embed_tokens.weight
                 positions = weight.new_empty(*tokens.shape, weight.size(1))
-            x = stack.begin(stack.embed(tokens, positions)[0], history)
+            x = stack.begin(stack.embed(tokens, positions)[0], state)
             del positions
             stage.output = x.nbytes
         for layer in stack.layers:
             x = self._boundary(x)
-            with self._stage(f"{name} {LAYERS}") as stage:
-                x = stack.mix(layer(x, None, *memory), history)
+            with self._stage(f"{name} {LAYERS}") as stage, running(state):
+                x = stack.mix(layer(x, None, *memory), state)
                 stage.output = x.nbytes
+        self.shares |= bool(state)
         x = self._boundary(x)
         with self._stage(f"{name} end") as stage:
             x = stack.finish(x)

@@ -7,25 +7,21 @@ which training changes, are judged of fresh models alone. docs/verify.md says wh
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...core import archs
 from ...core.methods import METHODS, Method, get_method
-from ...core.models import SPECIALS, blueprint
-from ...core.modifiers import MODIFIERS
 from ...core.slots import Site
 from ...errors import UserError
 from . import evidence, merges
-from .evidence import CLOSE, Kind, Measured, profile_base, scales
+from .evidence import CLOSE, Kind, measure, profile_base, scales
 from .reading import read, read_names
 from .report import Audit, Row
 from .sources import Factor, Found, recognised
@@ -46,12 +42,9 @@ def verify(
     names: a file that maps names of weights (docs/verify.md). inputs: what a live module is called with, once, in
     evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code, and torch's generator is
     left as it was. options: the method's that are not the default, of our own checkpoints those they were trained with.
-    UserError for a method, option, file or names that are unknown; whatever the module raises on its inputs.
+    UserError for a method, file or names that are unknown; whatever the module raises on its inputs.
     """
-    options = options or {}
-    if unknown := options.keys() - get_method(method).options.keys():
-        known = ", ".join(METHODS[method].options) or "none"
-        raise UserError(f"{', '.join(sorted(unknown))}: no option of --method {method}, which has {known}")
+    get_method(method)
     mapping = read_names(names) if names else []
     with torch.random.fork_rng(devices=()):
         if isinstance(model, nn.Module):
@@ -71,22 +64,20 @@ def verify(
 
 def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list[Factor], str]:
     """Return the factors of a live module, and the reason if there are none."""
-    missed = "no residual merge was found in its forward pass"
-    if inputs is not None:
-        factors = merges.merges(model, found, inputs)
-        return factors, "" if factors else missed
     weight = found.matrices[0].weight
     tokens = (torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3).to(weight.linear.weight.device)
     drawn = torch.randn(*TOKENS, weight.site.dim, generator=torch.Generator().manual_seed(0))
-    vectors = drawn.to(weight.linear.weight)
-    raised = ""
-    for given in ((tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors)):
+    vectors, raised = drawn.to(weight.linear.weight), ""
+    tries = [(tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors)]
+    for given in tries if inputs is None else [inputs]:
         try:
             factors = merges.merges(model, found, given)
         except Exception as error:  # whatever somebody's forward raises
+            if inputs is not None:
+                raise
             raised = raised or f"{type(error).__name__}: {error}".split("\n")[0][:100]
         else:
-            return factors, "" if factors else missed
+            return factors, "" if factors else "no residual merge was found in its forward pass"
     return [], f"its shortcuts were not measured: give inputs=(...) for one call ({raised})"
 
 
@@ -101,9 +92,8 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
     profile = _profile(found, method, held)
     result = Audit(name, found.depths, profile, evidence.trained(found) or "")
     _judge_weights(result, found, method, held)
-    result.findings += [f"{place}: not there" for place in found.missing]
-    if found.ours:
-        _judge_slots(result, found, method)
+    if found.ours and (config := found.config.get("method")) not in (None, name):
+        result.findings.append(f"its config says --method {config}")
     _note_unexamined(result, found, method, _judge_factors(result, found, method))
     if found.unknown and not found.ours:
         more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
@@ -133,40 +123,34 @@ def _profile(found: Found, method: Method, held: list[Kind]) -> str:
     if said in method.init_profiles:
         return said
 
-    def fitting(profile: str) -> tuple[int, int]:
-        fits = sum(kind.fits(_expected(kind, profile, method)) for kind in held)
-        return fits, sum(kind.drawn == profile_base(profile).shape for kind in held)
+    def fitting(profile: str) -> int:
+        return sum(kind.fits(_expected(kind, profile, method)) for kind in held)
 
     return max(method.init_profiles, key=fitting)  # of equals the first
 
 
+def _judge(result: Audit, kind: Kind, expected: list[float], misfit: str = "does not fit") -> bool:
+    """Add the row of a kind of weight; return whether it contradicts the method."""
+    fits = kind.fits(expected)
+    verdict = "fits" if fits else "trained, not judged" if result.trained else misfit
+    has, place = [m.std for m in kind.measured], ".".join(filter(None, (kind.sublayer, kind.role)))
+    row = Row(kind.stack, place, expected, has, kind.ratio(expected), kind.tolerance(kind.elements), verdict)
+    result.rows.append(row)
+    return not fits and not result.trained
+
+
 def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]) -> None:
     misfits: dict[str, list[Kind]] = {}
-    draw = profile_base(result.profile).shape
-    silent = not found.ours and all(
-        method.gain(m.weight.site, m.weight.role) == 1 for kind in held for m in kind.matrices
-    )
-    misfit = SILENT if silent else "does not fit"
+    matrices = [matrix.weight for kind in held for matrix in kind.matrices]
+    silent = not found.ours and all(method.gain(weight.site, weight.role) == 1 for weight in matrices)
     for kind in held:
         expected = _expected(kind, result.profile, method)
-        fits = kind.fits(expected)
-        verdict = "fits" if fits else "trained, not judged" if result.trained else misfit
-        has = [m.std for m in kind.measured]
-        row = Row(kind.stack, f"{kind.sublayer}.{kind.role}", expected, has, kind.ratio(expected), 0.0, verdict)
-        row.tolerance = kind.tolerance(kind.elements)
-        result.rows.append(row)
-        if not fits:
+        if _judge(result, kind, expected, SILENT if silent else "does not fit"):
             misfits.setdefault(kind.stack, []).append(kind)
-        elif fits and kind.drawn and kind.drawn != draw and any(expected):
-            note = f"drawn {kind.drawn}, {result.profile} is {draw}: the same deviation"
-            if not result.trained and note not in result.notes:
-                result.notes.append(note)
     _judge_embeddings(result, found, method)
     if result.trained:
         result.notes.append("of a trained model deviations of weights and learned factors are not judged")
-    if result.trained or not misfits:
-        return
-    candidates = list(evidence.explanations(found, method, result.profile))
+    candidates = list(evidence.explanations(found, method, result.profile)) if misfits else []
     for stack, waiting in misfits.items():
         told = evidence.explain(waiting, candidates)
         said = [_finding(result, stack, covered, texts, method) for covered, texts in told]
@@ -187,13 +171,9 @@ def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
                 continue
             seen.add(tensor.data_ptr())
             rows = tensor[tensor.any(1)] if gain and tensor.any() else tensor  # that of padding is 0
-            kind, expected = Kind(stack, named, ""), [gain * tensor.size(1) ** -0.5]
-            kind.measured.append(Measured.of(rows))
-            fits = kind.fits(expected)
-            verdict = "fits" if fits else "trained, not judged" if result.trained else "does not fit"
-            has, ratio = kind.measured[0].std, kind.ratio(expected)
-            result.rows.append(Row(stack, named, expected, [has], ratio, kind.tolerance(kind.elements), verdict))
-            if verdict == "does not fit":
+            kind, expected = Kind(stack, named, "", measured=[measure(rows)]), [gain * tensor.size(1) ** -0.5]
+            if _judge(result, kind, expected):
+                ratio = kind.ratio(expected)
                 result.findings.append(f"{name}: {ratio:.3g} times what {result.method} gives, {expected[0]:.3g}")
 
 
@@ -248,11 +228,9 @@ def _judge_factors(result: Audit, found: Found, method: Method) -> set[Site]:
 
 def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> float | None:
     """Return the method's value of a factor, shortcut over branch; None if it has no such number."""
-    if found.ours and factor.b is None:  # under its own name, a constant of the stack or a slot's
-        key = factor.source.rsplit(".", 1)[-1]
-        module = method.residual(sites[0])
-        held = method.constants(factor.stack) if factor.layer is None else module.state_dict() if module else {}
-        return torch.as_tensor(held[key]).float().mean().item() if key in held else None
+    if found.ours and factor.layer is None:  # a constant of the stack, under its own name
+        value = method.constants(factor.stack).get(factor.source.rsplit(".", 1)[-1])
+        return None if value is None else float(value)
     pairs = Counter(pair for site in sites if (pair := scales(method, site)))
     if not pairs:
         return None
@@ -260,56 +238,14 @@ def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> 
     return a if factor.b is None else a / b if b else None
 
 
-INSIDE = re.compile(r"(encoder|decoder)\.(?!embed_|layernorm_embedding|output_projection|version)")
-BY_HEAD = re.compile(r".*attn\.(inner|heads)\..*")  # whose shapes depend on the number of heads
-
-
-def _judge_slots(result: Audit, found: Found, method: Method) -> None:
-    """Compare names and shapes of our model with the method's own, with the modifiers that bring it nearest."""
-    if (config := found.config.get("method")) not in (None, result.method):
-        result.findings.append(f"its config says --method {config}")
-    stacks = tuple(stack for stack, depth in found.depths.items() if depth)
-    fields = {f"{method.name}_{key}": getattr(method, key) for key in method.options} | {"method": method.name}
-    for stack in stacks:
-        inner = [len(m.weight.linear.weight) for m in found.matrices if m.weight.role == "fc1" and stack in m.name]
-        width = archs.Width(found.widths[stack], inner[0] if inner else 1, 1)
-        fields |= width.fields(stack) | {f"{stack}_layers": found.depths[stack]}
-    arch = next(arch for arch, held in archs.STACKS.items() if held == stacks)
-
-    def shapes(tensors: dict[str, Tensor]) -> set[tuple]:
-        return {(n, () if BY_HEAD.match(n) else tuple(t.shape)) for n, t in tensors.items() if INSIDE.match(n)}
-
-    def odd(modifiers: tuple[str, ...]) -> set[tuple]:
-        flags = dict.fromkeys(modifiers, True)
-        return has ^ shapes(blueprint(arch, SPECIALS, **fields, **flags).state_dict())
-
-    has = shapes(found.weights)
-    off: set[tuple] = odd(())
-    if off:
-        several = [some for n in range(1, len(MODIFIERS) + 1) for some in itertools.combinations(MODIFIERS, n)]
-        least, modifiers = min(((odd(some), some) for some in several), key=lambda pair: len(pair[0]))
-        if len(least) < len(off):
-            off = least
-            result.notes += [f"with --{modifier.replace('_', '-')}" for modifier in modifiers]
-    held, own = {name for name, _ in has & off}, {name for name, _ in off - has}
-    texts = f"{result.method} has no", f"not there, {result.method} has", f"of another shape than {result.method}'s:"
-    for text, names in zip(texts, (held - own, own - held, held & own)):
-        general = sorted({re.sub(r"\.\d+\.", ".N.", name) for name in names})
-        more = f" and {len(general) - 3} more" if len(general) > 3 else ""
-        result.findings += [f"{text} {', '.join(general[:3])}{more}"] if general else []
-
-
 def _note_unexamined(result: Audit, found: Found, method: Method, judged: set[Site]) -> None:
     """List shortcuts that could not be judged, and whether a model is fresh where nothing tells."""
     for stack, depth in found.depths.items():
-        every = list(_sites(found, method, Factor(stack, None, None, None, None, "")))
-        left = [site for site in every if site not in judged] if found.measured or not found.ours else []
-        if left:
-            where = Counter(site.sublayer for site in left)
+        every = _sites(found, method, Factor(stack, None, None, None, None, ""))
+        if where := Counter(site.sublayer for site in every if site not in judged):
             layers = ", ".join(f"{sublayer} in {n} of {depth} layers" for sublayer, n in where.items())
             live = "" if found.measured else "; live modules are measured, docs/verify.md"
             result.unexamined.append(f"shortcut of the {stack}'s {layers}{live}")
-    if not found.ours:
-        result.unexamined.append("LayerNorms, and what the method has in its slots")
+    result.unexamined.append("LayerNorms, and what the method has in its slots")
     if evidence.trained(found) is None:
         result.unexamined.append("is it fresh or trained? It was taken for fresh; without LayerNorms nothing tells")

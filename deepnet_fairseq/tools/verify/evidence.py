@@ -1,8 +1,8 @@
 """Compare deviations of weights and factors at the residual merges with a method's, and explain what does not fit.
 
-The standard deviation of n normal numbers is known to 1/sqrt(2n), of n uniform ones to sqrt(1/(5n)).
-A kind of weight (one role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it
-is within SIGMAS of these, and FLOOR, which the published constants' two digits ask for.
+The standard deviation of n normal numbers is known to 1/sqrt(2n), that of n uniform ones better. A kind of weight (one
+role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it is within SIGMAS of it,
+and FLOOR, which the published constants' two digits ask for.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...core.initialisation import ATTENTION_INPUTS, PROFILES, draw_normal, torch_std, xavier_std
+from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier_std
 from ...core.methods import METHODS, Method
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
@@ -23,29 +24,23 @@ from .sources import Found, Matrix
 SIGMAS, FLOOR = 5, 0.01
 CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
 SAMPLE = 2**20  # elements of a matrix that are looked at
-NORMAL, UNIFORM = 3.0, 1.8  # kurtosis
-ENOUGH = 1100  # elements from which on the two are told apart, four deviations of a normal's kurtosis from the middle
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")
 DEPTHS = range(1, 201)  # that are tried for a gain that fits no other explanation
 SMALLEST = 1e-30  # in place of 0, to take the logarithm
 SMALL = 0.02  # std of BERT's and GPT-2's weights
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One matrix: elements that were looked at, their standard deviation and kurtosis (nan where all are equal)."""
+class Measured(NamedTuple):
+    """One matrix: elements that were looked at, and their standard deviation."""
 
     elements: int
     std: float
-    kurtosis: float
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Measured:
-        """Measure at most SAMPLE elements, whole rows evenly spaced."""
-        values = tensor.detach()[:: max(1, tensor.numel() // SAMPLE)].float()
-        squares = (values - values.mean()).square()
-        variance = squares.mean().item()
-        return cls(values.numel(), math.sqrt(variance), squares.square().mean().item() / (variance**2 or math.nan))
+
+def measure(tensor: Tensor) -> Measured:
+    """Measure at most SAMPLE elements, whole rows evenly spaced."""
+    values = tensor.detach()[:: max(1, tensor.numel() // SAMPLE)].float()
+    return Measured(values.numel(), values.std(unbiased=False).item())
 
 
 @dataclass
@@ -63,18 +58,9 @@ class Kind:
         """Number of elements that were measured, in all layers."""
         return sum(m.elements for m in self.measured)
 
-    @property
-    def drawn(self) -> str:
-        """ "normal" or "uniform" by the kurtosis, "" where it is neither, or too few elements say."""
-        pooled = sum(m.kurtosis * m.elements for m in self.measured) / self.elements
-        if self.elements < ENOUGH or math.isnan(pooled):
-            return ""
-        return "uniform" if abs(pooled - UNIFORM) < 0.2 else "normal" if abs(pooled - NORMAL) < 0.6 else ""
-
     def tolerance(self, elements: int) -> float:
         """Return how far the ratio of deviations of so many elements may be from 1."""
-        kurtosis = UNIFORM if self.drawn == "uniform" else NORMAL
-        return FLOOR + SIGMAS * math.sqrt((kurtosis - 1) / (4 * elements))
+        return FLOOR + SIGMAS / math.sqrt(2 * elements)
 
     def ratio(self, expected: list[float]) -> float:
         """Return measured over expected, pooled over layers; infinite where only 0 is expected and more is there."""
@@ -104,7 +90,7 @@ def kinds(found: Found) -> list[Kind]:
         key = site.stack, site.sublayer, matrix.weight.role
         kind = held.setdefault(key, Kind(*key))
         kind.matrices.append(matrix)
-        kind.measured.append(Measured.of(matrix.weight.linear.weight))
+        kind.measured.append(measure(matrix.weight.linear.weight))
         if not math.isfinite(kind.measured[-1].std):
             raise UserError(f"{matrix.name} holds values that are not finite; take a checkpoint from before that")
 
@@ -129,16 +115,13 @@ def trained(found: Found) -> str | None:
 
 @dataclass(frozen=True)
 class Draw:
-    """An initialisation. said: in words; std: of each weight; shape: "normal" or "uniform"."""
+    """An initialisation. said: in words; std: of each weight."""
 
     said: str
     std: Callable[[Weight], float]
-    shape: str
 
     def fits(self, kind: Kind) -> bool:
-        """Whether the kind has these deviations and, as far as can be told, this shape."""
-        if kind.drawn not in ("", self.shape):
-            return False
+        """Whether the kind has these deviations."""
         first = self.std(kind.matrices[0].weight)  # most are far off already
         if kind.measured[0].std > 2 * first or 2 * kind.measured[0].std < first:
             return False
@@ -154,13 +137,12 @@ class Draw:
             except (ArithmeticError, ValueError):
                 return 0.0
 
-        return Draw(said, std, self.shape)
+        return Draw(said, std)
 
 
 def profile_base(name: str) -> Draw:
     """Return the draw of a key of PROFILES, before any gain."""
-    profile = PROFILES[name]
-    return Draw(f"drawn as {name}", profile.weight_std, "normal" if profile.draw is draw_normal else "uniform")
+    return Draw(f"drawn as {name}", PROFILES[name].weight_std)
 
 
 def _as_one(weight: Weight) -> float:
@@ -173,17 +155,15 @@ def _as_one(weight: Weight) -> float:
 
 def _bases(found: Found) -> list[Draw]:
     """Return the bases that are not the method's, likeliest first."""
-    layers = sum(found.depths.values())
-    small = found.config.get("initializer_range")
-    small = small if isinstance(small, float) and 0 < small < 1 else SMALL
-    scaled = small / math.sqrt(2 * layers)
+    small = found.config.get("initializer_range", SMALL)
+    scaled = small / math.sqrt(2 * sum(found.depths.values()))
     one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
-        *(Draw(one, _as_one, draw) for draw in ("normal", "uniform")),
-        *map(profile_base, ("xavier_normal", "xavier_uniform", "xavier_legacy", "fairseq_head")),
-        Draw("torch's default for a Linear", lambda w: torch_std(w.linear), "uniform"),
-        Draw(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small, "normal"),
-        Draw(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled, "normal"),
+        Draw(one, _as_one),
+        *map(profile_base, ("xavier_normal", "xavier_legacy", "fairseq_head")),
+        Draw("torch's default for a Linear", lambda w: torch_std(w.linear)),
+        Draw(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small),
+        Draw(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled),
     ]
 
 
@@ -196,10 +176,8 @@ def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]
         yield said, _in_place(method, of_stacks)
     for stack, layers in stacks.items():
         for symbol, value in method.coefficients(stack).items() if layers else ():
-            yield (
-                f"{symbol} of the {stack}, {value:.4g}, in the gain's place",
-                _in_place(method, dict.fromkeys(stacks, value)),
-            )
+            gain = _in_place(method, dict.fromkeys(stacks, value))
+            yield f"{symbol} of the {stack}, {value:.4g}, in the gain's place", gain
 
 
 def _in_place(method: Method, numbers: dict[str, float]) -> Callable[[Site, str], float]:

@@ -7,7 +7,7 @@ branch and x a tensor before it. The module only has to run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
     events, hooks = _Events(found), []
     try:
         for name, part in module.named_modules():
-            hooks.append(part.register_forward_pre_hook(events.before(), with_kwargs=True))
-            hooks.append(part.register_forward_hook(events.behind(name)))
+            hooks.append(part.register_forward_pre_hook(events.before, with_kwargs=True))
+            hooks.append(part.register_forward_hook(partial(events.behind, name)))
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
@@ -65,24 +65,16 @@ class _Events:
                 self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps)
         return first
 
-    def before(self) -> Callable[..., None]:
-        """Return the hook for the inputs of modules."""
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Keep the inputs of a module."""
+        self.take((*args, *kwargs.values()))
 
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.take((*args, *kwargs.values()))
-
-        return hook
-
-    def behind(self, name: str) -> Callable[..., None]:
-        """Return the hook for the outputs of the module `name`."""
-
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            number = self.take(output)
-            for path, site in self.branches.items():  # torch's attention does not call its out_proj
-                if number is not None and path in (name, f"{name}.out_proj") and site not in self.ends:
-                    self.ends[site] = number
-
-        return hook
+    def behind(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the outputs of the module `name`; note where they are the end of a branch."""
+        number = self.take(output)
+        for path, site in self.branches.items():  # torch's attention does not call its out_proj
+            if number is not None and path in (name, f"{name}.out_proj") and site not in self.ends:
+                self.ends[site] = number
 
     def factors(self) -> list[Factor]:
         """Return the factors of every branch at whose end a merge is found."""

@@ -47,15 +47,7 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]
 
     allow_plain_data()
     mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
-    if mapped and any("/code/" in name for name in zipfile.ZipFile(path).namelist()):
-        raise UserError(f"{path}: refused, it is a TorchScript archive, which is code; save the module's state_dict()")
-    try:
-        content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
-    except UserError as error:
-        way_out = (
-            "; save the module's state_dict(), or give it to verify() from Python" if "refused" in str(error) else ""
-        )
-        raise UserError(f"{error}{way_out}") from error
+    content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
     wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
@@ -72,29 +64,22 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     """Read the header's length (8 bytes, little-endian), the header in JSON, and the tensors' bytes."""
-    damaged = UserError(f"{path}: truncated, damaged or no safetensors file; download it again")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, HEADER):
-            raise damaged
-        try:
-            header = parse(file.read(length).decode("utf-8"))
-            start, tensors = 8 + length, {}
-            content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-            for name, entry in header.items():
-                if name == "__metadata__" or entry["dtype"] not in DTYPES:
-                    continue
+    try:
+        with path.open("rb") as file:
+            start = 8 + int.from_bytes(file.read(8), "little")
+            header = parse(file.read(min(start - 8, HEADER)).decode("utf-8"))
+        size = path.stat().st_size
+        content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[start:]
+        tensors = {}
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in DTYPES:
                 first, last = entry["data_offsets"]
-                if not 0 <= first <= last <= size - start:
-                    raise damaged
-                values, dtype = content[start + first : start + last], DTYPES[entry["dtype"]]
-                if (start + first) % dtype.itemsize:
-                    values = values.clone()
-                tensors[name] = values.view(dtype).view(entry["shape"])
-        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-            raise error if error is damaged else damaged from error
-    return tensors
+                values = content[first:last]
+                values = values.clone() if values.data_ptr() % 8 else values  # where the header was not padded
+                tensors[name] = values.view(DTYPES[entry["dtype"]]).view(entry["shape"])
+        return tensors
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path}: truncated, damaged or no safetensors file; download it again") from error
 
 
 def read_names(path: Path) -> list[tuple[str, re.Pattern]]:
@@ -105,13 +90,13 @@ def read_names(path: Path) -> list[tuple[str, re.Pattern]]:
         raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
     found = []
     for role, pattern in table.items():
-        if not MAPPED.fullmatch(role):
-            raise UserError(f'--names {path}: {role}: no role; say as "self_attn.q" or "decoder.ffn.fc1"')
         try:
             compiled = re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise UserError(f"--names {path}: {role}: is no regular expression ({error})") from error
-        if "layer" not in compiled.groupindex:
-            raise UserError(rf"--names {path}: {role}: has no (?P<layer>\d+) where the layer's number stands")
+            known = MAPPED.fullmatch(role) and "layer" in compiled.groupindex
+        except (re.error, TypeError):
+            known = False
+        if not known:
+            asked = r'give a role as "self_attn.q" a regular expression with (?P<layer>\d+), as docs/verify.md does'
+            raise UserError(f"--names {path}: {role} = {pattern!r}: {asked}")
         found.append((role, compiled))
     return found

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...core import archs
@@ -31,27 +30,20 @@ ROLES = {  # the end of a name -> role, in attention and in feed-forward branche
     },
     "ffn": {"fc1": r"fc1|linear1|c_fc", "fc2": r"fc2|linear2|c_proj"},
 }
-OWN = re.compile(  # what the package's models have beside fairseq's names
-    r"(encoder|decoder)\.(layers\.\d+\.((before|outer|residual|inner|hidden|bypass)\.|self_attn\.(inner|heads)\.)"
-    r"|(mixer|beginning|ending)\.)"
-)
-CONSTANT = re.compile(r"(encoder|decoder)\.\w+")
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)
 FACTOR = re.compile(
     r"(?:.*\.)?(((deepnorm|residual|res|skip|shortcut|encoder|decoder)_)*(alpha|omega)"
-    r"|(residual|res|skip|shortcut)_(scale|factor|weight|multiplier)|residual\.\w+\.\w+)"
+    r"|(residual|res|skip|shortcut)_(scale|factor|weight|multiplier))"
 )
 EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|shared)")
 PROJECTION = re.compile(r"(?:.*\.)?(output_projection|lm_head)")
 IGNORED = re.compile(r".*(position|wpe|rel.*bias|version|_float_tensor|masked_bias|attn\.bias|in_proj_bias).*")
 PLAIN = re.compile(r"(transformer|roberta|bart)(_\w+)?")  # fairseq's own models, whose shortcuts have no factor
-LONGEST = 1000  # characters of a name
-ENORMOUS = 1e30  # no factor
 
 
 @dataclass
 class Matrix:
-    """One weight matrix of a branch, weight.linear (out, in), the branch's last one with its bias; name: as stored."""
+    """One weight matrix of a branch, weight.linear (out, in); name: as stored."""
 
     name: str
     weight: Weight
@@ -73,9 +65,8 @@ class Factor:
 class Found:
     """A model as it was found.
 
-    depths: layers of "encoder" and "decoder"; gains: of the LayerNorms in layers; widths: C of each stack; weights: all
-    that was read; updates: number that its optimiser has done, None if unknown; unknown: names that were not
-    recognised, with N for a layer; missing: layers between others, as "decoder 3".
+    depths: layers of "encoder" and "decoder"; gains: of the LayerNorms in layers; widths: C of each stack; updates: how
+    many its optimiser has made, None if unknown; unknown: names that were not recognised, with N for a layer.
     """
 
     depths: dict[str, int]
@@ -87,9 +78,7 @@ class Found:
     config: dict[str, Any] = field(default_factory=dict)
     updates: int | None = None
     unknown: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
     widths: dict[str, int] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -102,18 +91,11 @@ class Found:
         return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
 
 
-class Carrier(nn.Linear):
-    """Linear with the given weight (out, in) and bias (out,), from which core's formulas read sizes; draws nothing."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        super().__init__(1, 1, bias=bias is not None)
-        self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            self.bias = nn.Parameter(bias, requires_grad=False)
-
-    def reset_parameters(self) -> None:
-        """Leave the weights as they are."""
+def carrier(weight: Tensor) -> nn.Linear:
+    """Return a Linear with the given weight (out, in), from which core's formulas read sizes."""
+    linear = nn.Linear(weight.size(1), weight.size(0), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
 
 
 @dataclass
@@ -139,7 +121,6 @@ def recognised(
     names: as read_names returns them, tried before ROLES.
     """
     entries, others = [], {}
-    weights = {name: tensor for name, tensor in weights.items() if _readable(name, tensor)}
     for name, tensor in weights.items():
         entry = _by_names(name, tensor, names) or _by_habit(name, tensor)
         if entry is None:
@@ -149,13 +130,12 @@ def recognised(
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
         raise UserError(f"no branch's weights among its {len(weights)} tensors: {some} ..; map names with --names FILE")
-    config = config | _own(weights, config)
-    found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates, weights=weights)
+    found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
         entry.stack = entry.stack or "decoder"
     for stack in found.depths:
         _number(found, stack, [entry for entry in entries if entry.stack == stack])
-    _fill(found, entries, weights)
+    _fill(found, entries)
     for name, tensor in others.items():
         _elsewhere(found, name, tensor)
     _read_config(found)
@@ -164,15 +144,15 @@ def recognised(
 
 def _number(found: Found, stack: str, entries: list[_Entry]) -> None:
     """Set the depth of a stack, and number its layers from 1."""
-    numbers = sorted({entry.layer for entry in entries if entry.kind in BRANCHES})
+    numbers = {entry.layer for entry in entries if entry.kind in BRANCHES}
     if not numbers:
         return
-    first = min(numbers[0], 1)
-    found.depths[stack] = numbers[-1] - first + 1
-    if numbers[-1] > 100 + 2 * len(numbers):
-        raise UserError(f"{stack}: layer {numbers[-1]} of {len(numbers)} layers; map names with --names FILE")
-    gaps = [(a + 1, b - 1) for a, b in zip([first - 1, *numbers], numbers) if b > a + 1]
-    found.missing += [f"{stack} {a}" if a == b else f"{stack} {a} to {b}" for a, b in gaps]
+    first = min(*numbers, 1)
+    found.depths[stack] = max(numbers) - first + 1
+    if len(numbers) < found.depths[stack]:
+        raise UserError(
+            f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; map names with --names FILE"
+        )
     for entry in entries:
         entry.layer += 1 - first
 
@@ -180,8 +160,7 @@ def _number(found: Found, stack: str, entries: list[_Entry]) -> None:
 def _read_config(found: Found) -> None:
     """Add the factors that the config names, and those of architectures that have none."""
     for key, value in found.config.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < ENORMOUS
-        if number and FACTOR.fullmatch(str(key)):
+        if type(value) in (int, float) and FACTOR.fullmatch(str(key)):
             stack = next((stack for stack in found.depths if stack in key), "decoder")
             found.factors.append(Factor(stack, None, None, float(value), None, f"{key} of the config"))
     named = str(found.config.get("arch") or found.config.get("_name") or "")
@@ -190,28 +169,12 @@ def _read_config(found: Found) -> None:
         found.factors += [Factor(stack, None, None, 1.0, None, source) for stack, n in found.depths.items() if n]
 
 
-def _own(weights: dict[str, Tensor], config: dict[str, Any]) -> dict[str, str]:
-    """Return the architecture of our own state dict, known by slots and constants that others do not have."""
-    stacks = tuple(stack for stack in ("encoder", "decoder") if f"{stack}.layers.0.fc1.weight" in weights)
-    slots = any(OWN.match(name) or CONSTANT.fullmatch(name) and not t.dim() for name, t in weights.items())
-    arch = next((arch for arch, held in archs.STACKS.items() if held == stacks), None)
-    return {"arch": arch} if slots and arch and not (config.get("arch") or config.get("_name")) else {}
-
-
-def _readable(name: Any, tensor: Tensor) -> bool:
-    """Whether it is a name and plain numbers."""
-    plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
-    return isinstance(name, str) and len(name) <= LONGEST and plain
-
-
 def _by_names(name: str, tensor: Tensor, names: list[tuple[str, re.Pattern]]) -> _Entry | None:
     for role, pattern in names:
         if match := pattern.fullmatch(name):
             *place, last = role.split(".")
             stack = place[0] if place and place[0] not in BRANCHES else _stack(name)
             kind = place[-1] if place and place[-1] in BRANCHES else last
-            if not (match["layer"] or "").isdecimal():
-                raise UserError(f"--names: {role}: the layer of {name} is {match['layer']!r}, no number")
             return _Entry(name, tensor, stack, int(match["layer"]), kind, last)
     return None
 
@@ -240,7 +203,7 @@ def _stack(text: str) -> str:
     return "decoder" if "decoder" in text else "encoder" if "encoder" in text else ""
 
 
-def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> None:
+def _fill(found: Found, entries: list[_Entry]) -> None:
     of = {stack: [e for e in entries if e.stack == stack] for stack, depth in found.depths.items() if depth}
     found.widths = widths = {stack: _width(held) for stack, held in of.items()}
     seen: set[tuple] = set()  # a module may be registered twice
@@ -259,7 +222,7 @@ def _fill(found: Found, entries: list[_Entry], weights: dict[str, Tensor]) -> No
                 factor = Factor(entry.stack, entry.layer, place, value.mean().item(), None, entry.name)
                 found.factors.append(factor)
         else:
-            found.matrices += _matrices(entry, widths[entry.stack], weights)
+            found.matrices += _matrices(entry, widths[entry.stack])
     sources = {m.weight.site: m.weight.source_dim for m in found.matrices if m.weight.role == "k"}  # of q and v too
     for matrix in found.matrices:
         source = sources.get(matrix.weight.site, matrix.weight.source_dim)
@@ -272,7 +235,7 @@ def _width(entries: list[_Entry]) -> int:
     return max(set(sides), key=lambda side: (sides.count(side), -side))
 
 
-def _matrices(entry: _Entry, width: int, weights: dict[str, Tensor]) -> Iterator[Matrix]:
+def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
     tensor, role = entry.tensor, entry.role
     if tensor.dim() != 2:
         shape = tuple(tensor.shape)
@@ -282,11 +245,10 @@ def _matrices(entry: _Entry, width: int, weights: dict[str, Tensor]) -> Iterator
     if inwards:  # GPT-2's Conv1D keeps (in, out)
         tensor = tensor.t()
     parts = list(zip("qkv", tensor.chunk(3))) if role == "qkv" else [(role, tensor)]
-    bias = weights.get(re.sub("weight$", "bias", entry.name)) if role in ("out", "fc2") else None
     site = Site(entry.stack, entry.layer, entry.kind, width, 1)
     for part, weight in parts:
         source = tensor.size(1) if part in "kv" else width
-        yield Matrix(entry.name, Weight(site, part, Carrier(weight, bias), source))
+        yield Matrix(entry.name, Weight(site, part, carrier(weight), source))
 
 
 def _elsewhere(found: Found, name: str, tensor: Tensor) -> None:

@@ -1,0 +1,194 @@
+"""The keys and values that a decoder keeps between the steps of beam search, and the encoder output it reads.
+
+B sentences, k beams a sentence, S source tokens, h heads of d features, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .modules import to_add
+
+SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
+STEPS = 8  # a cache that is full makes room for at least so many further steps
+SHARE = 0.75  # of the sentences in a cache that must be alive: with fewer, the others are dropped
+
+
+class Sentences(NamedTuple):
+    """The sentences of an encoder's output, each once, whatever beam search has repeated.
+
+    states (S, B, C); padding (B, S), True at padding; padded: whether there is any; rows (R,): which sentence each row
+    of the decoder's batch reads, None where it reads its own.
+    """
+
+    states: Tensor
+    padding: Tensor
+    padded: bool
+    rows: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """What cross-attention reads.
+
+    states (B, S, C); mask (B, 1, 1, S), 0 at source tokens and the lowest number at padding, None without padding;
+    beams: rows of the decoder's batch that read one sentence.
+    """
+
+    states: Tensor
+    mask: Tensor | None
+    beams: int = 1
+
+    @classmethod
+    def by_row(cls, encoder_out: dict) -> EncoderOutput:
+        """Read what Encoder.forward returned, or another encoder, with a sentence for each row of the batch."""
+        padding = encoder_out["encoder_padding_mask"]
+        if SENTENCES in encoder_out:
+            padded = encoder_out[SENTENCES][0].padded
+        else:
+            padded = len(padding) > 0 and bool(padding[0].any())
+        return cls._of(encoder_out["encoder_out"][0], padding[0] if padded else None)
+
+    @classmethod
+    def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
+        """Read it with each sentence once, where the rows of the decoder's batch are k beams of each, in order."""
+        (sentences,) = encoder_out.get(SENTENCES, [None])
+        if sentences is None or sentences.rows is None:
+            return cls.by_row(encoder_out)
+        beams, rest = divmod(len(sentences.rows), len(sentences.padding))
+        each = torch.arange(len(sentences.padding), device=sentences.rows.device).repeat_interleave(beams)
+        if rest or not torch.equal(sentences.rows, each):
+            return cls.by_row(encoder_out)
+        return replace(cls._of(sentences.states, sentences.padding if sentences.padded else None), beams=beams)
+
+    @classmethod
+    def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:
+        """states (S, B, C); padding (B, S), None without any."""
+        states = states.transpose(0, 1)
+        return cls(states, None if padding is None else to_add(~padding[:, None, None], states.dtype))
+
+
+class DecoderCache:
+    """Keys and values of all attentions of a decoder.
+
+    A step of beam search calls the layers with x (B, k, C): the beams of a sentence stand where training has positions.
+    All beams of a sentence share its keys and values, and `past` says which of them a beam may look at, so that a beam
+    that continues another one's prefix copies nothing. For three sentences a, b and c with two beams, after two steps:
+
+        keys of a layer   a: [a1 a1' a2 a2']    b: [b1 b1' b2 b2']    c: [c1 c1' c2 c2']
+        past of a         first beam  [1 0 1 0]   its own two tokens
+                          second beam [1 0 0 1]   it continues the first beam's first token
+
+    Where b ends, nothing moves: the batch is then a and c, which lie at places 0 and 2, and the row of b is computed in
+    vain, until fewer than SHARE of the sentences are alive or the room is used up. Then one copy keeps those that are
+    alive, and of their prefixes what a beam still looks at.
+
+    prefixes: attention -> keys and values of the target, (P, capacity, h, d) for P sentences, of which `used` are
+    filled, k a step; sources: attention -> those of the source, (P, S, h, d); past (B, k, used), bool; places (B,):
+    where the batch's sentences lie, None where they lie in order. length: steps so far.
+    """
+
+    def __init__(self, memory: EncoderOutput | None, rows: int):
+        """memory: what cross-attention reads, if there is any; rows: of the decoder's batch, B k."""
+        self.memory, self.beams = memory, memory.beams if memory else 1
+        self.length, self.used, self.capacity = 0, 0, 0
+        self.sentences = rows // self.beams
+        self.prefixes: dict[nn.Module, list[Tensor]] = {}
+        self.sources: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self.past: Tensor | None = None
+        self.places: Tensor | None = None
+        self._sentence_at: Tensor | None = None  # the inverse of places, (P,), anything where a sentence has ended
+
+    def advance(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Begin a step: newest tokens x (B k, 1, C) -> x (P, k, C) and a mask (P, 1, k, used), None for one beam."""
+        itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(x.size(0) // self.beams, -1, -1)
+        if self.past is None:
+            self.past = itself[..., :0]
+        if self.used + self.beams > self.capacity:
+            self._keep(self.places)
+        self.past = torch.cat([self.past, itself], 2)
+        self.used += self.beams
+        self.length += 1
+        mask = None if self.beams == 1 else to_add(self._by_place(self.past)[:, None], x.dtype)
+        return self._by_place(x.view(-1, self.beams, x.size(-1))), mask
+
+    def of_batch(self, x: Tensor) -> Tensor:
+        """Return x (P, k, ..) of this step as rows of the batch, (B k, 1, ..)."""
+        return (x if self.places is None else x.index_select(0, self.places)).flatten(0, 1).unsqueeze(1)
+
+    def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
+        newest, before = (keys, values), self.used - self.beams
+        held = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
+        if torch.is_grad_enabled():  # what autograd may read later must not be written to
+            held = [torch.cat([old[:, :before], one], 1) for old, one in zip(held, newest, strict=True)]
+        else:
+            if held[0].size(1) < self.capacity:
+                held = [F.pad(old, (0, 0, 0, 0, 0, self.capacity - old.size(1))) for old in held]
+            for old, one in zip(held, newest, strict=True):
+                old[:, before : self.used] = one
+        self.prefixes[attention] = held
+        return [one[:, : self.used] for one in held]
+
+    def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return keys and values of the source, (P, S, h, d) each, which `project` gives at the first step."""
+        if attention not in self.sources:
+            self.sources[attention] = project()
+        return self.sources[attention]
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Let row i continue row new_order[i] of the last step; new_order (rows,) may drop or repeat rows.
+
+        ValueError where beams share a source and the rows of one sentence would come from several.
+        """
+        if self.past is None:
+            return
+        order = new_order.cpu()  # the only host-device synchronisation of a step
+        if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
+            raise ValueError("hypotheses of several sentences may not change places")
+        sentences, before = order[:: self.beams] // self.beams, len(self.past)
+        self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
+        if torch.equal(sentences, torch.arange(before)):
+            return
+        sentences = sentences.to(new_order.device)
+        places = sentences if self.places is None else self.places[sentences]
+        if len(places) < SHARE * self.sentences or len(places.unique()) < len(places):
+            self._keep(places)
+        else:
+            self.places = places
+            self._sentence_at = places.new_zeros(self.sentences)
+            self._sentence_at[places] = torch.arange(len(places), device=places.device)
+
+    def _by_place(self, x: Tensor) -> Tensor:
+        """Return x (B, ..) of the batch's sentences in the order of the cache, (P, ..)."""
+        return x if self._sentence_at is None else x.index_select(0, self._sentence_at)
+
+    def _keep(self, places: Tensor | None) -> None:
+        """Keep the sentences at `places`, None for all, and what a beam looks at; make as much room again."""
+        assert self.past is not None
+        needed = self.past.any(1)  # (B, used)
+        kept = int(needed.sum(1).max()) if self.used else 0
+        self.used, self.capacity = kept, kept + max(kept, STEPS * self.beams)
+        slots = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
+        self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        for attention, held in self.prefixes.items():
+            rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * held[0].size(1)
+            index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # the room holds any numbers
+            taken = [one.flatten(0, 1).index_select(0, index.flatten()) for one in held]
+            self.prefixes[attention] = [one.unflatten(0, index.shape) for one in taken]
+        if places is not None:
+            self.sources = {
+                attention: tuple(one.index_select(0, places) for one in held)
+                for attention, held in self.sources.items()
+            }
+            if self.memory is not None:
+                mask = self.memory.mask
+                mask = None if mask is None else to_add(mask.index_select(0, places) == 0, mask.dtype)
+                self.memory = replace(self.memory, states=self.memory.states.index_select(0, places), mask=mask)
+        self.sentences, self.places, self._sentence_at = len(slots), None, None

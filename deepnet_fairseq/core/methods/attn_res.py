@@ -1,0 +1,56 @@
+"""Attention residuals: each branch reads a weighted mean of the embedding and of all branches before it.
+
+    h_k = sum_i softmax_i(w_k . RMSNorm(v_i)) v_i,   v_0 the embedding, v_i = dropout(f_i(LN(h_i)))
+
+"Attention Residuals" (arXiv:2603.15031), for decoder language models, in its full form: the softmax is over all
+branches of the stack, for each token by itself. w_k (C,) is 0 at first, so that h_k begins as a plain mean. The paper's
+block form, which keeps sums of eight groups of layers, is left out. Ours: encoders too, each stack by itself.
+The work grows with the square of the depth.
+"""
+
+import torch
+from torch import nn
+
+from ..pass_state import pass_state
+from ..slots import FullPrecision
+from .base import Method, register
+
+OUTPUTS, KEYS = "attn_res_outputs", "attn_res_keys"  # v_i and RMSNorm(v_i), lists in the state of a pass
+
+
+class MeanOfOutputs(FullPrecision):
+    """Merge that returns what the next branch reads: h_{k+1} of all outputs so far, the branch's own among them."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x, f):
+        state = pass_state()
+        outputs, keys = state.setdefault(OUTPUTS, []), state.setdefault(KEYS, [])
+        for v in (f,) if outputs else (x, f):  # the first branch's shortcut is the embedding
+            outputs.append(v)
+            keys.append(nn.functional.rms_norm(v, v.shape[-1:]))
+        query = self.query.to(f.dtype)
+        scores = torch.stack([torch.mv(key.flatten(0, -2), query).view(key.shape[:-1]) for key in keys])
+        weights = scores.softmax(0).unsqueeze(-1)
+        mean = weights[0] * outputs[0]
+        for weight, v in zip(weights[1:], outputs[1:], strict=True):
+            mean = torch.addcmul(mean, weight, v)
+        return mean
+
+    def added(self, x, f):
+        """Return the branch, and the sum that a plain Transformer would have here, for probes."""
+        return f, x + f
+
+
+@register("attn_res")
+class AttentionResiduals(Method):
+    """A MeanOfOutputs in place of every merge."""
+
+    equation = "sum_i softmax_i(w_k . RMSNorm(v_i)) v_i over the outputs v_i of all earlier branches"
+    paper = "arXiv:2603.15031"
+    norm = "pre"
+
+    def residual(self, site):
+        return MeanOfOutputs(site.dim)

@@ -1,0 +1,70 @@
+"""A model of `build` in one file: what it was built from, and its weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from .. import files
+from ..errors import UserError
+from .models import DeepModel, blueprint, build
+
+VERSION = "deepnet_fairseq core model 1"  # the value of the entry "format"
+PLAIN = (bool, int, float, str, type(None))  # what a field may be, by its very type: a subclass would be pickled
+MEND = "give a file that deepnet_fairseq.core.save wrote"
+
+
+def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
+    """Write a model of `build` to the file `path`, which appears whole or not at all.
+
+    torch.load(path, weights_only=True) gives a dictionary of format, arch, vocab and fields, the last three as `build`
+    was given them, and model, the state dict. UserError, naming the file, if it cannot be written, or if `load` could
+    not make the model again: `build` has not made it, or it has other modules since.
+    """
+    path = Path(path)
+    files.check_file("save", path)
+    built = model.built_from
+    if built is None:
+        raise UserError(f"save {path}: not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
+    for name, value in built.fields.items():
+        if type(value) not in PLAIN:
+            raise UserError(f"save {path}: {name} is a {type(value).__name__}; build it with a plain number or text")
+    if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
+        raise UserError(f"save {path}: its modules have changed since build; save its state_dict() yourself")
+    content = {"format": VERSION, "arch": built.arch, "vocab": built.vocab, "fields": dict(built.fields)}
+    files.save(content | {"model": model.state_dict()}, path)
+
+
+def load(path: str | os.PathLike[str]) -> DeepModel:
+    """Make the model in a file of `save` again, in evaluation mode, on the CPU, in the precision it was saved in.
+
+    Nothing in the file is run, and torch's random generator stays as it is. UserError, naming the file, if there is
+    none, if it is damaged or another program's, or if its method is not registered.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {MEND}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes its readers raise anything
+        raise UserError(f"{path}: damaged or another program's; {MEND}") from error
+    if not isinstance(content, dict) or content.get("format") != VERSION:
+        raise UserError(f"{path}: another program's or another version's; {MEND}")
+    try:
+        weights = content["model"]
+        with torch.random.fork_rng(devices=[]):
+            model = build(content["arch"], content["vocab"], **content["fields"])
+        model.to(weights[f"{next(iter(model.stacks()))}.embed_tokens.weight"].dtype)
+        model.load_state_dict(weights)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (*files.WRONG_VALUES, RuntimeError) as error:
+        raise UserError(f"{path}: damaged; {MEND}") from error
+    return model.eval()
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.state_dict().items()}
