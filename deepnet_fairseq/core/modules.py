@@ -89,7 +89,7 @@ def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.L
     Its class is nn.Linear itself, for quantisers look for exactly that. Drawing values twice would take half the time
     in which a deep model is built, and use up random numbers.
     """
-    module = _Unfilled(in_features, out_features, bias=bias)
+    module: nn.Linear = _Unfilled(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear
     return module
 
