@@ -101,11 +101,12 @@ def _by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, float]
     return {update: fmean(value for at, value in row.items() if site.fullmatch(at)) for update, row in rows.items()}
 
 
+FFN, ATTENTION = (rf"(encoder|decoder)\.\d+\.{branch}" for branch in ("ffn", "self_attn"))
 FIGURE4_PANELS = (  # title, y axis, probe, addresses, the paper's values
     ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
-    ("(b) LayerNorm input behind FFN", "L2 norm", "ln_input", r"\w+\.\d+\.ffn", paper.FIGURE4_FFN),
-    ("(c) LayerNorm input behind self-attention", "L2 norm", "ln_input", r"\w+\.\d+\.self_attn", paper.FIGURE4_ATTENTION),
-)  # fmt: skip
+    ("(b) LayerNorm input behind FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
+    ("(c) LayerNorm input behind self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
+)
 
 
 def figure4(runs: Runs) -> Picture:
@@ -238,8 +239,8 @@ def figure6(runs: Runs) -> Picture:
 
 def magnitude(value: str) -> tuple[float, str]:
     """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
-    number = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
-    return float(number.group()) if number else 0.0, value
+    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(first.group()) if first else 0.0, value
 
 
 def figure7(runs: Runs) -> Picture:
