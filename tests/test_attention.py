@@ -78,7 +78,7 @@ def test_dropout_draws_from_the_generator_and_its_gradient_has_the_same_mask():
     torch.manual_seed(1)
     assert torch.equal(first, dropout(x))
     assert not torch.equal(first, dropout(x))
-    assert first.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert first.unique().tolist() == pytest.approx([0, 1 / 0.7], rel=1e-4)
     assert 0.25 < (first == 0).float().mean() < 0.35
     first.sum().backward()
     assert torch.equal(x.grad, first.detach())

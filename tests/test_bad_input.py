@@ -55,10 +55,10 @@ def assert_one_line(done: subprocess.CompletedProcess, *words: str):
     assert len(error[0]) < 400
 
 
-def line_of(capsys, *words) -> str:
+def line_of(capsys, *words, parser=options.get_training_parser) -> str:
     """Return what fairseq-train says as it ends; nothing but the command line has been looked at."""
     with pytest.raises(SystemExit) as ended:
-        options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words])
+        options.parse_args_and_arch(parser(), [str(word) for word in words])
     line = capsys.readouterr().err.rstrip()
     assert ended.value.code == 2 and "\n" not in line and "error: " in line and len(line) < 400
     return line
@@ -79,6 +79,11 @@ def test_flags_of_language_models(mistake, language_data, capsys):
     folder, flags, *named = OF_LANGUAGE_MODELS[mistake]
     line = line_of(capsys, language_data / folder, *flags)
     assert all(word in line for word in named), line
+
+
+def test_a_validation_without_a_task(language_data, capsys):
+    line = line_of(capsys, language_data / "classes", parser=options.get_validation_parser)
+    assert "--task: name the one that the checkpoint was trained with" in line
 
 
 def test_a_regression_needs_no_dictionary_of_labels(language_data, tmp_path):

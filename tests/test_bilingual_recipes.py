@@ -185,6 +185,8 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
         said = from_text(given, dest, workers=1)
+        (dest / "reference").mkdir()  # as of an earlier corpus in this folder
+        from_text(given, dest, workers=1, vocab=50)
     counts = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*counts, strict=True))
     assert 700 < train < 801 and [len(lines(dest / "bin" / f"train.{lang}")) for lang in ("de", "en")] == [train] * 2

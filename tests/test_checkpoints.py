@@ -158,7 +158,8 @@ def test_views_stay_views():
     a, tie, other = moved["model"]["a"], moved["model"]["tie"], moved["state"][0][0]
     assert torch.equal(a, first.float()) and torch.equal(other, second.float()) and other.stride() == second.stride()
     assert len({tensor.untyped_storage().data_ptr() for tensor in (a, tie, other)}) == 1
-    moved = move_to_cpu({"a": torch.zeros(1000).half()[:10], "c": (value := torch.ones(3))})
+    given = {"a": torch.zeros(1000).half()[:10], "b": torch.zeros(0).half(), "c": (value := torch.ones(3))}
+    moved = move_to_cpu(given)
     assert moved["a"].untyped_storage().nbytes() == 40  # drags nothing along
     assert moved["c"].data_ptr() == value.data_ptr()  # in full precision already
 

@@ -115,6 +115,7 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
     for message, prefixes, dest, vocab in (
         (r"nowhere\.qaa: no such file", {"valid": str(tmp_path / "nowhere")}, "bin", 300),
         (r"--vocab 30000: this text supports at most \d+", {}, "bin", 30_000),
+        (r"--vocab 20: below this text's \d+ characters", {}, "bin", 20),
         ("exists already", {}, "mine", 300),
         ("test: one training prefix only", {"train": f"{text['train']},{text['test']}"}, "bin", 300),
         ("50 training pairs: too few", {"train": str(tmp_path / "few")}, "bin", 300),

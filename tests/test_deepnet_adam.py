@@ -5,13 +5,14 @@ And radam is its authors'.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import FP16Optimizer
+from fairseq.optim import FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -146,6 +147,22 @@ def test_radam_waits_until_its_rate_is_known():
         theirs.step()
         expected = twins if update > 5 else [param * (1 - 1e-2 * 0.1) for param in before]
         assert difference(params, expected) < 1e-12 and built.get_lr() == 1e-2
+
+
+def test_radam_in_half_precision():
+    """--memory-efficient-fp16: about the weights of float32, from moments in float32; and it resumes to the bit."""
+    params, wide = parameters(torch.float16), [nn.Parameter(p.detach().float()) for p in parameters(torch.float16)]
+    twins, cfg = [nn.Parameter(p.detach().clone()) for p in params], settings("radam", FP16)
+    built, again = (MemoryEfficientFP16Optimizer.build_optimizer(cfg, of) for of in (params, twins))
+    train(built, params, range(20, 32))
+    train(optimiser("radam", wide), wide, range(20, 32))
+    assert difference(params, wide) < 4e-3 + 12 * 2**-10  # the rounding of updates, for weights from 2 to 4
+    assert all(moment.dtype == torch.float32 for state in built.optimizer.state.values() for moment in state.values())
+    torch._foreach_copy_([twin.data for twin in twins], [param.data for param in params])
+    again.load_state_dict(copy.deepcopy(built.state_dict()))
+    for one, of in ((built, params), (again, twins)):
+        train(one, of, range(32, 36))
+    assert difference(params, twins) == 0
 
 
 def masters(built, params) -> list[torch.Tensor]:

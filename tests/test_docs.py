@@ -12,7 +12,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS
 
-from .support.helpers import ROOT, call, run_cold
+from .support.helpers import ROOT, USER_DIR, call, run_cold
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 EXAMPLE = (ROOT / "docs" / "adding_a_method.md").read_text()
@@ -105,3 +105,8 @@ def test_commands_named_in_the_documentation_exist():
     for page in PAGES:
         named = set(re.findall(r"(?:^|`|&& )deepnet ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
         assert named <= known, page
+
+
+def test_path_is_what_user_dir_wants(capsys):
+    main(["path"])
+    assert capsys.readouterr().out == f"{USER_DIR}\n"

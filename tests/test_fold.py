@@ -89,6 +89,7 @@ CASES = {
     "admin_torch, trained": (PAIR, "upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
     "first omega, shared embeddings": (PAIR, "upstream", first_omega_trained(share_all_embeddings=True)),
     "first omega, LayerNorm on embeddings": (PAIR, "upstream", first_omega_trained(layernorm_embedding=True)),
+    "first omega, learned positions": (PAIR, "upstream", first_omega_trained(encoder_learned_pos=True)),
     "first omega, no positions": (PAIR, "upstream", first_omega_trained(no_token_positional_embeddings=True)),
     "few positions": (
         PAIR, "upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},

@@ -66,10 +66,13 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     assert "on a CPU: what a GPU would compute" in caplog.text
 
 
-def test_an_optimiser_that_cannot_is_named(data):
-    """fairseq's words are a page of calls."""
-    with pytest.raises(UserError, match="--optimizer adafactor: .*add --fp16-no-flatten-grads"):
-        train(data, "--cpu", "--optimizer", "adafactor", "--fp16", updates=1)
+@pytest.mark.parametrize(
+    "flag, optimizer, said",
+    [("fp16", "adafactor", "add --fp16-no-flatten-grads"), ("memory-efficient-fp16", "adagrad", "take --fp16")],
+)
+def test_an_optimiser_that_cannot_is_named(flag, optimizer, said, data):
+    with pytest.raises(UserError, match=f"--optimizer {optimizer}: .*{said}"):
+        train(data, "--cpu", "--optimizer", optimizer, f"--{flag}", updates=1)
 
 
 def gates_clipped(data, limit, *mode):

@@ -87,6 +87,7 @@ WRONG = {
     "bit of a weight": (rewritten(a_bit), DAMAGED),
     "a folder": (lambda path, sound: path.mkdir(), "is no ordinary file"),
     "no model": (changed(lambda s: {name: s[name] for name in s if name != "model"}), OTHER),
+    "no objects": (rewritten(lambda data: b"\x80\x02nonsense"), DAMAGED),
     "os.system": (holding(extra_state=TOUCH), f"{CODE} posix.system"),
     "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), f"{CODE} torch.serialization.load"),
     "array of objects": (holding(extra_state=numpy.array([TOUCH])), f"{CODE} numpy.dtypes.ObjectDType"),
@@ -113,11 +114,22 @@ def test_opening(case, sound, tmp_path):
     check_line(caught.value, str(path), says)
 
 
+def lacking(path, sound) -> None:
+    """Without embeddings."""
+    state = torch.load(sound, weights_only=False)
+    weights = {name: value for name, value in state["model"].items() if "embed_tokens" not in name}
+    torch.save(state | {"model": weights}, path)
+
+
 def test_commands(sound, tmp_path):
     """What was there stays as it was."""
     path, out = tmp_path / "wrong.pt", tmp_path / "out"
     out.write_bytes(b"what was there")
-    for write, says in (WRONG["os.system"], (section("model", _name="lstm", arch="lstm"), "holds a lstm")):
+    for write, says in (
+        WRONG["os.system"],
+        (section("model", _name="lstm", arch="lstm"), "holds a lstm"),
+        (lacking, ""),
+    ):
         write(path, sound)
         before = contents(tmp_path)
         for words in (("average", sound, path), ("export", path, "--to", "transformer")):

@@ -144,9 +144,12 @@ MISTAKES = {
     "one of two": (lambda _: ("--bpe", "gpt2", "--vocab-bpe", "x"), r"--encoder-json and --vocab-bpe: give both"),
     "no such model": (lambda folder: ("--spm", folder / "nowhere"), r"nowhere: no such file"),
     "no model": (lambda _: ("--spm", __file__), r"test_lm_text.py: no SentencePiece model"),
+    "no dictionary": (lambda folder: ("--dict", folder / "nowhere"), r"--dict .*nowhere: no such file"),
     "workers": (lambda _: ("--workers", 0), r"--workers 0: must be at least 1"),
     "no JSON": (broken_gpt2(lambda encoder, _: encoder.write_text("{")), r"encoder.json: is no JSON"),
     "bytes": (broken_gpt2(lambda encoder, _: encoder.write_text('{"a": 0}')), r"encoder.json: has no number for 255"),
+    "twice": (broken_gpt2(lambda encoder, _: encoder.write_text('{"a": 1, "b": 1}')), r"encoder.json: must give each"),
+    "version": (broken_gpt2(lambda _, merges: merges.write_text("t h\n")), r"vocab.bpe, line 1: is not #version"),
     "merge": (broken_gpt2(lambda _, merges: merges.write_text("#version\nq q\n")), r"vocab.bpe, line 2: is not two"),
 }
 

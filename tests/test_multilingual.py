@@ -191,6 +191,9 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
     source, said = (dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", (out / "de-en.txt").read_text(), re.M)) for tag in "SD")
     assert len(source) == len(said) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
     assert score(out, folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
+    short = words[: words.index("--max-source-positions")] + words[words.index("--max-len-b") :]
+    with pytest.raises(SystemExit, match="since max_positions="):  # which fairseq takes from the model, if not told
+        main([*short[1:], "--directions", "de-en", "--out", str(tmp_path / "again")])
     ours = {"--directions", "--out"}
     words = [word for word, before in zip(words[2:], words[1:], strict=False) if not ours & {word, before}]
     printed = run("fairseq-generate", *words, "-s", "en", "-t", "fr").stdout.splitlines()

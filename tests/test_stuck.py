@@ -10,6 +10,8 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.logging import metrics
 
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin import config
 from deepnet_fairseq.plugin.divergence import stuck
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
@@ -143,3 +145,8 @@ def test_batches_of_several_pairs_and_of_none():
     for sample, again in ((pairs, False), (pairs, True), ({}, False), (None, False)):
         stuck.count_targets(lambda *_: None, trainer, sample, again)
     assert trainer.stuck.counts.tolist() == [0, 0, 2, 0, 2, 1]
+
+
+def test_a_number_of_updates():
+    with pytest.raises(UserError, match="--stop-stuck -1: must be 0 or more"):
+        config.namespace("deepnet_transformer", stop_stuck=-1)

@@ -8,10 +8,15 @@ Admin's. methods/ has a file a method, probes/ a file a probe; saving.py keeps a
 fairseq.
 """
 
+from contextlib import suppress
+
 from .beam_search import Hypothesis, beam_search
 from .methods import METHODS, Method, Option, register
 from .models import BOS, EOS, PAD, SPECIALS, UNK, DeepModel, build
 from .saving import load, save
+
+with suppress(ImportError):  # a speed-up that may be deleted
+    from . import cpu_dropout  # noqa: F401
 
 __all__ = [
     "BOS",

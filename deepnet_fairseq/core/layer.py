@@ -63,8 +63,8 @@ class Slots(nn.ModuleDict):
     def __init__(self, modules: dict[str, nn.Module | None]):
         super().__init__({name: module for name, module in modules.items() if module is not None})
 
-    def get(self, branch: str) -> nn.Module | None:
-        """Return the module of that branch, None if its slot is empty."""
+    def get(self, branch: str) -> Any:
+        """Return the module of that branch, or None if its slot is empty."""
         return self._modules.get(branch)
 
 
@@ -134,7 +134,7 @@ class Layer(nn.Module):
         name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
         inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
         """
-        norm = self._modules.get(NORM_NAMES[name])
+        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without
         before, outer, residual = self.before.get(name), self.outer.get(name), self.residual[name]
 
         h = norm(x) if self.norm_place[name] == "pre" else x

@@ -49,6 +49,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+drop: Callable[[Tensor, float], Tensor] = F.dropout  # cpu_dropout.py puts a faster one here
+
+
 class Dropout(nn.Module):
     """Dropout with probability p, which fairseq-generate can leave on (--retain-dropout).
 
@@ -67,7 +70,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Set each number of x to zero with probability p and divide the others by 1 - p; x has any shape."""
-        return F.dropout(x, self.p) if self.drops else x
+        return drop(x, self.p) if self.drops else x
 
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: Any
@@ -89,7 +92,7 @@ def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.L
     Its class is nn.Linear itself, for quantisers look for exactly that. Drawing values twice would take half the time
     in which a deep model is built, and use up random numbers.
     """
-    module = _Unfilled(in_features, out_features, bias=bias)
+    module: nn.Linear = _Unfilled(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear
     return module
 

@@ -6,6 +6,7 @@ CPU and waits half an hour for a machine that is cut off.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import inspect
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 from fairseq.distributed import utils as distributed_utils
@@ -169,6 +171,15 @@ def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> Non
             raise
         mistakes.put(line)
         sys.exit(1)
+    _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    """End a process that has succeeded, without the interpreter's shutdown, in which threads of gloo may abort."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _pass_on(processes, kind: int, frame) -> None:

@@ -1,0 +1,33 @@
+"""Dropout on a CPU from 16 random bits a number, four times as fast as torch's, which draws a double for each.
+
+A training of 18L-18L of width 64 gains 6 to 11%, of width 128 5%, of width 512 2% (results/bench). The package works
+without this file, by torch's dropout.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import modules
+
+RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION; what is kept is scaled by the exact one
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Set each number of x to zero with probability p and divide the others by 1 - p; x has any shape."""
+    return x * mask(x, p) if x.is_cpu else F.dropout(x, p)
+
+
+def mask(x: Tensor, p: float) -> Tensor:
+    """Draw a tensor shaped like x: 0 with probability p, else 1 / (1 - p)."""
+    dropped = round(p * RESOLUTION)
+    scale = RESOLUTION / (RESOLUTION - dropped)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
+    numbers = words.view(torch.int16)[: x.numel()].view(x.shape).to(torch.float32)  # -2^15 to 2^15 - 1
+    kept = numbers.add_(RESOLUTION // 2 - dropped + 1).mul_(scale).clamp_(0, scale)
+    return kept.to(x.dtype)
+
+
+modules.drop = dropout
