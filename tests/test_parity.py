@@ -97,6 +97,30 @@ def test_same_attention_weights(method):
     assert torch.allclose(ours, theirs, atol=FP32)
 
 
+def contracts(model, src, prev) -> dict:
+    """What fairseq's encoder and decoder answer beside scores, by what is asked."""
+    lengths, encoder, decoder = src.ne(PAD).sum(1), model.encoder, model.decoder
+    memory = encoder(src, lengths)
+    other = encoder.embed_tokens(src).flip(0)
+    numbers = encoder.num_layers, decoder.num_layers, encoder.max_source_positions, decoder.max_target_positions
+    return {
+        "one head": model(src, lengths, prev, alignment_layer=0, alignment_heads=1)[1]["attn"][0],
+        "full context": decoder(prev, memory, full_context_alignment=True, src_lengths=lengths)[0],
+        "embeddings given": encoder(src, lengths, token_embeddings=other)["encoder_out"][0],
+        "rows": encoder.reorder_encoder_out(memory, torch.tensor([0, 0, 0, 1, 1, 1]))["encoder_out"][0],
+        "attributes": torch.tensor([*numbers, model.args.encoder_layers]).float(),
+    }
+
+
+def test_contracts_of_encoder_and_decoder():
+    src, _, prev = inputs(MODEL_NAME)
+    src, prev = src[:2, -4:], prev[:2, :3]  # without padding
+    with torch.no_grad():
+        ours, theirs = (contracts(model, src, prev) for model in pair(MODEL_NAME, "post_ln"))
+    for asked, answer in theirs.items():
+        torch.testing.assert_close(ours[asked], answer, atol=FP32, rtol=1e-4, msg=asked)
+
+
 def test_reads_a_checkpoint_of_the_release_with_doubled_encoder_weights():
     theirs = stock(MODEL_NAME).state_dict()
     doubled = {f"encoder.layers.{i}.{name}": torch.zeros(3) for i in (0, 1) for name in ("in_proj_weight", "fc1_bias")}

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from deepnet_fairseq.core.probes import PROBES, get_probes
 from deepnet_fairseq.core.probes.session import Session
+from deepnet_fairseq.core.slots import Residual
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.probe_record import Writer, read_record
 from deepnet_fairseq.plugin.probing import TrainingProbes
@@ -45,6 +46,29 @@ def test_a_dummy_batch_counts_for_nothing():
     session.end()
     close(found["ln_input"], observe(small(2), [net_input()], "ln_input")["ln_input"])
     assert len(found["branch_dependency"]) == 10
+
+
+class LeftOut(Residual):
+    """A branch that is left out of a token at random, as in stochastic depth."""
+
+    def forward(self, x, f):
+        return x + f * (torch.rand(*f.shape[:-1], 1) > 0.3)
+
+
+def test_probes_use_up_no_random_numbers():
+    """Not even where the sum that a probe asks for draws some."""
+    left = []
+    for probed in (False, True):
+        model = small(2, dropout=0.1).train()
+        for layer in model.encoder.layers:
+            layer.residual["ffn"] = LeftOut()
+        torch.manual_seed(4)
+        if probed:
+            observe(model, [net_input()])
+        else:
+            loss_of(model, net_input()).backward()
+        left.append([torch.get_rng_state(), *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *left))
 
 
 class ScalingOptimizer:

@@ -6,6 +6,7 @@ What they share: embeddings, the run through the layers, the last LayerNorm.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -99,10 +100,10 @@ class Stack(nn.Module):
         """
         state: State = {}
         x = self.begin(x, state)
-        layers = list(self.layers)
-        every = self.recomputed_layers if recompute else 0
-        for first in range(0, len(layers), every or len(layers)):
-            x = self.run(layers[first : first + (every or len(layers))], inputs, x, state, bool(every))
+        layers, again = list(self.layers), recompute and self.recomputed_layers > 0
+        size = self.recomputed_layers if again else len(layers)
+        for first in range(0, len(layers), size):
+            x = self.run(layers[first : first + size], inputs, x, state, again)
         return x
 
     def states(
@@ -312,7 +313,8 @@ class Decoder(Stack):
         inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
         recompute = cache is None  # a second pass would extend the cache twice
         if more or return_all_hiddens:
-            states = list(self.states(x, *inputs, recompute=recompute, more=more))
+            every = self.states(x, *inputs, recompute=recompute, more=more)
+            states = list(every if return_all_hiddens else deque(every, maxlen=1))  # the others are not kept alive
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
