@@ -53,7 +53,7 @@ def best(records: Iterable[dict]) -> list[dict]:
 
 
 def draw(records: list[dict], path: Path) -> None:
-    """Draw the training loss of 500L-500L by update, beside the two entropies: best rates in full, other rates and seeds faint."""
+    """Draw the training loss of 500L-500L by update beside the two entropies; other rates and seeds are faint."""
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     deepest = copying(records, layers=500)
     chosen = best(deepest)
