@@ -21,7 +21,7 @@ TRAIN_FLAGS = (
     "--label-smoothing", "0.1", "--max-tokens", "600", "--num-workers", "0", "--log-format", "json",
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
-LONGEST = ("test_commands", "test_plan", "test_benchmarks", "test_equal_processes")
+LONGEST = ("test_commands", "test_core", "test_strangers", "test_thousand_layers", "test_equal_processes")
 
 
 def pytest_addoption(parser) -> None:

@@ -102,6 +102,7 @@ def test_rate_warms_up_holds_and_falls_to_zero(symbols):
     assert rates[499] == pytest.approx(1 / 138)
 
 
+@pytest.mark.smoke
 def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path):
     """The same losses to the bit; the seconds of the killed part are counted."""
     flags = ("--updates", 100)
@@ -163,6 +164,7 @@ def test_runner_trains_the_plan_once(tmp_path):
     assert "to come" not in after and "0.0 predicted for the named cells that are left" in after
 
 
+@pytest.mark.smoke
 def test_runner_is_held_by_a_file_and_killed_at_any_moment(tmp_path):
     """PAUSE stops the training; a killed runner takes its training along, and the next one resumes it."""
     (tmp_path / "plan.toml").write_text(PLAN.format(layers=18, updates=70))
