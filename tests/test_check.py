@@ -77,18 +77,6 @@ def test_other_risks():
     assert "gradients need a loss scale of 0.0625 in fp16" in str(judge(training(steep)))
 
 
-def test_signals():
-    seen = observed(0, [0.1, 0.4, 0.2])
-    assert seen.profile("decoder") == [0.1, 0.4, 0.2] and seen.evenness("decoder") == 0.25
-    assert math.isnan(observed(0, []).evenness("decoder")) and observed(0, [0.0, 0.0]).evenness("decoder") == 0
-    assert math.isnan(observed(0, [1.0, math.inf]).evenness("decoder"))
-    room = training([seen]).headroom
-    assert room.activation == 8 and room.doublings == pytest.approx(math.log2(65504 / 8))
-    assert room.loss_scale == 4096  # 65504 / (0.01 * 1000 tokens) = 6550.4
-    failed = Observed(0, 1e-3, math.nan, 0, {})
-    assert training([failed]).headroom is None and math.isnan(failed.ln_input("ffn"))
-
-
 def cell(folder, method, layers, verdict, losses):
     run = recorded.record(folder, 9, f"{method}-{layers}", method, layers, losses=losses)
     (run / "check.json").write_text(json.dumps({"verdict": verdict}))

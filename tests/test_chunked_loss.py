@@ -21,7 +21,6 @@ from deepnet_fairseq.plugin.chunked_cross_entropy import (
     label_smoothed_loss,
 )
 
-from .support.diverging import TINY, train, weights
 from .support.helpers import PAD, VOCAB, batch, small
 from .support.single_stacks import stock
 
@@ -156,15 +155,3 @@ def test_refusals(group):
     cfg = SimpleNamespace(loss_chunk_tokens=-1, sentence_avg=False, label_smoothing=0.1)
     with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
         ChunkedLabelSmoothedCrossEntropy.build_criterion(cfg, blank_task(VOCAB))
-
-
-def test_a_run_may_switch(data, tmp_path):
-    """Two updates of fairseq's loss and two of ours, under --update-freq and without a reset, are four of fairseq's."""
-    found, flags = [], (*TINY, "--update-freq", "2")
-    for name in ("label_smoothed_cross_entropy", NAME):
-        train(data, tmp_path / name, *flags, "--max-update", "2")
-        train(data, tmp_path / name, *flags, "--max-update", "4", "--criterion", name)
-        found.append(weights(tmp_path / name / "checkpoint_last.pt"))
-    theirs, ours = found
-    for name, value in theirs.items():
-        assert "k_proj.bias" in name or (ours[name] - value).abs().mean() < 2e-6  # rounding noise moves those biases

@@ -8,47 +8,13 @@ from fairseq.data import data_utils
 from deepnet_fairseq.data import lines, parallel_text
 from deepnet_fairseq.data.binarise import binarise
 from deepnet_fairseq.data.language import SIZES as DEFAULT
-from deepnet_fairseq.data.language import make_corpus, meaning, qaa, qab, write_corpus
-from deepnet_fairseq.data.language.meaning import Clause, Noun, NounPhrase, Sentence
+from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text, read_parallel
 from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
 
 SIZES = {"train": 2000, "valid": 100, "test": 100}
-DOG = Noun("hunda", "cani", gender="m", plural="en", animate=True)
-BOOK = Noun("bukla", "libri", gender="n", plural="ar", animate=False)
-OPEN = meaning.Verb("mak", "eabri", objects=1, prefix="auf")
-GIVE = meaning.Verb("geb", "dona", objects=2, prefix="")
-RED = meaning.Word("rot", "rubi")
-BECAUSE = meaning.Word("weil", "per")
-
-
-def both(clause, *rest):
-    sentence = Sentence(clause, rest)
-    return qaa.say(sentence), qab.say(sentence)
-
-
-def thing(noun, definite=True, plural=False, **more):
-    return NounPhrase(noun, definite, plural, **more)
-
-
-def test_separable_verb_second_and_last():
-    clause = Clause(thing(DOG), OPEN, "present", direct=thing(BOOK))
-    assert both(clause) == ("Zok Hunda maket zem Bukla auf .", "Lo cani eabria ta libri .")
-    assert both(clause, (BECAUSE, clause))[0].endswith(", weil zok Hunda zem Bukla aufmaket .")
-    perfect = Clause(thing(DOG), OPEN, "perfect", direct=thing(BOOK))
-    assert both(perfect)[0] == "Zok Hunda havet zem Bukla aufbimakt ."
-    assert both(perfect, (BECAUSE, perfect))[0].endswith(", weil zok Hunda zem Bukla aufbimakt havet .")
-
-
-def test_gender_case_number_and_word_order():
-    gift = Clause(thing(DOG, plural=True), GIVE, "past", direct=thing(BOOK, False, adjectives=(RED,)),
-                  indirect=thing(DOG, adjectives=(RED,)), topic="indirect")  # fmt: skip
-    assert both(gift) == (
-        "Zul rotul Hunda gebiton zi Hundaen unem rotem Bukla .",
-        "Los canis donaavan na libri rubie a lo cani rubio .",
-    )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import SHARE, STEPS
 from deepnet_fairseq.core.methods import METHODS
 
-from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, batch, run_cold, small
+from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, run_cold, small
 from .support.single_stacks import awake
 from .support.single_stacks import batch as text
 
@@ -172,18 +172,6 @@ def test_what_no_beam_looks_back_at_is_dropped():
     assert cache.used < 4 * STEPS + beams * STEPS < 4 * STEPS * beams
 
 
-@pytest.mark.parametrize("length", [1, 2, 4])
-def test_a_prefix_that_is_not_one_token_longer_is_refused(length):
-    """The newest token alone, the same prefix again, two tokens at once."""
-    model = small(1)
-    with torch.no_grad():
-        memory, state = model.encoder(sources(5, 4)), {}
-        for step in (1, 2):
-            model.decoder(torch.full((2, step), EOS), memory, incremental_state=state)
-        with pytest.raises(ValueError, match="holds 2 tokens of each row and prev_output_tokens"):
-            model.decoder(torch.full((2, length), EOS), memory, incremental_state=state)
-
-
 @pytest.mark.parametrize("recomputing", [False, True])
 def test_gradients_flow_through_the_cache(recomputing):
     """Of a sentence decoded token by token (REINFORCE, minimum risk training) as of the whole pass."""
@@ -231,18 +219,6 @@ def test_hypotheses_of_several_sentences_do_not_change_places():
     for order in ([0, 2, 3, 3], [0, 1, 2]):
         with pytest.raises(ValueError, match="several sentences"):
             model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
-
-
-def test_alignments_are_those_of_the_plain_path():
-    model = small(2)
-    src, prev = batch()
-    prev = prev[1:]
-    with torch.no_grad():
-        memory, state = model.encoder(src[1:]), {}
-        model.decoder.make_generation_fast_(need_attn=True)
-        steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[1]["attn"][0] for t in range(3)]
-        whole = model.decoder(prev[:, :3], memory)[1]["attn"][0]
-    assert torch.allclose(torch.cat(steps, 1), whole, atol=FP32)
 
 
 def test_no_attention_weights_where_there_is_no_source():

@@ -187,10 +187,6 @@ REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
     "not empty": (("--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
     "beams of fairseq": (("--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
 }
-OF_THE_HUB = {
-    "no data": (("--data", "{text}.missing"), "--data"),
-    "no beam": (("--beam", "0"), "--beam 0: must be at least 1"),
-}
 
 
 def assert_refused(case, data, path, folder) -> None:
@@ -211,11 +207,3 @@ def test_refusals(case, data, checkpoint, tmp_path):
 
 def test_a_stock_model_has_nothing_to_fold(data, exported, tmp_path):
     assert_refused((("--to", "transformer"), "holds a transformer"), data, exported, tmp_path)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("case", OF_THE_HUB)
-def test_refusals_of_the_hub(case, data, checkpoint, tmp_path):
-    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
-    words, message = OF_THE_HUB[case]
-    assert_refused((("--to", "huggingface", *words), message), data, checkpoint, tmp_path)

@@ -18,7 +18,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import paper
 from deepnet_fairseq.study.named_figures import EVERY, FIGURES, chosen, redraw
 from deepnet_fairseq.study.paper_figures import methods_of_panel, power_law, scaling_law
-from deepnet_fairseq.study.plots import STYLES, Panel, Picture, Series, draw, style_of, text
+from deepnet_fairseq.study.plots import STYLES, style_of, text
 from deepnet_fairseq.study.runs import RecordedRun
 
 from .support.recorded import every_figure, falling, record, update
@@ -125,13 +125,6 @@ def test_not_finite_updates_are_marked_not_fitted(tmp_path):
     assert "no run of: DeepNorm (at two depths or more)" in said
 
 
-def test_a_run_that_diverged_before_its_first_validation(tmp_path):
-    folder = record(tmp_path, 7, "run", panel="lr", value="1e-2", part="curve")
-    (folder / "diverged").touch()
-    said = text_of(7, folder)
-    assert table(said, 1)["0"]["1e-2"] == "diverged" and "no run of: batch; size" in said
-
-
 # the quickstart's runs
 
 
@@ -230,28 +223,6 @@ def test_learned_scales(normformer):
     assert all(row["NormFormer"].endswith("(0.350 to 1.80)") for row in heads.values()) and len(heads) == 12
 
 
-@pytest.mark.parametrize("stacks", [("encoder",), ("encoder", "decoder")])
-def test_models_of_every_kind(stacks, tmp_path):
-    """A masked language model's encoder; of a translation model the decoder."""
-    probes = both(gradients({0: (2.0, 1.0)}, stack=stacks[-1]), scales({0: 0.5}, stack=stacks[-1]))
-    folder = model(tmp_path, "a", "normformer", probes, stacks=stacks)
-    assert table(text_of("normformer3", folder), 1)["12"]["NormFormer"] == "2.00"
-    assert table(text_of("normformer4", folder), 1)["12"]["NormFormer"].startswith("0.620")
-
-
-def test_several_runs_of_one_method(tmp_path):
-    """Told apart by their folders; an ablation may lack a part, or have its factors behind W_out."""
-    folders = [
-        model(tmp_path, "full", "normformer", scales({0: 0.1}, 100), layers=100),
-        model(tmp_path, "no-ffn-norm", "normformer", scales({0: 0.2}, places=PLACES[1:])),
-        model(tmp_path, "fairseq", "normformer", scales({0: 0.3}, places=(*PLACES[:2], "self_attn.outer.c"))),
-    ]
-    gain, _, heads = (table(text_of("normformer4", *folders), number) for number in (1, 2, 3))
-    assert list(gain["1"])[1:] == ["NormFormer", "NormFormer, full", "NormFormer, fairseq"]
-    assert heads["1"]["NormFormer, fairseq"] == "0.310 [0.210 to 0.410]"
-    assert "NormFormer, no-ffn-norm" in heads["1"] and list(gain)[-1] == "100"
-
-
 def test_runs_without_what_the_figures_need(tmp_path):
     model(tmp_path, "a", "pre_ln", {0: {"learned_scale": {}}})
     place = re.escape(str(tmp_path))
@@ -277,19 +248,6 @@ def test_methods_of_one_panel_stay_apart():
     for one, other in (pair for group in styled for pair in itertools.combinations(group, 2)):
         colours = [np.array(to_rgb(style_of(method).colour)) for method in (one, other)]
         assert style_of(one).marker != style_of(other).marker or np.abs(colours[0] - colours[1]).max() > 0.2
-
-
-def test_measured_is_solid_the_paper_hollow(tmp_path, monkeypatch):
-    """And a method with both is solid in the legend; an SVG keeps its letters as text."""
-    series = [
-        Series(style_of("deepnorm"), {1: 1, 2: 2}), Series(style_of("deepnorm"), {1: 3}, paper=True),
-        Series(style_of("admin"), {1: 3, 2: 4}, paper=True), Series(style_of("post_ln"), {}, failed=[2]),
-    ]  # fmt: skip
-    draw(Picture("", [Panel("a panel", "x", "y", series)], "elsewhere"), tmp_path / "a.svg")
-    drawn = (tmp_path / "a.svg").read_text()
-    for words in ("DeepNorm", "Admin", "Post-LN", "solid: measured; dashed, hollow: paper (elsewhere); x: diverged"):
-        assert f">{words}</text>" in drawn
-    assert "stroke-dasharray" in drawn and style_of("admin").colour.lower() in drawn
 
 
 def test_laws_and_their_confidence():

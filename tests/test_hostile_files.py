@@ -12,7 +12,7 @@ from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepnet_fairseq.data.lines import read_lines, write_lines
+from deepnet_fairseq.data.lines import read_lines
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.probe_record import read_record
@@ -145,21 +145,6 @@ def test_any_bytes(name, tmp_path):
     any_values()
     tries(DEEP)
     tries(b'{"a":' * 100_000)
-
-
-LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\ufeff")
-
-
-@pytest.fixture(name="place", scope="module")
-def a_place(tmp_path_factory):
-    return tmp_path_factory.mktemp("formats")
-
-
-@bounded
-@given(st.lists(st.text(LETTERS, max_size=20), max_size=5))
-def test_lines(place, lines):
-    write_lines(place / "lines", lines)
-    assert list(read_lines(place / "lines")) == lines
 
 
 @pytest.mark.parametrize(

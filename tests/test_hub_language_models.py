@@ -118,12 +118,6 @@ def test_a_beginning_of_its_own(prepared, exported, tmp_path):
     assert tokenizer("a")["input_ids"][0] == 0 == model.config.bos_token_id and tokenizer.bos_token == "<s>"
 
 
-def test_beams_are_for_translation(exported, prepared, tmp_path):
-    with pytest.raises(SystemExit, match="^deepnet: error: --beam, --lenpen: only for translation models; leave them"):
-        export(exported[0], prepared, tmp_path / "hub", "--beam", 4)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_masked_model(prepared, tmp_path):
     """After an update of fairseq-train; its tokenizer knows the mask."""
     flags = ("--encoder-learned-pos", "--layernorm-embedding", "--no-scale-embedding", "--activation-fn", "gelu")

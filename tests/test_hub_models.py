@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 import pytest
 import torch
 
@@ -114,14 +112,3 @@ def test_two_sizes_of_vocabulary_are_no_m2m100():
     found.state["encoder.embed_tokens.weight"] = found.state["encoder.embed_tokens.weight"][:40]
     with pytest.raises(UserError, match="reads 40 symbols and writes 60; train on data of one dictionary"):
         port(found)
-
-
-def test_a_full_disk_is_one_line(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    found = folded(trained(PAIR, 2, method="deepnorm"), 2, method="deepnorm")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        with pytest.raises(UserError, match="could not be written .*File too large"):
-            write_model(found, tmp_path, Search())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

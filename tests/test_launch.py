@@ -106,23 +106,6 @@ def test_workers_end_with_a_killed_launcher(launcher, begin, data, tmp_path):
     assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *more) == 0
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_a_process_ends_with_its_parent(early):
-    """Also when the parent is gone before it is watched."""
-    told, tell = os.pipe()
-    if not (parent := os.fork()):
-        parent = os.getpid()
-        if not os.fork():
-            os.write(tell, str(os.getpid()).encode())
-            time.sleep(0.3 if early else 0)
-            launch.end_with(parent)
-            time.sleep(60)
-        time.sleep(0.1)
-        os._exit(0)
-    os.waitpid(parent, 0)
-    assert gone([int(os.read(told, 10))], 5)
-
-
 def gone(pids: list[int], seconds: float) -> bool:
     """Return whether all end within that many seconds."""
     deadline = time.monotonic() + seconds
