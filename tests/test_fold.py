@@ -14,7 +14,7 @@ from deepnet_fairseq.core.models import blueprint
 from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.config import namespace
-from deepnet_fairseq.tools.export.fold import why_not_foldable
+from deepnet_fairseq.tools.export.fold import fold, why_not_foldable
 from deepnet_fairseq.tools.export.transformer import STOCK, fold_model, stock_model
 
 from .support import single_stacks
@@ -111,6 +111,21 @@ CASES = {
 def test_other_ways_and_flags(case):
     kind, way, fields = CASES[case]
     assert_same_scores(kind, 3, way, **fields)
+
+
+@pytest.mark.parametrize("way", ["upstream", "downstream"])
+def test_what_is_exact_in_float64(way):
+    """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
+    model = trained(PAIR, 6, method="admin" if way == "upstream" else "deepnorm").double()
+    before = scores(model, PAIR)
+    assert fold(model, way) == {}
+    for _, residual in residuals(model):  # what was folded leaves the residual plain
+        if way == "upstream":
+            residual.omega.data.fill_(1.0)
+        else:
+            residual.alpha = 1.0
+    difference = (scores(model, PAIR) - before).abs().max().item()
+    assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
 
 
 @pytest.mark.parametrize(
