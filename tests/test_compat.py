@@ -1,7 +1,6 @@
 """What the plug-in mends in fairseq; what a user can do nothing about is not printed, what looks like it is."""
 
 import argparse
-import logging
 import warnings
 
 import fairseq_cli.train
@@ -13,7 +12,7 @@ from fairseq.data.token_block_dataset import TokenBlockDataset
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from deepnet_fairseq import plugin, register, study
+from deepnet_fairseq import plugin, register
 from deepnet_fairseq.errors import UserError, user_error_line
 from deepnet_fairseq.plugin import patches
 from deepnet_fairseq.plugin.building import blank_task
@@ -100,13 +99,6 @@ def test_an_empty_line_of_a_language_models_text():
         plugin.silence()
         source, target, _ = blocks[1]
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
-
-
-@pytest.mark.parametrize("name", study.LOGGED)
-def test_matplotlib_on_its_caches(name, caplog):
-    for text in (*study.LOGGED[name], "findfont: Font family 'Arial' not found."):
-        logging.getLogger(name).warning("%s", text)
-    assert [record.getMessage()[:8] for record in caplog.records] == ["findfont"]
 
 
 def test_buckets_have_few_shapes_and_every_sentence():

@@ -124,11 +124,6 @@ def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
     assert values(translate)["--path"] == str(run / ("averaged.pt" if of else "checkpoint_last.pt"))
 
 
-def test_another_batch_is_said():
-    done = script("table1_wmt17", "--dry-run", "--max-tokens", "2048", **ROW)
-    assert "an update has 262144 tokens, the paper's 524288" in done.stderr
-
-
 def test_depth_decides_on_memory():
     """The deepest save memory by checkpointing and sharding, the others do not pay for it."""
     found = [values(words) for words in trainings("opus100", ORDER="shallowest")]

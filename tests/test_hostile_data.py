@@ -229,10 +229,3 @@ def test_training_on_broken_data(copied, tmp_path):
     file_changed("dict.qaa.txt", lambda data: data + b"word 3\n")(copied)
     done = run("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", check=False)
     assert_one_line(done, "--share-all-embeddings", "two dictionaries")
-
-
-def test_long_sentences_of_the_training_are_left_out(copied, tmp_path):
-    """As fairseq does, with a warning that counts them."""
-    both("train", LONG, *[SHORT] * 20)(copied)
-    words = ("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", tmp_path / "save")
-    assert "1 samples have invalid sizes and will be skipped" in run(*words).stdout

@@ -53,15 +53,6 @@ def test_normformer(kind):
     check(model, expected)
 
 
-def test_two_modules_in_one_slot():
-    """fairseq's factors on heads stand in front of the LayerNorm behind attention, or alone there."""
-    model = awake(LM, 1, method="normformer", normformer_head_scale="fairseq", normformer_no_ffn_norm=True)
-    scale, norm = model.decoder.layers[0].outer["self_attn"]
-    check(model, {"decoder.1.self_attn.outer.c": scale.c, "decoder.1.self_attn.outer": norm.weight})
-    model = awake(LM, 1, method="normformer", normformer_head_scale="fairseq", normformer_no_attention_norm=True)
-    assert by_place(PROBE(model).values()).keys() == {"decoder.1.self_attn.outer.c", "decoder.1.ffn.inner"}
-
-
 def test_weights_of_earlier_layers():
     """DLCL's W by row, what the layer behind it reads, over the layers there are; the LayerNorm of each output."""
     model = awake(LM, 2, method="dlcl")
@@ -90,20 +81,6 @@ def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
     assert set(found.values()) == ({7.0} if factors else set())
     assert factors or method not in ("admin", "normformer", "rezero", "dlcl")
     assert not factors or method not in ("deepnorm", "post_ln", "pre_ln", "t_fixup")
-
-
-def test_numbers_of_one_vector():
-    """A median between two factors; NaN; in fp16 the same, as far as it has digits."""
-    model = awake(LM, 1, method="normformer")
-    whole, half = PROBE(model).values(), PROBE(model.half()).values()
-    assert half == pytest.approx(whole, rel=1e-3)
-    layer = model.decoder.layers[0]
-    with torch.no_grad():
-        layer.self_attn.inner.c.copy_(torch.tensor([0.5, 2.0]))
-        layer.inner.weight[3] = math.nan
-    found = PROBE(model).values()
-    assert [found[f"decoder.1.self_attn.inner.c.{name}"] for name in ("median", "min", "max")] == [1.25, 0.5, 2.0]
-    assert math.isnan(found["decoder.1.ffn.inner.max"]) and math.isfinite(found["decoder.1.self_attn.outer.max"])
 
 
 def test_the_log_has_medians():
