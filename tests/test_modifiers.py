@@ -10,7 +10,7 @@ import torch
 
 from deepnet_fairseq.core.archs import LM, MASKED_LM
 from deepnet_fairseq.core.config import namespace
-from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, Rising, register_modifier
+from deepnet_fairseq.core.modifiers import Rising
 from deepnet_fairseq.core.profile import profile_omegas
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
@@ -104,16 +104,6 @@ def test_queries_and_keys_are_normalised_by_head(method):
     assert attention.heads["q"].weight.shape == (8,) and attention.heads["q"].bias is None
 
 
-def test_scores_of_attention_are_bounded():
-    """By d^(1/2) times the gains, however large the projections are; without the modifier they follow them."""
-    for qk_norm, bounded in ((True, True), (False, False)):
-        model = small(LM, qk_norm=qk_norm)
-        own = model.decoder.layers[0].self_attn
-        large = 1e3 * torch.randn(2, 1, 6, 16, generator=torch.Generator().manual_seed(0))
-        q, k = (own.by_head(one, role) for one, role in zip(large, "qk", strict=True))
-        assert (torch.einsum("bthd,bshd->bhts", q, k).abs().max() / math.sqrt(8) <= math.sqrt(8) + 1e-3) == bounded
-
-
 @pytest.mark.parametrize("method", ["deepnorm", "pre_ln"])
 def test_half_precision_probes_and_gradients(method):
     fields = {"method": method, "pro_res": True, "qk_norm": True}
@@ -138,13 +128,6 @@ def test_half_precision_probes_and_gradients(method):
 def test_flags_that_make_no_sense(fields, message):
     with pytest.raises(UserError, match=message):
         namespace(LM, **fields)
-
-
-def test_a_modifier_of_one_s_own():
-    """Registered, it is in no config made before; around a method by hand it is asked before the method."""
-    assert sorted(MODIFIERS) == ["pro_res", "qk_norm"]
-    with pytest.raises(ValueError, match="twice"):
-        register_modifier("pro_res")(type("Other", (Modifier,), {}))
 
 
 def test_a_checkpoint_without_them_is_refused():

@@ -130,16 +130,6 @@ def test_mistakes(change, said, runs, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
-def test_places_that_cannot_be(runs, tmp_path):
-    for words, said in (
-        (["keep", str(runs), str(runs / "records")], "lies in"),
-        (["keep", str(runs / "table1"), str(tmp_path / "records")], "lies in no experiment's folder"),
-        (["render", str(tmp_path / "none")], "runs: no such folder; record runs there"),
-    ):
-        with pytest.raises(SystemExit, match=said):
-            main(words)
-
-
 @pytest.mark.parametrize(
     "change, said",
     [
