@@ -10,7 +10,7 @@ import torch
 
 from deepnet_fairseq.core.archs import LM, MASKED_LM
 from deepnet_fairseq.core.config import namespace
-from deepnet_fairseq.core.modifiers import Rising
+from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, Rising, register_modifier
 from deepnet_fairseq.core.profile import profile_omegas
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
@@ -128,6 +128,13 @@ def test_half_precision_probes_and_gradients(method):
 def test_flags_that_make_no_sense(fields, message):
     with pytest.raises(UserError, match=message):
         namespace(LM, **fields)
+
+
+def test_a_modifier_of_one_s_own():
+    """Registered, it is in no config made before; around a method by hand it is asked before the method."""
+    assert sorted(MODIFIERS) == ["pro_res", "qk_norm"]
+    with pytest.raises(ValueError, match="twice"):
+        register_modifier("pro_res")(type("Other", (Modifier,), {}))
 
 
 def test_a_checkpoint_without_them_is_refused():

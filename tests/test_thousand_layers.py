@@ -152,17 +152,6 @@ def test_runner_is_held_by_a_file_and_killed_at_any_moment(tmp_path):
     assert records[2]["lr"] == min(records[:2], key=lambda one: one["final_loss"])["lr"]  # lrs = "best"
 
 
-def test_the_study_s_plan_names_each_cell_once():
-    """design.md's cells and hours are those of plan.toml; every record is of one of them."""
-    cells = module("cells")
-    records = cells.Records.read(STUDY / "records.jsonl", STUDY / "no runs")
-    named = cells.cells_of(cells.read_plan(STUDY / "plan.toml"), records)
-    names = [cell.name for cell in named]
-    assert len(set(names)) == len(names)
-    assert records.over.keys() <= set(names)
-    assert next(cell for cell in named if cell.layers == 100 and cell.method == "post_ln").lr == 7.1e-4
-
-
 def test_the_page_s_tables_are_those_of_the_records():
     """results/thousand_layers/render.py writes them."""
     done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)
@@ -176,16 +165,6 @@ def test_script_trains_a_miniature_from_the_readme_s_command(tmp_path):
     assert "bits a token (unigram entropy 4.05, without the source 3.24)" in done.stdout
     assert done.stdout.endswith("20 of 20 sentences are right\n")
     assert json.loads((tmp_path / "out" / "result.json").read_text())["loss"][-1] < 0.1
-
-
-@needs_venv
-@pytest.mark.parametrize("words", ["", "begin", "start none", "list"])
-def test_trainings_script_refuses_what_it_cannot_do(words, tmp_path):
-    environment = os.environ | {"TRAININGS": str(tmp_path / "work")}
-    done = subprocess.run(
-        ["bash", ROOT / "scripts/trainings.sh", *words.split()], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode and done.stderr and not (tmp_path / "work").exists()
 
 
 @pytest.mark.smoke

@@ -228,8 +228,6 @@ def test_options_of_the_method(tmp_path):
     assert statuses(*words, "--option", "base_depth=3") == 0
     for said, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
         assert_refused(said, "verify", *map(str, words), "--option", option)
-    model = build(archs.LM, 50, **build_flags)
-    assert verify(model, "complete_p", options={"base_depth": 3}).fits and not verify(model, "complete_p").fits
 
 
 def test_what_is_not_finite_is_said(tmp_path):
