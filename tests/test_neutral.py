@@ -109,15 +109,6 @@ def test_r_fixup_is_t_fixup_without_biases():
     assert torch.allclose(logits(model, *batch()), logits(other, *batch()), atol=1e-5)
 
 
-@pytest.mark.parametrize(("method", "fields"), [("ds_init", {"ds_init_exponent": 0.0}), ("post_ln_init", {})])
-def test_neutral_init_is_that_of_post_ln(method, fields):
-    """Exponent 0, or one layer alone, the top one: the same draws from the same seed."""
-    model, base = (
-        small(1, method=m, init_profile="xavier_legacy", **f) for m, f in ((method, fields), ("post_ln", {}))
-    )
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), base.parameters(), strict=True))
-
-
 @pytest.mark.parametrize(("method", "names"), [("admin", ".omega"), ("rezero", ".a"), ("dlcl", ".weights.weight"),
                                                ("branchnorm", ".a"), ("r_fixup", (".shift", ".scale"))])  # fmt: skip
 def test_numbers_that_half_precision_ruins_stay_in_float32(method, names):

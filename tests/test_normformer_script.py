@@ -101,19 +101,6 @@ def test_masked_language_models(commands):
         assert {flag: flags.get(flag) for flag in setting} == setting and batch(flags) == 2**20
 
 
-def test_rows_are_evaluated_on_what_they_were_trained_on(commands):
-    same = ("--task", "--tokens-per-sample", "--sample-break-mode")
-    programs = {"clm": ("fairseq-eval-lm", "--gen-subset"), "mlm": ("fairseq-validate", "--valid-subset")}
-    for part, (program, subset) in programs.items():
-        train, *evaluations, score = commands[part][:4]
-        of_run, found = values(train), [values(words) for words in evaluations]
-        assert [words[0] for words in evaluations] == [program] * 2 and score[:2] == ["deepnet", "score"]
-        assert [flags[subset] for flags in found] == ["valid", "test"]
-        for flags in found:
-            assert {key: flags[key] for key in same} == {key: of_run[key] for key in same}
-            assert flags["--path"] == f"{of_run['--save-dir']}/checkpoint_last.pt"
-
-
 def test_rows_can_be_narrowed(tmp_path):
     """Any method, on fewer GPUs, on the user's text, which is prepared first."""
     names = [str(tmp_path / name) for name in "abc"]

@@ -146,8 +146,3 @@ def test_what_is_not_run_says_why():
     """Nine in ten blocks run."""
     left = [block.not_run for block in EVERY if block.not_run is not None]
     assert len(left) <= len(EVERY) / 10 and all(len(why.split()) > 2 for why in left)
-
-
-def test_every_smaller_number_is_used():
-    text = "".join(block.text for block in EVERY)
-    assert [pattern for pattern, _ in SMALLER if not re.search(pattern, text, re.MULTILINE)] == []

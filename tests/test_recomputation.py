@@ -14,7 +14,6 @@ from deepnet_fairseq.plugin.config import namespace
 
 from .support.helpers import batch, small
 from .support.observing import loss_of, net_input
-from .support.operations import Operations
 
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 HOW = {
@@ -86,19 +85,6 @@ def test_same_gradients_in_mixed_precision():
     assert_equal(mixed(recomputed), mixed(plain))
 
 
-def test_a_second_backward_pass_recomputes_again():
-    plain, recomputed = pair("two")
-    found = []
-    for model in (plain, recomputed):
-        torch.manual_seed(3)
-        loss = loss_of(model, net_input())
-        weights = [model.encoder.layers[0].fc1.weight, model.decoder.layers[3].fc2.weight]
-        found.append([torch.autograd.grad(loss, weights, retain_graph=again) for again in (True, False)])
-    for passes in zip(*found, strict=True):
-        for expected, gradient in zip(*passes, strict=True):
-            assert torch.equal(gradient, expected)
-
-
 class Storages(TorchDispatchMode):
     """Bytes of all tensors made inside that live on."""
 
@@ -159,38 +145,6 @@ def test_gradient_of_dlcls_sum_by_finite_differences(window):
     weights = LayerWeights(4, "average", window).double()
     outputs = [torch.randn(2, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(4)]
     assert torch.autograd.gradcheck(lambda *_: chain(weights, outputs), [weights.weight, *outputs])
-
-
-def test_dlcl_forgets_a_backward_pass():
-    """Through the last sum, then through one in the middle, of the same graph: as if it were the only one."""
-    weights, outputs = LayerWeights(4, "one", 0), [torch.ones(1, 2, 3, requires_grad=True) for _ in range(4)]
-    history, sums = [], []
-    for output in outputs:
-        sums.append(weights(output * (sums[-1] if sums else 1.0), history))
-    alone = torch.autograd.grad(sums[1].sum(), [weights.weight, *outputs[:2]], retain_graph=True)
-    torch.autograd.grad(sums[3].sum(), outputs[3], retain_graph=True)
-    again = torch.autograd.grad(sums[1].sum(), [weights.weight, *outputs[:2]])
-    assert all(map(torch.equal, alone, again))
-
-
-def test_dlcls_sum_has_no_second_gradient():
-    """Its gradients are written into a matrix, past autograd."""
-    output = torch.ones(1, 2, 3, requires_grad=True)
-    total = LayerWeights(1, "one", 0)(output, [])
-    (gradient,) = torch.autograd.grad((total**2).sum(), output, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
-def test_dlcls_operations_grow_linearly_with_depth():
-    """5,150 launches at 18L-18L when each sum was an operation an output, 2,229 without a sum."""
-    counts = []
-    for layers in (4, 8, 12):
-        model = small(layers, method="dlcl").train()
-        with Operations() as seen:
-            loss_of(model, net_input()).backward()
-        counts.append(len(seen))
-    assert counts[2] - counts[1] == pytest.approx(counts[1] - counts[0], rel=0.01)
 
 
 def test_dlcls_memory_grows_linearly_with_depth():

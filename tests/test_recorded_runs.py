@@ -11,10 +11,9 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.logs import short, training_curve, training_hours
-from deepnet_fairseq.study.named_figures import FIGURES
-from deepnet_fairseq.study.runs import RecordedRun, runs_of
+from deepnet_fairseq.study.runs import RecordedRun
 
-from .support.recorded import HEALTHY, STUCK, falling, record, update
+from .support.recorded import HEALTHY, STUCK, falling, record
 from .support.reported import log
 
 
@@ -86,14 +85,6 @@ def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
     with pytest.raises(SystemExit) as stop:
         main(["figures", str(tmp_path)])
     assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
-
-
-def test_probes_that_the_figure_lacks(tmp_path):
-    record(tmp_path, 4, "run", "post_ln", probes=update(1.0), series="post_ln_warmup")
-    record(tmp_path, 5, "run", probes=update(1.0, at=7), update=10)
-    for figure, lack in ((4, "ln_input; record it again"), (5, "model_update at update 10")):
-        with pytest.raises(UserError, match=f"has no {lack}"):
-            FIGURES[figure](runs_of(tmp_path, figure))
 
 
 def test_figures_that_are_not_there(tmp_path):

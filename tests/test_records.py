@@ -130,29 +130,10 @@ def test_mistakes(change, said, runs, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
-def test_places_that_cannot_be(runs, tmp_path):
-    for words, said in (
-        (["keep", str(runs), str(runs / "records")], "lies in"),
-        (["keep", str(runs / "table1"), str(tmp_path / "records")], "lies in no experiment's folder"),
-        (["render", str(tmp_path / "none")], "runs: no such folder; record runs there"),
-    ):
-        with pytest.raises(SystemExit, match=said):
-            main(words)
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"paired": {"table1/base": "x"}}, "worse: paired: p against table1/base is 'x'"),
-        ({"name": 1}, "line 3: must hold one JSON object with a name"),
-        ({"run": []}, "worse: run: is broken"),
-    ],
-)
-def test_broken_records(change, said, recorded, tmp_path):
+def test_a_broken_record_is_named(recorded, tmp_path):
     *others, record = (recorded / "table1.jsonl").read_text().splitlines()
-    lines = [*others, json.dumps(json.loads(record) | change)]
-    (tmp_path / "table1.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(SystemExit, match=f"table1.jsonl: {said}"):
+    (tmp_path / "table1.jsonl").write_text("".join(f"{line}\n" for line in [*others, record[:-9]]))
+    with pytest.raises(SystemExit, match="table1.jsonl: line 3: is no JSON"):
         deepnet(["report", str(tmp_path), "--table", "1"])
 
 

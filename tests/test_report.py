@@ -84,17 +84,6 @@ def test_published_tables_hold_together():
     assert all(complete < other for other in others)
 
 
-def test_depths_of_the_runs_alone_stand_in_their_place(tmp_path, capsys):
-    run(tmp_path, "table1", "a", layers=12, bleu=28.0)
-    for corpus, layers, bleu in (("wmt14_en_de", 3, 27.0), ("wmt14_en_fr", 6, 41.0)):
-        run(tmp_path, "admin_wmt14", corpus, "admin", layers, bleu=bleu, corpus=corpus)
-    header = list(grid(printed(capsys, tmp_path, "--table", "1"), "Overview")[0])
-    assert header == ["method", "6L-6L", "12L-12L", "18L-18L", "50L-50L", "100L-100L"]
-    header = list(grid(printed(capsys, tmp_path, "--table", "admin_wmt14"), "Overview")[0])
-    depths = ["3L-3L", "6L-6L", "12L-12L", "18L-18L", "60L-12L"]
-    assert header[1:6] == [f"wmt14\\_en\\_de {depth}" for depth in depths] and len(header) == 13
-
-
 def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
     """A run of NormFormer's table of causal language models, 125M."""
     if valid is not None:

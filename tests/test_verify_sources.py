@@ -228,15 +228,6 @@ def test_options_of_the_method(tmp_path):
     assert statuses(*words, "--option", "base_depth=3") == 0
     for said, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
         assert_refused(said, "verify", *map(str, words), "--option", option)
-    model = build(archs.LM, 50, **build_flags)
-    assert verify(model, "complete_p", options={"base_depth": 3}).fits and not verify(model, "complete_p").fits
-
-
-def test_a_mapping_to_what_is_no_matrix(tmp_path):
-    torch.save({"layers.0.a": torch.ones(3)}, tmp_path / "model.pt")
-    (tmp_path / "names.toml").write_text(r"'self_attn.q' = 'layers.(?P<layer>\d+).a'")
-    words = ("--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
-    assert_refused("layers.0.a: of shape (3,), no matrix", "verify", str(tmp_path / "model.pt"), *words)
 
 
 def test_what_is_not_finite_is_said(tmp_path):
