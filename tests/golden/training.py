@@ -1,16 +1,11 @@
 """The trainings of the golden checkpoints: their flags, and what a checkpoint is asked for.
 
-python -m tests.golden.training       wrote checkpoints/ and data/ with commit 45b0f76; never to be run again
+Commit 45b0f76 wrote checkpoints/ and data/; the function that did so is in this file's history.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import sys
-import tempfile
-from argparse import Namespace
 from pathlib import Path
 
 from ..support import ranks
@@ -71,48 +66,3 @@ def translate(kind: str, folder: Path) -> dict[str, str]:
     task = (*MANY[:-1], "-s", "de", "-t", "en") if kind == "multilingual" else (DATA / "pair",)
     said = run("fairseq-generate", *task, *flags, "--gen-subset", "test").stdout
     return dict(sorted(re.findall(r"^H-(\d+)\t(.*)$", said, re.MULTILINE)))
-
-
-def without_paths(value):
-    """Replace the paths in a checkpoint's settings by their last parts."""
-    if isinstance(value, dict):
-        return {key: without_paths(one) for key, one in value.items()}
-    if isinstance(value, Namespace):  # of multilingual tasks
-        return Namespace(**without_paths(vars(value)))
-    if isinstance(value, (list, tuple)):
-        return type(value)(without_paths(one) for one in value)
-    return Path(value).name if str(value).startswith("/") else value
-
-
-def write() -> None:
-    """Write the checkpoints, what resuming them gave, and what they translate."""
-    import torch
-
-    expected = {}
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            went = ("--watch-interval", "2") if kind == "flags_that_went" else ()
-            world, flags = KINDS[kind]
-            ranks.train(world, folder / "log", *flags, *COMMON, *went, "--max-update", SAVED, "--save-dir", folder)
-            for path in folder.glob("checkpoint_best*"):
-                path.unlink()
-            kept = CHECKPOINTS / kind
-            shutil.rmtree(kept, ignore_errors=True)
-            kept.mkdir(parents=True)
-            for path in folder.glob("checkpoint_last*"):
-                state = torch.load(path, weights_only=False)
-                state["cfg"] = without_paths(state["cfg"])
-                if kind == "flags_that_went":
-                    state["cfg"]["model"]["compile_layers"] = True
-                torch.save(state, kept / path.name)
-            if kind == "fully_sharded":
-                continue
-            translated = translate(kind, kept)
-            expected[kind] = {"losses": train(kind, folder, RESUMED), "translations": translated}
-            print(kind, expected[kind]["losses"], len(translated), file=sys.stderr)
-    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    write()
