@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import models, speed
+from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.timing import STOCK, Cell, Clock, Column, readable, table, take_turns
+from benchmarks.timing import STOCK, Cell, Column, readable, table, take_turns
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import ROOT, run, shown_in_readme
@@ -39,30 +38,6 @@ def test_speed_prints_a_row_for_each_model_and_condition(capsys, monkeypatch):
     expected = [[*place, name] for place in places for name in ("ours", STOCK, "other")]
     assert [row[: len(words)] for row, words in zip(rows, expected, strict=True)] == expected
     assert all(row[len(words)].endswith("]") for row, words in zip(rows, expected))
-
-
-@pytest.mark.parametrize("name", ["ours", STOCK])
-def test_time_is_in_its_part(name):
-    """Each part holds what was made slower in it."""
-    trainer = models.trainer_of([*SMALL, *models.MODELS[name]])
-    delays = {"forward": 0.1, "backward": 0.2, "clip": 0.3, "optimizer": 0.4}
-    given = models.batches(trainer, 1)
-    clock, slowed = Clock("cpu"), set()
-
-    def watched(function, part):
-        def slowly(*args, **kwargs):
-            time.sleep(0 if part in slowed else delays.get(part, 0))
-            slowed.add(part)
-            return function(*args, **kwargs)
-
-        return clock.watched(slowly, part)
-
-    models.watch(trainer, watched)
-    step = clock.watched(partial(models.update, trainer), "step")
-    found = speed._update(step, clock, given, 0)
-    assert all(found[part] >= delay for part, delay in delays.items()), found
-    assert found["step"] == pytest.approx(sum(found[part] for part in (*delays, "rest")))
-    assert 0 < found[speed.TOKENS] * found["step"] <= 300
 
 
 def test_turns_rotate_and_a_failure_ends_a_candidate():

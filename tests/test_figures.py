@@ -21,7 +21,7 @@ from deepnet_fairseq.study.paper_figures import methods_of_panel, power_law, sca
 from deepnet_fairseq.study.plots import STYLES, style_of, text
 from deepnet_fairseq.study.runs import RecordedRun
 
-from .support.recorded import every_figure, falling, record, update
+from .support.recorded import every_figure, falling, record
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +114,6 @@ def test_a_diverged_run_needs_no_score(tmp_path):
     (folder / "diverged").touch()
     assert table(text_of(6, folder), 1)["50"]["Post-LN"] == "diverged (0)" and "no run of: Admin" in text_of(6, folder)
     assert table(text_of(8, folder), 1)["100"]["Post-LN"] == "diverged"
-
-
-def test_not_finite_updates_are_marked_not_fitted(tmp_path):
-    runs = []
-    for layers, value in ((6, 0.1), (12, 0.2), (24, 0.4), (50, None)):
-        runs.append(record(tmp_path, 5, str(layers), "post_ln", layers, update(value), update=10))
-    said = text_of(5, *runs)
-    assert "| Post-LN | measured | 6 to 24 | 1.00 |" in said and table(said, 1)["50"]["Post-LN"].startswith("diverged")
-    assert "no run of: DeepNorm (at two depths or more)" in said
 
 
 # the quickstart's runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 import pytest
 
@@ -85,32 +84,6 @@ def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
     with pytest.raises(SystemExit) as stop:
         main(["figures", str(tmp_path)])
     assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
-
-
-def test_figures_that_are_not_there(tmp_path):
-    for words, message in (
-        ((), "holds none of figure3, figure4"),
-        (("--only", "9"), "--only 9: no such"),
-        (("--only", "4,x"), "--only x"),
-        (("--only", "4"), "holds no finished runs"),
-    ):
-        with pytest.raises(SystemExit, match=re.escape(message)):
-            main(["figures", str(tmp_path), *words])
-    with pytest.raises(SystemExit, match="no such folder"):
-        main(["figures", str(tmp_path / "missing")])
-
-
-@pytest.mark.parametrize("stack, depth", [("encoder_layers", (12, 0)), ("decoder_layers", (0, 12))])
-def test_a_model_of_one_stack(stack, depth, tmp_path):
-    facts = {"method": "normformer", stack: 12}
-    (tmp_path / "run.json").write_text(json.dumps(facts))
-    run = RecordedRun(tmp_path)
-    assert (run.encoder_layers, run.decoder_layers, run.total_layers, run.depth) == (*depth, 12, "12L")
-    with pytest.raises(UserError, match="12L; this figure compares N-N models"):
-        _ = run.layers
-    (tmp_path / "run.json").write_text('{"method": "normformer"}')
-    with pytest.raises(UserError, match="must be a number of layers, 1 or more"):
-        RecordedRun(tmp_path)
 
 
 def line(update, loss, wall):

@@ -114,24 +114,6 @@ def test_a_row_is_its_best_learning_rate(tmp_path, capsys):
     assert "Lower is better" in text and "BLEU" not in text.split("Trained with")[0] and "Warning" not in text
 
 
-def test_every_environment_has_a_footnote(tmp_path, capsys):
-    run(tmp_path, "table1", "a", "admin", bleu=28.0)
-    run(tmp_path, "table1", "b", "deepnorm", bleu=28.0, environment=ENVIRONMENT | {"commit": "fed", "modified": True})
-    run(tmp_path, "table1", "c", "deepnorm", seed=2, bleu=28.0, environment=None)
-    other_day = ENVIRONMENT | {"started": "another day", "gpus": 0}
-    run(tmp_path, "table1", "d", "pre_ln", 50, bleu=28.0, environment=other_day)
-    text = printed(capsys, tmp_path, "--table", "1")
-    rows = {row["method"]: row for row in grid(text, "Overview")}
-    assert rows["Admin"]["18L-18L"] == "28.00<sup>a</sup> (28.8)"
-    assert rows["DeepNorm"]["18L-18L"] == "28.00 ± 0.00, n=2<sup>b, c</sup> (28.8)"
-    assert rows["Pre-LN"]["50L-50L"] == "28.00<sup>a</sup> (28.0)"  # of a: neither day nor number of GPUs counts
-    assert "- <sup>b</sup> commit fed (modified), deepnet\\_fairseq 0.1" in text
-    assert "- <sup>c</sup> environment not recorded\n" in text
-    assert "**Warning:** trained from a modified working tree, so the commit does not tell all: b\n" in text
-    costs = {row["run"]: row["cost"] for row in grid(text, "Runs")}
-    assert costs == {"a": "24 GPU-hours", "b": "24 GPU-hours", "c": "–", "d": "3.00 CPU-hours"}
-
-
 def test_warnings(tmp_path, capsys):
     """And miniatures are not compared with the paper; how many parameters there are the log says."""
     run(tmp_path, "table1", "a", bleu=28.0, batch_tokens=4096, paper_batch_tokens=524288)

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.core.slots import Site
 
 from .support.experiments import trainings, values
 from .support.helpers import ROOT
@@ -22,24 +21,6 @@ def wrong():
     before = set(METHODS)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return {name: METHODS.pop(name) for name in METHODS.keys() - before}
-
-
-@pytest.mark.parametrize("depths, stack, beta", [
-    ((0, 6), "decoder", 48**-0.25), ((0, 24), "decoder", 192**-0.25), ((18, 18), "decoder", 216**-0.25),
-    ((18, 18), "encoder", 0.87 * 18 ** (-5 / 16)),
-])  # fmt: skip
-def test_what_is_wrong_with_them(depths, stack, beta, wrong):
-    """The gain of v, out, fc1, fc2, or alpha, or both; q and k as in the paper."""
-    assert len(wrong) == 3
-    for name, method in ((name, kind(*depths)) for name, kind in wrong.items()):
-        gain = 1 / beta if "inverted_gain" in name else beta
-        site = Site(stack, 1, "ffn", 64, 2)
-        gains = [method.gain(site, role) for role in ("v", "out", "fc1", "fc2")]
-        assert gains == pytest.approx([gain] * 4), name
-        assert method.gain(Site(stack, 1, "self_attn", 64, 2), "q") == 1
-        right = METHODS["deepnorm"](*depths).coefficients(stack)["alpha"]
-        assert method.constants(stack)["alpha"] == method.residual(site).alpha
-        assert method.residual(site).alpha == pytest.approx(2.828427 if "fixed_alpha" in name else right)
 
 
 @needs_venv

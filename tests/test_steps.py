@@ -1,8 +1,6 @@
 """Steps are done once, and again when their output is not whole or anything before them changed."""
 
 import os
-import threading
-import time
 
 import pytest
 
@@ -130,21 +128,3 @@ def test_a_folder_belongs_to_one_corpus(tmp_path):
     assert os.listdir(tmp_path / "mine") == ["thesis"]
     with pytest.raises(UserError, match="thesis: is there and no folder"):
         claim(tmp_path / "mine" / "thesis")
-
-
-def test_one_at_a_time(tmp_path, capfd):
-    """The second waits and says so; then the folder is its own."""
-    order = []
-
-    def second():
-        with claimed(tmp_path / "dest", "iwslt14_de_en"):
-            order.append("second")
-
-    thread = threading.Thread(target=second)
-    with claimed(tmp_path / "dest", "iwslt14_de_en"):
-        thread.start()
-        while "another deepnet prepare works in it; waiting" not in capfd.readouterr().err:
-            time.sleep(0.05)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
