@@ -11,25 +11,11 @@ from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import SHARE, STEPS
 from deepnet_fairseq.core.methods import METHODS
 
-from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, run_cold, small
+from .support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, small
 from .support.single_stacks import awake
 from .support.single_stacks import batch as text
 
 FP32 = TOLERANCE[torch.float32]
-FREED = """import resource, torch
-from types import SimpleNamespace
-from deepnet_fairseq import register
-register()
-from deepnet_fairseq.plugin.building import build
-model = build("deepnet_transformer_tiny_6_6", vocab=30)
-def touch_block():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.empty(2**26, dtype=torch.uint8).numpy()[::4096] = 1
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-before = [touch_block() for _ in range(8)]
-import fairseq_cli.generate
-model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace()))
-print(*before, *[touch_block() for _ in range(8)])"""
 SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
 SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (1, 5)]
 
@@ -229,9 +215,3 @@ def test_no_attention_weights_where_there_is_no_source():
         with torch.no_grad():
             assert model(text())[1]["attn"] == [None]
             assert model(text()[:, :1], incremental_state={})[1]["attn"] == [None]
-
-
-def test_what_a_step_frees_serves_the_next():
-    """The kernel is asked for few of a block's 16,384 pages again, once fairseq-generate has its model."""
-    faults = [int(word) for word in run_cold("python", "-c", FREED).stdout.splitlines()[-1].split()]
-    assert min(faults[:8]) > 16_000 and min(faults[8:]) < 1000, faults
