@@ -160,7 +160,7 @@ def test_what_no_beam_looks_back_at_is_dropped():
 
 @pytest.mark.parametrize("recomputing", [False, True])
 def test_gradients_flow_through_the_cache(recomputing):
-    """Of a sentence decoded token by token (REINFORCE, minimum risk training) as of the whole pass."""
+    """Decoding token by token (REINFORCE, minimum risk training) gives those of the whole pass."""
     model = small(3, dropout=0.0, attention_dropout=0.0, checkpoint_activations=recomputing).train()
     src, prev = (
         sources(5, 9, 3),

@@ -35,7 +35,7 @@ class Sentences(NamedTuple):
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What cross-attention reads.
+    """Output of the encoder in the form that cross-attention reads.
 
     states (B, S, C); mask (B, 1, 1, S), 0 at source tokens and the lowest number at padding, None without padding;
     beams: rows of the decoder's batch that read one sentence.
@@ -69,7 +69,7 @@ class EncoderOutput:
 
     @classmethod
     def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:
-        """states (S, B, C); padding (B, S), None without any."""
+        """Make it from states (S, B, C) and padding (B, S), which is None if there is none."""
         states = states.transpose(0, 1)
         return cls(states, None if padding is None else to_add(~padding[:, None, None], states.dtype))
 

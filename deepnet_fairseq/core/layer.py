@@ -47,7 +47,7 @@ class StackShape:
 
     @classmethod
     def from_config(cls, cfg: Any, stack: str) -> StackShape:
-        """The shape of `stack` ("encoder" or "decoder") in a filled config of any of the models."""
+        """Read the shape of `stack` ("encoder" or "decoder") from a filled config of any of the models."""
         names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
         layers, dim, ffn_dim, heads = (getattr(cfg, f"{stack}_{name}") for name in names)
         memory_dim = getattr(cfg, "encoder_embed_dim", None) if stack == "decoder" else None
@@ -99,7 +99,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(shape.dropout, module_name=name)
 
     def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
-        """The weight matrices of a branch by role, the last one at the end."""
+        """Return the weight matrices of a branch by role, the last one at the end."""
         return {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
 
     def weights(self) -> Iterator[Weight]:
@@ -109,7 +109,7 @@ class Layer(nn.Module):
             yield from (Weight(site, role, linear, source_dim) for role, linear in self.matrices(sublayer).items())
 
     def slots(self, sublayer: str) -> dict[str, nn.Module]:
-        """The modules that the method has put into the slots of a branch, by the names of core/methods/base.py."""
+        """Return the modules that the method has put into a branch's slots, by the names of core/methods/base.py."""
         is_ffn = sublayer == "ffn"
         filled = {
             "before": self.before.get(sublayer),

@@ -28,7 +28,7 @@ Extra = dict[str, list[Tensor] | list[None] | None]  # what a model gives beside
 
 
 class Built(NamedTuple):
-    """What `build` was given."""
+    """Arguments of `build`."""
 
     arch: str
     vocab: int

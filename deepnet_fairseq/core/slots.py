@@ -196,7 +196,7 @@ def _in_type(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tens
 
 
 class _Product(torch.autograd.Function):
-    """What `multiply` computes."""
+    """Product of x and s with the gradients that `multiply` describes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, straight: bool) -> Tensor:

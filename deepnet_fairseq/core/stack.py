@@ -27,7 +27,7 @@ HISTORY = "history"  # key of the mixer's list in the state of a pass
 
 @dataclass(frozen=True)
 class Padding:
-    """What the host knows of a batch, so that no forward pass waits for a GPU's answer; None where it does not know.
+    """Facts about a batch that the host knows, so that no forward pass waits for a GPU; None where it does not know.
 
     source: is there padding in what the encoder reads? left: is a sentence that the decoder reads padded on the left?
     """
@@ -37,7 +37,7 @@ class Padding:
 
     @classmethod
     def of(cls, model: Any, tokens: dict[str, Tensor]) -> Padding:
-        """Of the `tokens` (B, T) of each stack of a model, as DeepModel.tokens gives them."""
+        """Look at the `tokens` (B, T) of each stack of a model, as DeepModel.tokens gives them."""
         padding = {name: read.eq(model.stacks()[name].padding_idx) for name, read in tokens.items()}
         asked = {"source": padding.get("encoder"), "left": padding["decoder"][:, 0] if "decoder" in padding else None}
         return cls(**{name: bool(mask.any()) for name, mask in asked.items() if mask is not None})
@@ -47,7 +47,7 @@ UNKNOWN = Padding()
 
 
 class Stack(nn.Module):
-    """What encoder and decoder have in common. B sentences, T tokens, C width, W (stream_dim) of the stream."""
+    """Base of encoder and decoder. B sentences, T tokens, C width, W (stream_dim) of the stream."""
 
     def assemble(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
@@ -109,7 +109,7 @@ class Stack(nn.Module):
     def states(
         self, x: Tensor, *inputs: Any, recompute: bool = True, more: dict[int, dict] | None = None
     ) -> Iterator[Tensor]:
-        """Do the same layer by layer, and yield x (B, T, W) as the first layer reads it and after each layer.
+        """Run the layers one by one, and yield x (B, T, W) as the first layer reads it and after each layer.
 
         more: further inputs of one layer by name, by its index from 0.
         """
@@ -145,13 +145,13 @@ class Stack(nn.Module):
         return y if self.mixer is None else self.mixer(y, state.setdefault(HISTORY, []))
 
     def finish(self, x: Tensor) -> Tensor:
-        """The end of the stack, x (B, T, W) -> (B, T, C): its LayerNorm if it has one, then the method's `ending`."""
+        """Apply the LayerNorm at the end, if there is one, and the method's `ending`, x (B, T, W) -> (B, T, C)."""
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return x if self.ending is None else self.ending(x)
 
     def slots(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that came from the method, with their addresses: "decoder.3.ffn.inner", "decoder.mixer"."""
+        """Yield the method's modules with their addresses, "decoder.3.ffn.inner" or "decoder.mixer"."""
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
                 yield from ((f"{site}.{name}", module) for name, module in layer.slots(sublayer).items())
@@ -159,7 +159,7 @@ class Stack(nn.Module):
         yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Tells the modules below that change with time how many updates are done.
+        """Tell the modules that change with time how many updates are done.
 
         One that can `follow` another of its class is told of the first, for a thousand may need one number.
         """
@@ -183,7 +183,7 @@ class Encoder(Stack):
     """N EncoderLayers over source tokens, made by `build`. B sentences, S tokens, C width."""
 
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
-        """Itself with its modules, of a filled model config."""
+        """Make the modules of a filled model config, and return the encoder itself."""
         self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
         self.max_source_positions = self.max_tokens
         return self
@@ -230,7 +230,8 @@ class Encoder(Stack):
         """Return the dictionary of a batch whose row i is row new_order[i] of this one."""
         (sentences,) = encoder_out[SENTENCES]
         rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
-        if sentences.rows is not None and torch.equal(rows, sentences.rows):  # beams of a sentence have changed places
+        unmoved = sentences.rows is not None and rows.is_cpu and torch.equal(rows, sentences.rows)
+        if unmoved:  # beams of a sentence have changed places; to ask a GPU for this takes longer than the copies below
             return encoder_out
         along = {"encoder_out": 1, "encoder_states": 1}  # the dimension of the batch, 0 in the others
         reordered = {
@@ -250,7 +251,7 @@ class Decoder(Stack):
     CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
 
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool) -> Decoder:
-        """Itself with its modules, of a filled model config, to predict V = `symbols`.
+        """Make the modules of a filled model config, to predict V = `symbols`, and return the decoder itself.
 
         tied: is the projection the matrix of embed_tokens?
         """

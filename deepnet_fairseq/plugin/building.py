@@ -40,7 +40,7 @@ def _dictionary(size: int) -> Dictionary:
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
-    """Do as core.models.build, with a model that fairseq takes for one of its own, over made-up symbols.
+    """Build a model as core.models.build does, but one that fairseq takes for its own, over made-up symbols.
 
     fields: flags of a training too.
     """

@@ -87,7 +87,7 @@ def config_of(cfg) -> type:
 
 
 def check_names(arch: str, fields: Iterable[str]) -> None:
-    """Do as core.config.check_names, where the flags of a training are fields too."""
+    """Refuse names as core.config.check_names does; the flags of a training are fields too."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
     core_config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -122,6 +121,8 @@ def main() -> None:
     """Compare the cases of the command line."""
     if sys.argv[1:2] == ["serve"]:
         return serve(sys.argv[2])
+    from deepnet_fairseq.tools.environment import environment
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
@@ -160,7 +161,13 @@ def main() -> None:
         print(
             "|", " | ".join([case, *medians, *ratios, "yes" if words["old"] == words["new"] else "no"]), "|", flush=True
         )
-        record = {"task": args.task, "case": case, "seconds": seconds, "commits": commits, "cpu": platform.processor()}
+        record = {
+            "task": args.task,
+            "case": case,
+            "seconds": seconds,
+            "commits": commits,
+            "hardware": environment(0)["hardware"],
+        }
         with open(Path(__file__).with_suffix(".jsonl"), "a", encoding="utf-8") as records:
             records.write(json.dumps(record | {"same_words": words["old"] == words["new"]}) + "\n")
 
