@@ -96,7 +96,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_more_logits_than_a_chunk():
-    """Of 19 tokens two chunks of 17 or fewer; the weight itself, transposed, has 16 rows."""
+    """19 tokens make two chunks of 17 or fewer; the weight itself, transposed, has 16 rows."""
     rows = []
     for criterion in criteria(17):
         with Largest() as largest:

@@ -80,7 +80,7 @@ def optimiser(name: str, params, kind: str = "fp32", **given):
 
 
 def gradients(params, update: int, overflow: bool = False) -> list[torch.Tensor]:
-    """Of very different size from update to update."""
+    """Draw gradients of very different size from update to update."""
     generator = torch.Generator().manual_seed(update)
     found = [torch.randn(p.shape, generator=generator) * (1.0 if update % 3 else 1e-3) for p in params]
     if overflow:
@@ -223,7 +223,7 @@ def test_state_is_fairseqs_both_ways(kind):
 
 
 def test_norms():
-    """Of many gradients and a few large ones to float32's precision, of none, and of one that is not finite."""
+    """Many gradients and a few large ones, to float32's precision; none; and one that is not finite."""
     params = [nn.Parameter(torch.zeros(2**24)), nn.Parameter(torch.zeros(3))]
     built = optimiser("deepnet_adam", params)
     assert built.clip_grad_norm(1.0).item() == 0.0

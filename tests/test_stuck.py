@@ -88,7 +88,7 @@ def validated_train(data, folder, *flags):
 
 def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
     """It was no better than guessing once, for fewer updates than are too many."""
-    shallow = ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "1e-2"]
+    shallow = ("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "2e-2")
     flags = ("--stop-stuck", "80", "--max-update", "90", "--validate-interval-updates", "10")
     train(data, tmp_path, *TINY, *shallow, *flags, common=WATCHED)
     assert "hardly better than guessing" in caplog.text
