@@ -16,18 +16,20 @@ SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 TINY = ("--arch", "deepnet_transformer_tiny")
 COUNTED = torch.__version__.startswith("2.13.")  # other versions have other operators
-PAIR = 95  # launches of a layer of each stack, forward and backward
+PAIR = 124  # launches of a layer of each stack, forward and backward; 95 before the layers were plain torch
 NEW = 2 * PAIR  # most launches of a method that nobody has counted yet
-COST = dict.fromkeys(("admin_torch", "deepnorm", "ds_init", "post_ln", "post_ln_init", "t_fixup"), PAIR) | {
-    "admin": 130, "branchnorm": 110, "dlcl": 117, "normformer": 117, "pre_ln": 97, "r_fixup": 123, "rezero": 138,
-    "sub_ln": 109, "complete_p": 102, "gpas": 170, "hybrid_norm": 121, "keel": 117, "ln_scaling": 107, "mix_ln": 97,
-    "peri_ln": 112, "b2t": 99, "mhc": 982, "resi_dual": 132, "siamese_norm": 162, "deepnorm --pro-res --qk-norm": 131,
+COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"), 119) | {
+    "admin": 154, "admin_torch": 124, "attn_res": 1182, "b2t": 123, "branchnorm": 134, "complete_p": 124,
+    "deepnorm": PAIR, "dlcl": 139, "gpas": 192, "hybrid_norm": 137, "keel": 139, "ln_scaling": 129, "mhc": 1004,
+    "normformer": 139, "peri_ln": 134, "r_fixup": 140, "resi_dual": 158, "rezero": 162, "siamese_norm": 184,
+    "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
 }  # fmt: skip
+GROWING = {"attn_res"}  # each branch reads all before it: COST is the sixth layer's
 WAITS = {  # setting -> synchronisations, "part kind file:function"
     "": {"clip copy to host plugin/waits.py:fetch"},  # losses and norm
     "amp": {"optimizer item plugin/optimisers/half_precision.py:step_amp", "rest item fairseq/trainer.py:train_step"},
 }
-DECODING = {"rest copy to host core/decoding.py:reorder"}  # of a step, as above
+DECODING = {"rest copy to host core/cache.py:reorder"}  # of a step, as above
 PRECISIONS = {
     "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
     "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
@@ -67,13 +69,13 @@ def test_an_update_by_the_defaults(gpu):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", [*sorted(METHODS), "deepnorm --pro-res --qk-norm"])
 def test_every_method(gpu, method):
-    """Each further layer has as many launches as the one before, and at most COST."""
+    """Count launches: each further layer has as many as the one before, and at most COST."""
     flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
     records = [gpu(train, (*layers(number), *flags), SMALL) for number in (4, 5, 6)]
     assert [record.mismatches for record in records] == [[]] * 3
     assert [set(record.waits) - known() for record in records] == [set()] * 3
     four, five, six = (record.launches("forward", "backward") for record in records)
-    assert six - five == five - four
+    assert six - five == five - four or method in GROWING
     assert not COUNTED or six - five <= COST.get(method, NEW)
 
 
