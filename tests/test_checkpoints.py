@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
@@ -11,13 +10,10 @@ import signal
 import pytest
 import torch
 from fairseq.file_io import PathManager
-from fairseq.models.ema.ema import EMA
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, integrity
-from deepnet_fairseq.plugin.checkpoints.reading import move_to_cpu
-
-from .support.helpers import small
+from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 
 
 def state(updates: int, size: int = 100) -> dict:
@@ -150,38 +146,9 @@ def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
     assert integrity.updates(atomic.previous_of(last)) == 3
 
 
-def test_views_stay_views():
-    """Copied in half precision, two tensors and a tie are still one memory, in float32, in any container."""
-    buffer = torch.arange(24.0).bfloat16()
-    first, second = buffer[:16].view(4, 4), buffer[16:].view(2, 4).t()
-    moved = move_to_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
-    a, tie, other = moved["model"]["a"], moved["model"]["tie"], moved["state"][0][0]
-    assert torch.equal(a, first.float()) and torch.equal(other, second.float()) and other.stride() == second.stride()
-    assert len({tensor.untyped_storage().data_ptr() for tensor in (a, tie, other)}) == 1
-    given = {"a": torch.zeros(1000).half()[:10], "b": torch.zeros(0).half(), "c": (value := torch.ones(3))}
-    moved = move_to_cpu(given)
-    assert moved["a"].untyped_storage().nbytes() == 40  # drags nothing along
-    assert moved["c"].data_ptr() == value.data_ptr()  # in full precision already
-
-
-@pytest.mark.parametrize("precise", [True, False], ids=["ema_fp32", "as the model"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_moving_average_is_fairseqs(dtype, precise):
-    """Bit for bit, through the updates before it starts and after."""
-    cfg = argparse.Namespace(
-        ema_decay=0.7, ema_fp32=precise, ema_seed_model=None, ema_start_update=2, ema_update_freq=1
-    )
-    model = small(2).to(dtype)
-    ours, theirs = EMA(model, cfg), EMA(model, cfg)
-    for update in range(1, 6):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.randn_like(parameter) * 0.1
-        ours.step(model, update)
-        theirs._set_decay(ours.get_decay())
-        EMA._step_internal.__wrapped__(theirs, model, update)
-    assert bool(ours.fp32_params) == precise
-    for found, expected in ((ours.get_model().state_dict(), theirs.get_model().state_dict()),
-                            (ours.fp32_params, theirs.fp32_params)):  # fmt: skip
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(ours.get_model().decoder.layers[0].fc1.weight, model.decoder.layers[0].fc1.weight)
+def test_ties_stay_ties():
+    """Copied in half precision, a tied weight is one tensor in float32, in any container."""
+    first, second = torch.arange(16.0).bfloat16().view(4, 4), torch.ones(3)
+    moved = on_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
+    assert torch.equal(moved["model"]["a"], first.float()) and moved["model"]["tie"] is moved["model"]["a"]
+    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # it is in full precision already

@@ -3,21 +3,19 @@
 import argparse
 import warnings
 
-import fairseq_cli.train
 import numpy
 import pytest
 import torch
-from fairseq.data import Dictionary, LanguagePairDataset, ListDataset, data_utils
+from fairseq.data import data_utils
 from fairseq.data.token_block_dataset import TokenBlockDataset
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from deepnet_fairseq import plugin, register
+from deepnet_fairseq import plugin
 from deepnet_fairseq.errors import UserError, user_error_line
-from deepnet_fairseq.plugin import patches
 from deepnet_fairseq.plugin.building import blank_task
 
-from .support.helpers import EOS, PAD, VOCAB, run_cold, sentences, small
+from .support.helpers import EOS, PAD, VOCAB, sentences, small
 
 SHORT, EMPTY = [[7, 8, 9], [7, EOS, PAD]], [[7, 8, 9], [EOS, PAD, PAD]]
 
@@ -29,37 +27,6 @@ def test_no_sentence_is_lost_in_batches(count):
     batches = data_utils.batch_by_size(numpy.arange(count), **length, max_tokens=1000, required_batch_size_multiple=8)
     assert numpy.concatenate(batches).tolist() == list(range(count))
     assert all(len(batch) * sizes[batch[-1]] <= 1000 for batch in batches)
-
-
-COLD = """import sys
-from deepnet_fairseq import __version__, errors, register
-print({"torch", "numpy"} & sys.modules.keys())
-import deepnet_fairseq.core, deepnet_fairseq.cli
-print({"fairseq", "hydra", "omegaconf"} & sys.modules.keys())
-from fairseq.trainer import Trainer
-print("elsewhere" in deepnet_fairseq.__path__, hasattr(Trainer.load_checkpoint, "handlers"))
-from argparse import Namespace
-from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.utils import import_user_module
-import_user_module(Namespace(user_dir=deepnet_fairseq.__path__[0]))
-print("deepnet_transformer" in ARCH_MODEL_REGISTRY, hasattr(Trainer.load_checkpoint, "handlers"))"""
-
-
-def test_importing_the_package_patches_nothing():
-    """But --user-dir does, which fairseq passes over for a package that is imported already."""
-    printed = run_cold("python", "-c", COLD).stdout.splitlines()
-    assert printed[:4] == ["set()", "set()", "False False", "True True"], printed
-
-
-def test_what_is_listed_is_patched_once_and_in_that_order():
-    """Each entry is a function that fairseq has."""
-    listed = patches.PATCHES | {(fairseq_cli.train, name): handlers for name, handlers in patches.PROGRAM.items()}
-    register()
-    before = [getattr(owner, name) for owner, name in listed]
-    register()
-    for function, (owner, name), handlers in zip(before, listed, listed.values(), strict=True):
-        assert function is getattr(owner, name)
-        assert [mark.rpartition(".")[2] for mark in function.handlers] == [handler.__name__ for handler in handlers]
 
 
 def test_denormals_are_flushed():
@@ -99,18 +66,6 @@ def test_an_empty_line_of_a_language_models_text():
         plugin.silence()
         source, target, _ = blocks[1]
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
-
-
-def test_buckets_have_few_shapes_and_every_sentence():
-    """--num-batch-buckets: of lengths 1 to 100, a quarter up to 25, and so on."""
-    assert data_utils.get_buckets(numpy.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
-    lengths, words = numpy.random.default_rng(0).integers(3, 60, (2, 3000)), Dictionary()
-    sides = [ListDataset([torch.full((length,), 5) for length in side], side) for side in lengths]
-    pairs = LanguagePairDataset(sides[0], lengths[0], words, sides[1], lengths[1], words, num_buckets=4)
-    batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=1000, required_batch_size_multiple=8)
-    assert sorted(numpy.concatenate(batches)) == list(range(3000))
-    inputs = [pairs.collater([pairs[i] for i in batch])["net_input"] for batch in batches]
-    assert len({(one["src_tokens"].shape, one["prev_output_tokens"].size(1)) for one in inputs}) < 40 < len(batches)
 
 
 @pytest.mark.parametrize(("prefixes", "beam"), [(SHORT, 3), (SHORT, 1), (EMPTY, 1)])

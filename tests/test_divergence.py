@@ -7,7 +7,7 @@ import torch
 from fairseq.trainer import Trainer
 
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.plugin.divergence import STATUS, watched_trainer
+from deepnet_fairseq.plugin.divergence import STATUS, search
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
     training = Training(data, tmp_path, *TINY)
     criterion, compute = training.trainer.criterion, training.trainer.criterion.compute_loss
     monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k)))
-    monkeypatch.setattr(watched_trainer, "repeat", None)
+    monkeypatch.setattr(search, "repeat", None)
     assert training.diverge() == "diverged at update 1: loss not finite"
 
 

@@ -5,10 +5,10 @@ What is whole is read again as it was written.
 
 import json
 import os
+from argparse import Namespace
 from datetime import timedelta
 
 import pytest
-from fairseq.utils import eval_bool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from deepnet_fairseq.data.lines import read_lines
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.probe_record import read_record
-from deepnet_fairseq.plugin.settings import LONGEST, literal
+from deepnet_fairseq.plugin.settings import LONGEST, check_plain
 from deepnet_fairseq.study.logs import READ, short, training_curve, validation_curve
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
@@ -149,15 +149,27 @@ def test_any_bytes(name, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os')", "open('x')", "[].__class__", "lambda: 1", "[x for x in (1,)]", "f'{1}'", "2 ** 9 ** 9",
-     f"[0] * {LONGEST + 1}", "'a' * 10 ** 9", "(" * 10_000, "1 / 0", "", "x"],
+    ["__import__('os').system('x')", "open('x')", "(lambda: 1)", "[x for x in (1,)]", "(2 ** 9 ** 9)",
+     f"[0] * {LONGEST + 1}"],
 )  # fmt: skip
-def test_settings_refused(text):
-    with pytest.raises(UserError, match="no plain value"):
-        literal(text)
+def test_settings_that_run_code_are_refused(text):
+    """In fairseq's config and in the arguments of old checkpoints."""
+    for config in ({"model": {"_name": "fconv", "encoder_layers": text}}, Namespace(encoder_layers=text)):
+        with pytest.raises(UserError, match=r"^old\.pt: encoder_layers .* is no plain value"):
+            check_plain("old.pt", config)
 
 
-def test_settings_as_fairseqs_models_have():
-    assert literal("[(512, 3)] * 2 + [(1024, 1)]") == [(512, 3), (512, 3), (1024, 1)]
-    assert literal("{'a': (0.9, -1e-8), 'b': [None, True]}") == {"a": (0.9, -1e-8), "b": [None, True]}
-    assert literal(True) is True and eval_bool(False) is False and eval_bool(True) is True  # as checkpoints hold them
+def test_settings_as_fairseqs_models_have_them_pass():
+    plain = [
+        "[(512, 3)] * 2 + [(1024, 1)]",
+        "{'a': (0.9, -1e-8)}",
+        "zh-Hans",
+        "relu",
+        "(0.9, 0.98)",
+        "",
+        "(",
+        "f(x",
+        True,
+    ]
+    check_plain("old.pt", {"model": {f"setting{number}": value for number, value in enumerate(plain)}})
+    check_plain("old.pt", Namespace(data="runs/b(1)", save_dir="copy(2)"))

@@ -10,15 +10,16 @@ import resource
 import signal
 import subprocess
 import time
-from types import SimpleNamespace
 
 import pytest
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import integrity, train_loop
 from deepnet_fairseq.plugin.distributed import agreement
+from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from .conftest import TRAIN_FLAGS
 from .support.lives import TINY, live, rows
@@ -98,18 +99,19 @@ def test_second_signal_ends_at_once():
 
 
 @pytest.mark.parametrize("others", [0.0, 1.0])
-def test_ranks_tell_each_other_with_what_they_log(others, monkeypatch):
-    """A signal to another rank stops this one, without a further message."""
-    trainer = SimpleNamespace(device="cpu")
+def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
+    """A signal to another process stops this one, without a further message."""
+    trainer = DeepTrainer.__new__(DeepTrainer)
     monkeypatch.setattr(train_loop, "_before", {signal.SIGTERM: signal.SIG_DFL})
     monkeypatch.setattr(agreement, "largest", lambda *_: pytest.fail("a message"))
 
-    def aggregate(trainer, logged, size, told):
+    def aggregate(trainer, logged, size, told, ignore):
         return logged, [size, told + others]
 
-    assert train_loop.tell_others(aggregate, trainer, ["logged"], 3.0) == (["logged"], [3.0])
+    monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
+    assert trainer._aggregate_logging_outputs(["logged"], 3.0) == (["logged"], [3.0])
     with pytest.raises(train_loop.Stopped) if others else contextlib.nullcontext():
-        train_loop._stop_if_told(trainer)
+        train_loop.stop_if_told(trainer)
 
 
 def test_handlers_are_those_before():
@@ -149,13 +151,12 @@ def test_a_loader_that_is_killed_is_one_line(error):
     """Between two batches, and while it hands one over; what a training raises itself is not that."""
     cfg = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
 
-    def _try_get_data(*_):  # as in torch's DataLoader
-        raise error
-
-    def fail(*_):
-        raise RuntimeError("another")
+    def _try_get_data(error):  # as in torch's DataLoader
+        try:
+            raise error
+        except type(error) as raised:
+            train_loop.explain_lost_loader(cfg, raised)
 
     with pytest.raises(UserError, match="--num-workers 2: a process that loads data was killed, .* runs/mine$"):
-        train_loop.explain_lost_loader(_try_get_data, cfg)
-    with pytest.raises(RuntimeError, match="another"):
-        train_loop.explain_lost_loader(fail, cfg)
+        _try_get_data(error)
+    _try_get_data(RuntimeError("another"))

@@ -23,13 +23,12 @@ SHARE = 0.75  # of the sentences in a cache that must be alive: with fewer, the 
 class Sentences(NamedTuple):
     """The sentences of an encoder's output, each once, whatever beam search has repeated.
 
-    states (S, B, C); padding (B, S), True at padding; padded: whether there is any; rows (R,): which sentence each row
-    of the decoder's batch reads, None where it reads its own.
+    states (S, B, C); padding (B, S), True at padding; rows (R,): which sentence each row of the decoder's batch reads,
+    None where it reads its own.
     """
 
     states: Tensor
     padding: Tensor
-    padded: bool
     rows: Tensor | None = None
 
 
@@ -37,7 +36,7 @@ class Sentences(NamedTuple):
 class EncoderOutput:
     """Output of the encoder in the form that cross-attention reads.
 
-    states (B, S, C); mask (B, 1, 1, S), 0 at source tokens and the lowest number at padding, None without padding;
+    states (B, S, C); mask (B, 1, 1, S), 0 at source tokens and the lowest number at padding, None if all are tokens;
     beams: rows of the decoder's batch that read one sentence.
     """
 
@@ -49,11 +48,7 @@ class EncoderOutput:
     def by_row(cls, encoder_out: dict) -> EncoderOutput:
         """Read what Encoder.forward returned, or another encoder, with a sentence for each row of the batch."""
         padding = encoder_out["encoder_padding_mask"]
-        if SENTENCES in encoder_out:
-            padded = encoder_out[SENTENCES][0].padded
-        else:
-            padded = len(padding) > 0 and bool(padding[0].any())
-        return cls._of(encoder_out["encoder_out"][0], padding[0] if padded else None)
+        return cls._of(encoder_out["encoder_out"][0], padding[0] if padding else None)
 
     @classmethod
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
@@ -65,7 +60,7 @@ class EncoderOutput:
         each = torch.arange(len(sentences.padding), device=sentences.rows.device).repeat_interleave(beams)
         if rest or not torch.equal(sentences.rows, each):
             return cls.by_row(encoder_out)
-        return replace(cls._of(sentences.states, sentences.padding if sentences.padded else None), beams=beams)
+        return replace(cls._of(sentences.states, sentences.padding), beams=beams)
 
     @classmethod
     def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:

@@ -169,8 +169,8 @@ class CausalLayer(Layer):
     def forward(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None = None) -> Tensor:
         """Map x (B, T, W) to the same shape.
 
-        mask (B, 1, T, T): replaces the plain causal mask where a batch is padded on the left. cache: if given, x are
-        the newest tokens of the T beams of B sentences, and mask (B, 1, T, used) is the cache's.
+        mask (B, 1, T, T) is added to scores, None for a plain causal mask. cache: if given, x are the newest tokens of
+        the T beams of B sentences, and mask (B, 1, T, used) is the cache's.
         """
         y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
         return self.branch("ffn", y, self.feed_forward, entry=x)

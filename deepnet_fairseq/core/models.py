@@ -19,7 +19,7 @@ from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
 from .modules import ACTIVATIONS, empty_linear, submodules
-from .stack import Decoder, Encoder, Padding, Stack
+from .stack import Decoder, Encoder, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
@@ -38,8 +38,7 @@ class Built(NamedTuple):
 class DeepModel(nn.Module):
     """Stacks of any depth under any registered method.
 
-    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection; its
-    forward pass is given `padding`, what the host knows of a batch, and passes it on to the stacks.
+    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
     """
 
     NAME: ClassVar[str]  # as fairseq knows the model
@@ -156,15 +155,13 @@ class EncoderDecoder(DeepModel):
         features_only: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
-        padding: Padding | None = None,
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, S) and prev_output_tokens (B, T), and Decoder's dictionary.
 
-        src_lengths is fairseq's and may be None; padding: what the host knows of it, if anything; the others are those
-        of Decoder.extract_features. Hidden states come on request only, for fairseq's `transformer` keeps those of
-        every layer alive in each training step.
+        src_lengths is fairseq's and may be None; the others are those of Decoder.extract_features. Hidden states come
+        on request only, for fairseq's `transformer` keeps those of every layer alive in each training step.
         """
-        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens, padding)
+        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
             prev_output_tokens,
             memory,
@@ -172,7 +169,6 @@ class EncoderDecoder(DeepModel):
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
-            padding=padding,
         )
 
     def tokens(
@@ -215,7 +211,6 @@ class LanguageModel(DeepModel):
         incremental_state: dict | None = None,
         return_all_hiddens: bool = False,
         features_only: bool = False,
-        padding: Padding | None = None,
         full_context_alignment: bool = False,
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of the tokens that follow src_tokens (B, T), and Decoder's dictionary.
@@ -227,7 +222,6 @@ class LanguageModel(DeepModel):
             incremental_state=incremental_state,
             return_all_hiddens=return_all_hiddens,
             features_only=features_only,
-            padding=padding,
             full_context_alignment=full_context_alignment,
         )
 
@@ -289,7 +283,6 @@ class MaskedLanguageModel(DeepModel):
         features_only: bool = False,
         return_all_hiddens: bool = False,
         masked_tokens: Tensor | None = None,
-        padding: Padding | None = None,
         **_rest: object,
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, T), and {"inner_states": None}.
@@ -298,7 +291,7 @@ class MaskedLanguageModel(DeepModel):
         if features_only. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
         masked_lm also gives src_id, which no model here reads.
         """
-        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens, padding)
+        encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         x = encoded["encoder_out"][0].transpose(0, 1)
         states = encoded["encoder_states"] if return_all_hiddens else None
         return (x if features_only else self.lm_head(x, masked_tokens)), {"inner_states": states}

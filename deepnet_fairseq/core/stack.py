@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,27 +22,6 @@ from .pass_state import State, running
 from .recomputation import group_size, recomputed
 
 HISTORY = "history"  # key of the mixer's list in the state of a pass
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Facts about a batch that the host knows, so that no forward pass waits for a GPU; None where it does not know.
-
-    source: is there padding in what the encoder reads? left: is a sentence that the decoder reads padded on the left?
-    """
-
-    source: bool | None = None
-    left: bool | None = None
-
-    @classmethod
-    def of(cls, model: Any, tokens: dict[str, Tensor]) -> Padding:
-        """Look at the `tokens` (B, T) of each stack of a model, as DeepModel.tokens gives them."""
-        padding = {name: read.eq(model.stacks()[name].padding_idx) for name, read in tokens.items()}
-        asked = {"source": padding.get("encoder"), "left": padding["decoder"][:, 0] if "decoder" in padding else None}
-        return cls(**{name: bool(mask.any()) for name, mask in asked.items() if mask is not None})
-
-
-UNKNOWN = Padding()
 
 
 class Stack(nn.Module):
@@ -193,26 +171,20 @@ class Encoder(Stack):
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
-        padding: Padding | None = None,
         token_embeddings: Tensor | None = None,
     ) -> dict:
         """Encode src_tokens (B, S), padded on either side, and return fairseq's dictionary of lists.
 
-        padding: what the host knows of it; token_embeddings (B, S, C): what the tokens' embeddings are replaced by.
+        token_embeddings (B, S, C): what the tokens' embeddings are replaced by. The dictionary:
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
         encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
         [Sentences], by which the beams of a sentence share keys and values in the decoder's cache.
         """
         places = src_tokens.eq(self.padding_idx)
-        padded = (padding or UNKNOWN).source
-        if padded is None:
-            padded = bool(places.any())  # waits for the device
         x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
-        mask = None
-        if padded:
-            mask = to_add(~places[:, None, None], x.dtype)  # (B, 1, 1, S)
-            x = x.masked_fill(places.unsqueeze(-1), 0)
+        mask = to_add(~places[:, None, None], x.dtype)  # (B, 1, 1, S); to ask whether there is padding waits for a GPU
+        x = x.masked_fill(places.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
         x = self.finish(x).transpose(0, 1)
@@ -223,7 +195,7 @@ class Encoder(Stack):
             "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
             "src_lengths": [(~places).sum(1, keepdim=True, dtype=torch.int32)],
-            SENTENCES: [Sentences(x, places, padded)],
+            SENTENCES: [Sentences(x, places)],
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
@@ -281,7 +253,6 @@ class Decoder(Stack):
         incremental_state: dict | None = None,
         return_all_hiddens: bool = False,
         alignment_layer: int | None = None,
-        padding: Padding | None = None,
         full_context_alignment: bool = False,
         alignment_heads: int | None = None,
         src_lengths: Tensor | None = None,
@@ -289,7 +260,7 @@ class Decoder(Stack):
         """Return features (B, T, C) and a dictionary; with an incremental_state, of the newest token alone (B, 1, C).
 
         A call with an incremental_state must give one token more than the call before, else ValueError.
-        padding: what the host knows of it, if anything; full_context_alignment: let each token see later ones too;
+        full_context_alignment: let each token see later ones too;
         alignment_heads: how many heads to average; src_lengths is fairseq's and not read.
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
         averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
@@ -308,8 +279,7 @@ class Decoder(Stack):
             x, mask = cache.advance(x)
             memory = cache.memory
         else:
-            mask = self._mask(prev_output_tokens, padding or UNKNOWN, full_context_alignment)
-            mask = None if mask is None else to_add(mask, x.dtype)
+            mask = to_add(self._mask(prev_output_tokens, full_context_alignment), x.dtype)
             memory = None if encoder_out is None or not self.attends else EncoderOutput.by_row(encoder_out)
         inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
         recompute = cache is None  # a second pass would extend the cache twice
@@ -356,18 +326,15 @@ class Decoder(Stack):
         """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
         self.need_attn = need_attn and self.attends
 
-    def _mask(self, tokens: Tensor, known: Padding, everywhere: bool) -> Tensor | None:
+    def _mask(self, tokens: Tensor, everywhere: bool) -> Tensor:
         """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        None for the plain causal mask, which does for padding on the right: that lies in the future of every token.
-        Where a sentence is padded on the left, a padding query sees itself, for a softmax over nothing is not a number.
-        everywhere: tokens see later ones too.
+        A query at padding sees itself, for a softmax over nothing is not a number. everywhere: tokens see later ones
+        too. The mask is built for every batch: to ask whether one is padded on the left would wait for a GPU.
         """
         padding = tokens.eq(self.padding_idx)
         if everywhere:
             return ~padding[:, None, None]
-        if known.left is False or (known.left is None and not padding[:, 0].any()):  # waits for the device
-            return None
         length = tokens.size(1)
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=tokens.device)

@@ -14,6 +14,7 @@ import logging
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -140,34 +141,22 @@ def positive(value) -> float:
 HELD_SENTENCES = 32  # of a batch that stays the same
 
 
-def profile_before_training(model: nn.Module, task, source: str | None) -> None:
-    """Fills the omegas of a fresh `model` when `task` is first asked for batches, from `source`: a file, or "auto".
+def fill_profile(model: nn.Module, iterator) -> None:
+    """Fill the omegas of a model, before its first update, from its profile_source: a file, or "auto".
 
-    fairseq asks for batches before it builds the optimiser, and after it has loaded what it resumes or translates with:
-    a model that was loaded has its omegas and is left alone. UserError then, if there is no source or it does not fit.
+    iterator: fairseq's, of the training's batches. UserError if there is no source or it does not fit.
     """
-    if not hasattr(task, "get_batch_iterator"):
-        return  # a model outside training
-    original, loaded = task.get_batch_iterator, []
-    model.register_load_state_dict_post_hook(lambda *_: loaded.append(True))
-
-    def get_batch_iterator(*args, **kwargs):
-        task.get_batch_iterator = original
-        iterator = original(*args, **kwargs)
-        if not loaded:
-            profile = check_source(source)
-            if profile is None:
-                profile = take_profile(model, first_training_batch(iterator), iterator.seed)
-            else:
-                profile.check(model, str(source))
-            model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
-            apply_omegas(model, list(profile.omega.values()))
-            ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
-            ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
-            logger.info(f"admin profile {source}: omega of {ranges}")
-        return iterator
-
-    task.get_batch_iterator = get_batch_iterator
+    source: Any = model.profile_source
+    profile = check_source(source)
+    if profile is None:
+        profile = take_profile(model, first_training_batch(iterator), iterator.seed)
+    else:
+        profile.check(model, str(source))
+    model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
+    apply_omegas(model, list(profile.omega.values()))
+    ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
+    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
+    logger.info(f"admin profile {source}: omega of {ranges}")
 
 
 def check_source(source: str | None) -> Profile | None:
@@ -234,7 +223,7 @@ def profile_run(flags: list[str]) -> Profile:
 
     flags: DATA and flags of fairseq-train. UserError for those that no Admin model can be trained with.
     """
-    from . import trainer  # fairseq's, which this command alone needs
+    from . import trainer  # it imports this module
 
     methods = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--method"]
     methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]

@@ -5,7 +5,6 @@ chunked_loss.py computes the loss. Shapes: N tokens, C width, V vocabulary.
 
 from dataclasses import dataclass
 
-import torch
 from fairseq.criterions import label_smoothed_cross_entropy as smoothed
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
@@ -16,7 +15,6 @@ from .chunked_loss import NAME, PLAIN, PREFIX, label_smoothed_loss
 from .config import flag
 
 HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
-COUNT = "target_count"  # in a batch: targets that are not padding
 
 
 @dataclass
@@ -64,7 +62,7 @@ class Chunked:
         skipped = max(0, self.ignore_prefix_size)
         features = features[:, skipped:].flatten(0, 1)
         targets = model.get_targets(sample, None)[:, skipped:].flatten()
-        kept = places(targets.ne(self.padding_idx), sample.get(COUNT))
+        kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
         features, targets = features.index_select(0, kept), targets.index_select(0, kept)
         losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.report_accuracy)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
@@ -74,19 +72,6 @@ class Chunked:
         if losses.correct is not None:
             logged |= {"n_correct": losses.correct, "total": len(kept)}
         return losses.loss, sample_size, logged | {"sample_size": sample_size}
-
-    def count_targets(self, sample: dict) -> dict[str, int]:
-        """What a batch on the host says of itself, so that the loss asks no GPU for it."""
-        targets = sample["target"][:, max(0, self.ignore_prefix_size) :]
-        return {COUNT: int(targets.ne(self.padding_idx).sum())}
-
-
-def places(kept: Tensor, number: int | None) -> Tensor:
-    """Where `kept` (N,) is true, (number,); number: how many there are, None if the host does not know."""
-    # nonzero_static is for CPUs alone before torch 2.7, and until 2.10 fails on a GPU where there is nothing to find
-    if not number or torch.__version__ < (2, 7):
-        return kept.nonzero().squeeze(1)  # waits for a GPU
-    return torch.nonzero_static(kept, size=number).squeeze(1)
 
 
 @register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)

@@ -24,13 +24,16 @@ from .optimisers import deepnet_adam
 TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains
     "translation": archs.MODEL_NAME,
     "translation_multi_simple_epoch": archs.MODEL_NAME,
-    "multilingual_translation": archs.MODEL_NAME,
     "language_modeling": archs.LM,
     "multilingual_language_modeling": archs.LM,
     "masked_lm": archs.MASKED_LM,
     "multilingual_masked_lm": archs.MASKED_LM,
     "sentence_prediction": archs.MASKED_LM,
     "sentence_ranking": archs.MASKED_LM,
+}
+REFUSED_TASKS = {
+    "multilingual_translation": "trains a model for each pair of languages; take translation_multi_simple_epoch",
+    "translation_moe": "has a --method of its own, which is not ours; take translation",
 }
 
 
@@ -98,8 +101,14 @@ def _check_training(args: argparse.Namespace) -> None:
     zero.check_settings(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
+    if getattr(args, "num_batch_buckets", 0):
+        raise UserError(
+            "--num-batch-buckets: fairseq's needs an older numpy; drop it, batches are made by length anyway"
+        )
     if args.arch not in archs.PRESETS:
         return
+    if args.task in REFUSED_TASKS:
+        raise UserError(f"--task {args.task}: {REFUSED_TASKS[args.task]}")
     if args.criterion == "label_smoothed_cross_entropy_with_alignment":
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))

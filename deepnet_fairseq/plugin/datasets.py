@@ -18,7 +18,7 @@ from fairseq.data import indexed_dataset
 from ..errors import UserError
 
 log = logging.getLogger(__name__)
-PROCESSES = "num_shards"  # in the state of an iterator
+PROCESSES, BEGUN = "num_shards", "begun"  # in the state of an iterator
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -78,24 +78,6 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
-def check_lengths(filtered, task, indices, dataset, max_positions=None, *args, **kwargs):
-    """Leave out sentences that are too long, or raise a UserError where fairseq is told not to.
-
-    And where all are too long: fairseq would go through empty epochs.
-    """
-    path = getattr(getattr(dataset, "src", None), "_path", "the data")
-    try:
-        kept = filtered(task, indices, dataset, max_positions, *args, **kwargs)
-    except Exception as error:
-        if str(error).startswith("Size of sample"):
-            raise UserError(f"{path}: {error}") from error
-        raise
-    if len(indices) and not len(kept):
-        said = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
-        raise UserError(f"{path}: {said}")
-    return kept
-
-
 def check_folder(task: str | None, folder: str, regression: bool = False) -> None:
     """Raise a UserError if the dictionaries of the task are not in the folder of its data."""
     patterns, maker = DICTIONARIES.get(task, ((), ""))
@@ -106,9 +88,9 @@ def check_folder(task: str | None, folder: str, regression: bool = False) -> Non
 
 
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
-    """fairseq drops a last batch whose size is no multiple of --required-batch-size-multiple (8).
+    """Keep a last batch whose size is no multiple of --required-batch-size-multiple (8), which fairseq drops.
 
-    Of the 6,750 sentences of IWSLT-14's test set fairseq-generate then translates and scores 6,744, without a word.
+    Of the 6,750 sentences of IWSLT-14's test set fairseq-generate would translate and score 6,744, without a word.
     """
     if not isinstance(indices, numpy.ndarray):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
@@ -120,35 +102,15 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
     return batches
 
 
-def put_empty_first(train_step, trainer, samples, *args, **kwargs):
-    """At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
+def on_processes(state: dict, number: int) -> dict:
+    """Return the state of an iterator for `number` processes, which go on after as many sentences as were read.
 
-    fairseq takes all of an update's batches on a process for such if its last one is: with --update-freq the gradients
-    of the others are then divided by too few tokens.
+    A checkpoint counts the batches of one process, which has more of them when there are fewer processes.
     """
-    return train_step(trainer, sorted(samples, key=bool), *args, **kwargs)
-
-
-def count_as_nothing(train_step, task, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-    """A batch that stands for none has no size and logs zeros."""
-    loss, size, logged = train_step(task, sample, model, criterion, optimizer, update_num, ignore_grad)
-    return (loss, size * 0, {key: value * 0 for key, value in logged.items()}) if ignore_grad else (loss, size, logged)
-
-
-def note_processes(state_dict, iterator) -> dict:
-    """A checkpoint counts the batches of one process, which has more of them when there are fewer processes."""
-    return state_dict(iterator) | {PROCESSES: iterator.num_shards}
-
-
-def resume_on_processes(load_state_dict, iterator, state: dict) -> None:
-    """As many sentences as were read, on more or fewer processes than they were counted on."""
-    before, now = state.get(PROCESSES, iterator.num_shards), iterator.num_shards
+    if "iterations_in_epoch" not in state:  # an export's
+        return state
+    before = state.get(PROCESSES, number)
     done = state["iterations_in_epoch"] * before
-    if done % now:
-        log.warning(f"resumed on {now} processes after {before}: the last {done % now} batches come again")
-    load_state_dict(iterator, state | {"iterations_in_epoch": done // now})
-
-
-def get_buckets(sizes, num_buckets: int) -> numpy.ndarray:
-    """Upper ends of at most num_buckets ranges of lengths, each with about as many of `sizes`; as fairseq has it."""
-    return numpy.unique(numpy.percentile(sizes, numpy.linspace(0, 100, num_buckets + 1), method="lower")[1:])
+    if done % number:
+        log.warning(f"resumed on {number} processes after {before}: the last {done % number} batches come again")
+    return state | {"iterations_in_epoch": done // number, BEGUN: done > 0}

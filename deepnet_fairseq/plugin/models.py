@@ -35,8 +35,6 @@ from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLangua
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
 from . import config
-from .admin_profile import profile_before_training
-from .probing import attach_probes
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
@@ -93,12 +91,10 @@ class FairseqShell(DeepModel):
         cls.fit_to(cfg, task)
         model = cls.create(cfg, method, len(task.source_dictionary), len(task.target_dictionary))
         model.args = model.cfg = cfg  # where fairseq's models keep it
+        model.profiled, model.profile_source = method.profiled, method.profile if method.profiled else None
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
         for name, stack in model.stacks().items():
             stack.dictionary = dictionaries[name]
-        if method.profiled:
-            profile_before_training(model, task, method.profile)
-        attach_probes(model, task, cfg)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:

@@ -1,231 +1,139 @@
-"""Everything that is different in fairseq while this plug-in is there: one list, read from top to bottom.
+"""Everything that is different in fairseq while this package is registered, in one list.
 
-An entry is a function of fairseq and its handlers, each around the ones before it: the first is next to fairseq's own,
-the last is called first. A handler takes what it is around and that function's arguments; it stands where its subject
-is and knows of no other handler. Where fairseq copied a name (`from x import y`), the entry is the copy that is called.
+An entry is a function of another library and the handler that is called in its place: handler(original, *arguments). A
+training step is no entry: trainer.py has it, in a subclass of fairseq's Trainer. tests/test_patches.py checks that
+nothing else changes in other libraries.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fairseq
 import hydra._internal.utils
 import numpy
-from fairseq import checkpoint_utils, models, options, tasks, utils
-from fairseq.data import bucket_pad_length_dataset, data_utils, indexed_dataset
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.data import data_utils, indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
-from fairseq.models import distributed_fairseq_model
-from fairseq.models.ema.ema import EMA
-from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
-from fairseq.tasks import FairseqTask
-from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, settings, waits
-from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
-from .distributed import launch, zero
-from .divergence import stuck, watched_trainer
-from .optimisers import deepnet_adam, half_precision, papers
+from . import calm_root_logger, command_line, datasets, task
+from .checkpoints import exact_resume, reading, saving, train_loop
+from .distributed import launch
+from .trainer import DeepTrainer
 
-Handlers = dict[Callable[..., Any], str]  # handler: why
-# optimisers for half precision
-HALF = (fp16_optimizer._FP16OptimizerMixin, fp16_optimizer._MemoryEfficientFP16OptimizerMixin, AMPOptimizer)
+Handler = Callable[..., Any]
 
 
-def import_user_module(original, *args, **kwargs) -> None:
-    """Patches the program too: where this package was imported before it, it is not there until now."""
-    original(*args, **kwargs)
-    around_program()
+def import_user_module(original: Callable[..., None], *args: Any) -> None:
+    """Import --user-dir as fairseq does, and attach to fairseq-train, which may have been imported after register()."""
+    original(*args)
+    attach_to_programs()
 
 
-PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its handlers
-    # the command line: a mistake in one line, before anything is made
-    (options, "parse_args_and_arch"): {command_line.parse_or_explain: "wrong flags, and right ones that cannot go on"},
-    (tasks, "setup_task"): {
-        settings.setup_by_flags: "YAML for tasks that fairseq knows by flags alone",
-    },
-    (utils, "import_user_module"): {import_user_module: "by fairseq-train's main: now the program is there"},
-    # data
-    (indexed_dataset, "make_dataset"): {datasets.open_checked: "binarised files that are truncated or another's"},
-    (FairseqTask, "filter_indices_by_size"): {datasets.check_lengths: "sentences that are too long"},
-    (data_utils, "batch_by_size"): {datasets.keep_last_batch: "fairseq drops the last sentences"},
-    (FairseqTask, "get_batch_iterator"): {exact_resume.batches_as_before: "a resumed run gets the batches it would"},
-    (EpochBatchIterator, "state_dict"): {datasets.note_processes: "how many read the batches that are counted"},
-    (EpochBatchIterator, "load_state_dict"): {datasets.resume_on_processes: "as many sentences on more or fewer"},
-    (signal_handling, "_set_worker_signal_handlers"): {train_loop.spare_worker: "a job's signal is for the training"},
-    # processes; `models.DistributedFairseqModel` is the name that Trainer looks up
-    (distributed_utils, "call_main"): {launch.call_main: "torchrun, CPUs, and one line when a process is lost"},
-    (distributed_utils, "distributed_init"): {launch.meet_once: "gloo waits for ever for one who dies at a meeting"},
-    (distributed_fairseq_model, "DistributedDataParallel"): {launch.parallel_on_any_device: "CPUs take no device ids"},
-    (models, "DistributedFairseqModel"): {
-        launch.without_heartbeat: "fairseq's kills the whole process group without a word",
-    },
-    # updates
-    (Trainer, "__init__"): {stuck.begin: "since when it has learnt nothing"},
-    (Trainer, "_build_optimizer"): {
-        zero.build_optimizer: "--zero-sharding os without fairscale",
-        half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
-    },
-    (FP16Optimizer, "build_optimizer"): {
-        half_precision.build_own: "an optimiser brings its own",
-        half_precision.explain_refusal: "what an optimiser cannot do, in one line",
-    },
-    (MemoryEfficientFP16Optimizer, "build_optimizer"): {half_precision.explain_refusal: "the same"},
-    (AMPOptimizer, "__init__"): {half_precision.begin_amp: "--amp-scale-window"},
-    (Trainer, "train_step"): {
-        datasets.put_empty_first: "an empty last batch made all of an update's batches count for nothing",
-        half_precision.step_on_cpu: "--fp16 and --amp without a GPU",
-        waits.note_step: "what an update's batches log",
-        watched_trainer.watch_step: "a loss that is not finite",
-    },
-    (Trainer, "_prepare_sample"): {waits.know_batch: "the host looks for padding, not the forward pass on the device"},
-    (FairseqTask, "train_step"): {
-        datasets.count_as_nothing: "an empty batch, whatever its loss counts",
-        waits.note_logged: "losses come to the host with the norm",
-    },
-    (Trainer, "_aggregate_logging_outputs"): {
-        waits.sums_on_host: "the sums of all ranks by one copy",
-        train_loop.tell_others: "a signal is answered by all ranks after the same update",
-    },
-    (Trainer, "clip_grad_norm"): {
-        waits.clip_on_host: "the norm and all that is logged come to the host by one copy",
-        papers.clip_apart: "gradients that a method limits apart",
-    },
-    (FairseqOptimizer, "clip_grad_norm"): {waits.clip_by_number: "the norm is on the host, the gradients are not"},
-    (FairseqOptimizer, "multiply_grads"): {waits.multiply_by_number: "a number is not copied to the device"},
-    (Trainer, "_check_grad_norms"): {waits.compare_norms: "one question to the device in place of three"},
-    (Trainer, "_reduce_and_log_stats"): {waits.log_on_host: "a validation's numbers by one copy"},
-    (Trainer, "valid_step"): {
-        stuck.count_targets: "for --stop-stuck, how often each word is a target",
-        train_loop.validate_unless_stopped: "a signal is answered between two batches",
-    },
-    (EMA, "_step_internal"): {deepnet_adam.average_together: "a few operations instead of some for every tensor"},
-    # saving
-    (checkpoint_utils, "save_checkpoint"): {
-        epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",
-        watched_trainer.save_if_finite: "weights that no one can train on replace nothing",
-        saving.save_or_warn: "a full disk is no end of the run",
-    },
-    (Trainer, "consolidate_optimizer"): {
-        zero.consolidate_unless_alone: "after an error the other ranks are gone",
-        watched_trainer.end_diverged: "before fairseq writes crash.pt and trains on under NanDetector",
-    },
-    (Trainer, "save_checkpoint"): {
-        zero.write_unless_alone: "after an error the other ranks' parts are not there",
-        exact_resume.save_forgotten: "what fairseq keeps in the process only",
-        stuck.keep_count: "since when it has learnt nothing",
-        saving.lose_no_error: "a crash.pt that cannot be written hid the crash",
-    },
-    **{(kind, "state_dict"): {exact_resume.state_with_weights: "float32 weights, the loss scale"} for kind in HALF},
-    (checkpoint_utils, "torch_persistent_save"): {
-        saving.write_whole: "a file is whole or absent",
-        epoch_weights.write_too: "--epoch-weights",
-    },
-    (PathManager, "copy"): {saving.copy_whole: "checkpoint_last.pt, killed while it is copied, was lost"},
-    # loading
-    (checkpoint_utils, "load_checkpoint"): {train_loop.resume_from_whole: "of the newest that is whole; what was left"},
-    (checkpoint_utils, "load_checkpoint_to_cpu"): {
-        train_loop.read_verified: "torch does not look at its checksums",
-        reading.explain_unreadable: "whatever a damaged file makes its readers raise, in one line",
-    },
-    (Trainer, "load_checkpoint"): {
-        exact_resume.load_forgotten: "what fairseq kept in the process only",
-        stuck.resume_count: "since when it has learnt nothing",
-        reading.explain_unusable: "an optimiser's state that is another's, in one line",
-    },
-    **{(kind, "load_state_dict"): {exact_resume.load_with_weights: "as they were saved"} for kind in HALF},
+PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): what is called in its place
+    # argparse prints a page for a wrong flag; fairseq reads --bf16 as a wish for a TPU
+    (options, "parse_args_and_arch"): command_line.parse_or_explain,
+    # the first call of fairseq-train's main: its Trainer is ours from here on, whoever has started it
+    (utils, "import_user_module"): import_user_module,
+    # every task gets DeepTask in front; fairseq ignores a YAML's section of a task without a dataclass
+    (tasks, "setup_task"): task.set_up,
+    # fairseq reads truncated data without a word
+    (indexed_dataset, "make_dataset"): datasets.open_checked,
+    # it drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
+    (data_utils, "batch_by_size"): datasets.keep_last_batch,
+    # torch ends a process that loads data at any SIGTERM, and the training with it, before that has saved
+    (signal_handling, "_set_worker_signal_handlers"): train_loop.spare_worker,
+    # it starts nothing on CPUs, and torchrun's processes each as a training of their own
+    (distributed_utils, "call_main"): launch.call_main,
+    # a full disk ends a run, and weights that are not finite replace good ones
+    (checkpoint_utils, "save_checkpoint"): saving.save_checkpoint,
+    # a checkpoint_last.pt, killed while it is copied, was lost
+    (PathManager, "copy"): saving.copy_whole,
+    # it resumes from checkpoint_last.pt alone, whole or not
+    (checkpoint_utils, "load_checkpoint"): train_loop.load_checkpoint,
+    # whatever a damaged file makes its readers raise; settings of the file are run by eval()
+    (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,
 }
 
-PROGRAM: dict[str, Handlers] = {  # fairseq-train's own, in the module that runs: fairseq_cli.train or __main__
-    "add_defaults": {
-        saving.begin: "main's first step with a config: the folder is this training's",
-        zero.check_config: "--ddp-backend fully_sharded, before anything is made",
-    },
-    "train": {
-        train_loop.explain_lost_loader: "a process that loads data was killed",
-        train_loop.train_until_over: "signals; a run that was over makes no update more; a failed last save",
-        watched_trainer.train_or_end: "a divergence: a line and a status",
-        stuck.end_stuck: "--stop-stuck: a line and a status",
-    },
-    "get_valid_stats": {stuck.compare: "--stop-stuck: a validation loss with that of guessing"},
-    "validate_and_save": {
-        stuck.stop_if_stuck: "--stop-stuck",
-        train_loop.save_if_stopped: "a signal is answered after each update",
-    },
+PROGRAM: dict[str, Handler] = {  # the same of fairseq-train's own functions, in the namespace where its main runs
+    # signals, divergence, --stop-stuck; a training that is over makes one more update each time it is started
+    "train": train_loop.train,
+    # signals are answered after each update
+    "validate_and_save": train_loop.validate_and_save,
 }
 
-ASSIGNED: dict[tuple[Any, str], Any] = {
-    (AMPOptimizer, "step"): half_precision.step_amp,  # fairseq's unscales the gradients twice
-    (utils, "move_to_cpu"): reading.move_to_cpu,  # views of one memory stay
-    (data_utils, "get_buckets"): datasets.get_buckets,  # --num-batch-buckets needs a name that numpy 2 lacks
-    (bucket_pad_length_dataset, "get_buckets"): datasets.get_buckets,  # its copy
-    (numpy, "compat"): getattr(numpy, "compat", types.SimpleNamespace(long=int)),  # the same, in collating buckets
-    # of what it catches, hydra prints this kind in one line
-    (hydra._internal.utils, "CompactHydraException"): (hydra._internal.utils.CompactHydraException, UserError),
-}
+# hydra prints the exceptions of this kind in one line, all others with advice to its own developers
+ONE_LINE = (hydra._internal.utils.CompactHydraException, UserError)
 
-
-def know_this_package() -> None:
-    """fairseq's list of the --user-dir that it has imported has this one, whoever imported it."""
-    vars(utils.import_user_module).setdefault("memo", set()).add(str(Path(__file__).parents[1]))
-
-
-CALLED: Handlers = {  # plugin.silence() comes before, and before fairseq
+CALLED: dict[Callable[[], None], str] = {  # plugin.silence() comes before, and before fairseq
     launch.end_with_launcher: "no process outlives its torchrun or srun",
     calm_root_logger: "importing fairseq sets the root logger to DEBUG",
     attention.leave_cudnn_out: "it would make a plan for each new shape",
     launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
-    settings.read_without_running: "eval of settings, in 18 modules",
     command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",
-    know_this_package: "--user-dir in a process that has imported it has nothing to do",
 }
 
 
 def apply() -> None:
-    """Idempotent, also for a package that is imported under two names."""
+    """Change what is listed above; a second call changes nothing."""
     for call in CALLED:
         call()
-    for (owner, name), value in ASSIGNED.items():
-        setattr(owner, name, value)
-    for (owner, name), handlers in PATCHES.items():
-        for handler in handlers:
-            wrap(owner, name, handler)
-    around_program()
+    if hydra._internal.utils.CompactHydraException is not ONE_LINE:
+        hydra._internal.utils.CompactHydraException = ONE_LINE
+    for (owner, name), handler in PATCHES.items():
+        replace(owner, name, handler)
+    attach_to_programs()
+    if not hasattr(numpy, "compat"):  # fairseq takes numpy.compat.long, which numpy 2 no longer has
+        numpy.compat = types.SimpleNamespace(long=int)
+    package = Path(__file__).parents[1]  # --user-dir has nothing more to do, by either path that fairseq makes of it
+    imported = vars(utils.import_user_module).setdefault("memo", set())
+    imported |= {str(package), os.path.join(os.path.dirname(fairseq.__file__), "..", package.name)}
 
 
-def around_program() -> None:
-    """Patches fairseq-train's own functions, if it is there; other programs do not have them. Idempotent."""
+def attach_to_programs() -> None:
+    """Attach to fairseq-train where it is imported, or runs as `python -m fairseq_cli.train`."""
     for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
-        if hasattr(module, "validate_and_save"):
-            for name, handlers in PROGRAM.items():
-                for handler in handlers:
-                    wrap(module, name, handler)
+        attach(vars(module) if module is not None else {})
 
 
-def wrap(owner: Any, name: str, handler: Callable[..., Any]) -> None:
-    """owner.name(...) becomes handler(original, ...), once; for a method `self` comes second.
+def attach(namespace: dict) -> None:
+    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; not other programs.
 
-    A static method stays one, and a class method becomes one, of `owner`.
+    A process that multiprocessing has started runs main in a namespace that belongs to no module.
     """
-    static = isinstance(getattr(owner, "__dict__", {}).get(name), (staticmethod, classmethod))
-    original = getattr(owner, name)
-    before, mark = getattr(original, "handlers", ()), f"{handler.__module__.partition('.')[2]}.{handler.__qualname__}"
-    if mark in before:
-        return
+    if "validate_and_save" in namespace and "Trainer" in namespace:
+        namespace["Trainer"] = DeepTrainer
+        exact_resume.program = namespace
+        for name, handler in PROGRAM.items():
+            namespace[name] = handled(namespace[name], handler)
+
+
+def replace(owner: Any, name: str, handler: Handler) -> None:
+    """Let owner.name(...) call handler(original, ...); a static method stays one, and a class method becomes one."""
+    static = isinstance(vars(owner).get(name), staticmethod | classmethod)
+    function = handled(getattr(owner, name), handler)
+    setattr(owner, name, staticmethod(function) if static else function)
+
+
+def handled(original: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
+    """Return a function that calls handler(original, ...); `original` itself if it is one, under any of our names."""
+    if getattr(original, "handler", None) == handler.__qualname__:
+        return original
 
     @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         return handler(original, *args, **kwargs)
 
-    vars(wrapped)["handlers"] = (*before, mark)
-    setattr(owner, name, staticmethod(wrapped) if static else wrapped)
+    vars(function)["handler"] = handler.__qualname__
+    return function

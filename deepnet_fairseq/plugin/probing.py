@@ -1,11 +1,10 @@
-"""fairseq's training, watched by probes: when they look, what they compare with, where it is written.
+"""Probes in fairseq's training: when they look, what they compare with, where it is written.
 
-The task's and the optimiser's methods are wrapped, on the instances alone.
+DeepTrainer calls them before each batch and around the clipping of gradients.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import pickle
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from fairseq.logging import metrics
-from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import Tensor, nn
 
 from ..core.probes import Probe, get_probes
@@ -23,7 +21,6 @@ from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
 from .admin_profile import held_training_batch
-from .optimisers.half_precision import gradient_scale
 from .probe_record import FILE, Writer
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
@@ -42,64 +39,39 @@ class TrainingProbes:
         self.interval, self.folder = interval, folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
         self.writer: Writer | None = None  # of the first rank
-        self.iterator: Any = None
+        self.iterator: Any = None  # the training's first, from which the held batch comes
         self.update = 0
-        self._wrapped = None  # the optimiser in use
+        self._opened = False
         self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
 
-    def attach(self, task: Any) -> None:
-        """Wraps the task that is about to train the model; one that only translates with it is left alone."""
-        if not hasattr(task, "get_batch_iterator"):
-            return
-        get_batch_iterator, train_step = task.get_batch_iterator, task.train_step
+    def before_batch(self, update: int, dummy: bool = False) -> None:
+        """Prepare for a batch of training; the first of a probed update begins a session.
 
-        def first_iterator(*args: Any, **kwargs: Any) -> Any:
-            task.get_batch_iterator = get_batch_iterator
-            self.iterator = get_batch_iterator(*args, **kwargs)
-            return self.iterator
-
-        @functools.wraps(train_step)
-        def probed_step(
-            sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            self.before_step(optimizer, update_num, dummy=kwargs.get("ignore_grad", False))
-            return train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
-
-        task.get_batch_iterator, task.train_step = first_iterator, probed_step
-
-    def before_step(self, optimizer: Any, update: int, dummy: bool = False) -> None:
-        """Before each forward pass of training: the first of a probed update begins a session.
-
-        dummy: the batch counts for nothing, it keeps a rank busy that has no more of its own.
+        dummy: the batch counts for nothing, it keeps a process busy that has no more of its own.
         """
-        if self._wrapped is None:
+        if not self._opened:
             self._open(update)
-        if optimizer is not self._wrapped:
-            self._wrap(optimizer)
         if update % self.interval == 0 and not self.session.watching and update != self._written:
             self.update = update
             self.session.model.set_num_updates(update)  # as the training step is about to
             self.session.begin()
         self.session.dummy = dummy
 
-    def _wrap(self, optimizer: Any) -> None:
-        """All gradients are accumulated and reduced when fairseq clips them, and not clipped yet."""
-        clip = optimizer.clip_grad_norm
+    def see_gradients(self, scale: float | Tensor) -> None:
+        """Look at the gradients of an update, which are accumulated, reduced over processes and not yet clipped.
 
-        @functools.wraps(clip)
-        def probed_clip(*args: Any, **kwargs: Any) -> Any:
-            try:
-                if self.session.watching:
-                    self.session.gradients(gradient_scale(optimizer))
-                norm = clip(*args, **kwargs)  # fp16 raises at an overflow: the update is not made
-                skipped = isinstance(optimizer, AMPOptimizer) and not torch.isfinite(norm)  # AMP does so without a word
-                if self.session.watching and not skipped:
-                    self._write()
-                return norm
-            finally:
-                self.session.end()
+        scale: turns the gradients at hand into those of the mean loss.
+        """
+        if self.session.watching:
+            self.session.gradients(scale)
 
-        optimizer.clip_grad_norm, self._wrapped = probed_clip, optimizer
+    def end_update(self, made: bool) -> None:
+        """End the session, and write what was seen if the update is made."""
+        try:
+            if self.session.watching and made:
+                self._write()
+        finally:
+            self.session.end()
 
     def _write(self) -> None:
         values = self.session.values()
@@ -111,7 +83,8 @@ class TrainingProbes:
                 metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
 
     def _open(self, update: int) -> None:
-        """Starts or continues the run's file and settles on its held batch and F(x, theta_0)."""
+        """Start or continue the run's file, and settle on the held batch and F(x, theta_0)."""
+        self._opened = True
         first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
@@ -122,13 +95,14 @@ class TrainingProbes:
             self.session.held = Held(net_input, kept)
 
 
-def attach_probes(model: nn.Module, task: Any, cfg: Any) -> None:
-    """Watches the training of `model` by `task` as a filled model config asks; without --deepnet-probe, nothing."""
-    probes = get_probes(cfg.deepnet_probe)
-    if probes:
-        names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
-        header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
-        TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header).attach(task)
+def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
+    """Make the probes that a model's config asks for, None without --deepnet-probe."""
+    probes = get_probes(getattr(cfg, "deepnet_probe", None))
+    if not probes:
+        return None
+    names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
+    header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
+    return TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header)
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:

@@ -1,31 +1,278 @@
-"""fairseq's Trainer as fairseq-train makes it, in this process: for commands that look at the run of its flags."""
+"""fairseq's Trainer as this package trains with it, and made in this process for commands that look at a run.
+
+DeepTrainer reads in the order of a run: build, load, batches, step, clip, log, validate, save. patches.py puts it where
+fairseq-train looks its Trainer up.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import logging
+import math
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
-from fairseq import options, tasks, utils
+import torch
+from fairseq import models, optim, options, tasks, utils
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.optim import lr_scheduler
 from fairseq.trainer import Trainer
 
 from ..core import archs
 from ..errors import UserError
+from . import datasets
+from .admin_profile import fill_profile
+from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
+from .checkpoints.atomic import SaveError
+from .distributed import launch, zero
+from .divergence import FLOOR, GRADIENTS, LOSS, Diverged, stuck
+from .optimisers import half_precision, papers
+from .probing import probes_of
+from .task import with_mixin
 
+logger = logging.getLogger(__name__)
 FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of two
 
 
+class DeepTrainer(Trainer):
+    """fairseq's Trainer with all that is different in a training step of this package.
+
+    samples: the batches of the present update; told: whether a signal has come to any process, None if nobody has
+    asked; over: what fairseq's `train` would return, if the training was over when it was started; make_as_in: the
+    epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart.
+    """
+
+    is_fsdp = False  # fairscale's, which zero.check_settings refuses
+    samples: list = []  # replaced, never changed
+    told: bool | None = None
+    over: tuple[list, bool] | None = None
+    make_as_in: int | None = None
+    limited: list | None = None
+
+    # build
+
+    def __init__(self, cfg, task, model, criterion, quantizer=None):
+        launch.meet_once()
+        super().__init__(cfg, task, model, criterion, quantizer)
+        self.resumed = False
+        with_mixin(task)
+        self.stuck = task.stuck = stuck.watch_of(self.cfg, criterion)
+        self.probes = task.probes = probes_of(model, self.cfg.model)
+
+    @property
+    def model(self):
+        """The model as the processes train it together."""
+        if self._wrapped_model is None:
+            self._wrapped_model = self._over_processes(self._model)
+        return self._wrapped_model
+
+    @property
+    def criterion(self):
+        """The loss, which may have parameters of its own."""
+        if self._wrapped_criterion is None:
+            trained = utils.has_parameters(self._criterion)
+            self._wrapped_criterion = self._over_processes(self._criterion) if trained else self._criterion
+        return self._wrapped_criterion
+
+    def _over_processes(self, module: torch.nn.Module) -> Any:
+        """Wrap a module by --ddp-backend, on CPUs too, without fairseq's heartbeat.
+
+        The heartbeat kills the whole process group without a word; a collective that waits too long raises instead.
+        """
+        place, group = self.cfg.distributed_training, self.data_parallel_process_group
+        if not self.use_distributed_wrapper:
+            return module
+        if place.ddp_backend in ("c10d", "pytorch_ddp"):
+            return launch.parallel(place, module, group, self.device)
+        seconds, place.heartbeat_timeout = place.heartbeat_timeout, -1
+        try:
+            return models.DistributedFairseqModel(place, module, process_group=group, device=self.device)
+        finally:
+            place.heartbeat_timeout = seconds
+
+    def _build_optimizer(self):
+        """Build the optimiser, in half precision one of half_precision.py, and shard its state under ZeRO.
+
+        fairseq's own sharding needs fairscale.
+        """
+        cfg, common = self.cfg, self.cfg.common
+        named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
+        params = [parameter for _, parameter in named if parameter.requires_grad]
+        if cfg.optimization.debug_param_names and common.fp16_no_flatten_grads:
+            self.param_names = [name for name, parameter in named if parameter.requires_grad]
+        half_precision.warn_on_cpu(self)
+        with half_precision.on_cpu(self):
+            if common.fp16 or common.bf16 or common.amp:
+                self._optimizer = half_precision.build(cfg, params)
+            else:
+                self._optimizer = optim.build_optimizer(cfg.optimizer, params)
+            if cfg.optimization.use_bmuf:
+                self._optimizer = optim.FairseqBMUF(cfg.bmuf, self._optimizer)
+        if cfg.distributed_training.zero_sharding == "os" and self.data_parallel_world_size > 1:
+            self._optimizer.shard(self.data_parallel_process_group)
+        self._lr_scheduler = lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, self._optimizer)
+        self._lr_scheduler.step_update(0)
+
+    # load
+
+    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None,
+                        reset_meters=False):  # fmt: skip
+        """Load a checkpoint, with all that save_checkpoint adds to fairseq's."""
+        with reading.explaining_unusable(filename):
+            extra_state = super().load_checkpoint(
+                filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+            )
+            if extra_state is None:
+                return None
+            self.resumed = True
+            if not reset_meters:
+                exact_resume.remember(self, extra_state)
+                self.stuck.resume(extra_state)
+            place = extra_state["train_iterator"]
+            extra_state["train_iterator"] = datasets.on_processes(place, self.data_parallel_world_size)
+        return extra_state
+
+    # batches
+
+    def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
+                           disable_iterator_cache=False):  # fmt: skip
+        """Return the training's batches, after a resume those that the training would have had without a break.
+
+        fairseq makes the batches once in a process, with a seed of the epoch in which the process begins.
+        """
+        made_in, self.make_as_in = self.make_as_in, None
+        if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
+            made_in = epoch
+        if load_dataset and made_in != epoch:  # the data are the present epoch's all the same
+            subset, load_dataset = self.cfg.dataset.train_subset, False
+            self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
+        iterator = super().get_train_iterator(
+            made_in, combine, load_dataset, data_selector, shard_batch_itr, disable_iterator_cache
+        )
+        if not hasattr(iterator, "made_in"):
+            iterator.made_in, iterator.epoch = made_in, epoch
+        model = self.get_model()
+        if getattr(model, "profiled", False) and not self.resumed and self.get_num_updates() == 0:
+            fill_profile(model, iterator)
+            model.profiled = False
+        if self.probes is not None and self.probes.iterator is None:
+            self.probes.iterator = iterator
+        return iterator
+
+    # step
+
+    def train_step(self, samples, raise_oom=False):
+        """Make an update; raise Diverged if its loss is not finite.
+
+        At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
+        fairseq takes all of an update's batches in a process for such if the last one is, hence their order.
+        """
+        self.samples, before = samples, self.get_num_updates()
+        with half_precision.on_cpu(self):
+            logged = super().train_step(sorted(samples, key=bool), raise_oom)
+        made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)
+        if made and not math.isfinite(float(logged.get("loss", 0.0))):
+            raise Diverged(before + 1, LOSS, samples)
+        return logged
+
+    # clip
+
+    def clip_grad_norm(self, clip_norm):
+        """Clip gradients, those of some modules apart, and show them to the probes before."""
+        papers.clip_apart(self)
+        if self.probes is None:
+            return super().clip_grad_norm(clip_norm)
+        made = False
+        try:
+            self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
+            norm = super().clip_grad_norm(clip_norm)  # under --fp16 an overflow raises here
+            made = not self.cfg.common.amp or bool(torch.isfinite(norm))
+            return norm
+        finally:
+            self.probes.end_update(made)
+
+    def _check_grad_norms(self, grad_norm):
+        """Compare the norm of all processes; FloatingPointError on all if it is not finite.
+
+        fairseq calls norms that are not finite inconsistent between processes.
+        """
+        if not self.cfg.common.amp and not torch.isfinite(grad_norm).all():
+            raise FloatingPointError("gradients are Nan/Inf")
+        super()._check_grad_norms(grad_norm)
+
+    # log
+
+    def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
+        """Sum what all processes log, and whether a signal has come to any: all answer it after the same update."""
+        sums = (*sums, float(train_loop.received() > 0))
+        logging_outputs, (*sums, told) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        self.told = bool(told > 0)
+        return logging_outputs, sums
+
+    # validate
+
+    def valid_step(self, sample, raise_oom=False):
+        """Validate a batch; raise Stopped if a signal came. raise_oom: the batch's second try."""
+        train_loop.stop_if_told(self)
+        if not raise_oom:
+            self.stuck.count(sample, self.task)
+        return super().valid_step(sample, raise_oom)
+
+    # save
+
+    def consolidate_optimizer(self):
+        """Gather the optimiser's state for a checkpoint, unless an error has ended the other processes' part in it.
+
+        It is the first call that fairseq makes when an update has raised an error. For a FloatingPointError it raises
+        Diverged, before fairseq writes crash.pt and repeats the update under its NanDetector: the file is as large as
+        a checkpoint and nothing reads it, and the NanDetector prints a page.
+        """
+        error = sys.exc_info()[1]
+        if isinstance(error, Diverged):
+            raise error
+        if isinstance(error, FloatingPointError) and "inconsistent between workers" not in str(error):
+            kind = FLOOR if "Minimum loss scale" in str(error) else GRADIENTS
+            raise Diverged(self.get_num_updates() + 1, kind, self.samples) from error
+        if not zero.left_alone(self):
+            super().consolidate_optimizer()
+
+    def save_checkpoint(self, filename, extra_state):
+        """Write a checkpoint that is whole or absent, with what fairseq keeps in the process only.
+
+        crash.pt, which fairseq saves while an error is on its way to the user, may fail without hiding that error.
+        """
+        if zero.left_alone(self) or not self.should_save_checkpoint_on_current_rank:
+            return None
+        path = os.path.abspath(filename)
+        logger.info(f"Saving checkpoint to {path}")
+        state = saving.on_cpu(self.state_dict())
+        state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
+        if "train_iterator" in extra_state:
+            state["extra_state"]["train_iterator"] |= {datasets.PROCESSES: self.data_parallel_world_size}
+        try:
+            saving.write(state, filename)
+            epoch_weights.write_too(state, saving.write)
+        except SaveError as error:
+            if os.path.basename(filename) != "crash.pt":
+                raise
+            logger.warning(str(error))
+            return None
+        logger.info(f"Finished saving checkpoint to {path}")
+        return path
+
+
 def parse(flags: list[str]) -> argparse.Namespace:
-    """DATA and flags of fairseq-train, on one process. One that fairseq-train refuses ends the program, as there."""
+    """Parse DATA and flags of fairseq-train, for one process. One that it refuses ends the program, as there."""
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
 
 
-def build_trainer(args: argparse.Namespace) -> Trainer:
+def build_trainer(args: argparse.Namespace) -> DeepTrainer:
     """Return the Trainer with task, model and criterion from the run's seed; no batch is loaded.
 
     UserError without a batch size, and for whatever task and model refuse.
@@ -38,11 +285,11 @@ def build_trainer(args: argparse.Namespace) -> Trainer:
     utils.set_torch_seed(cfg.common.seed)
     task = tasks.setup_task(cfg.task)
     model = task.build_model(cfg.model)
-    return Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+    return DeepTrainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
 def refuse_others(args: argparse.Namespace, who: str) -> None:
-    """UserError, naming the flag, for another package's architecture and a training that goes on from weights.
+    """Raise a UserError, naming the flag, for another package's architecture and a training that goes on from weights.
 
     who: looks at it, "the check".
     """
@@ -54,8 +301,8 @@ def refuse_others(args: argparse.Namespace, who: str) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {who} looks at a training from its first update; drop it")
 
 
-def batches(trainer: Trainer) -> Iterator[list]:
-    """Batches as the trainer takes them, those of an update together, epoch after epoch."""
+def batches(trainer: DeepTrainer) -> Iterator[list]:
+    """Yield batches as the trainer takes them, those of an update together, epoch after epoch."""
     update_freq = trainer.cfg.optimization.update_freq
     for epoch in itertools.count(1):
         iterator = trainer.get_train_iterator(epoch)
@@ -68,8 +315,8 @@ def batches(trainer: Trainer) -> Iterator[list]:
         yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
 
 
-def step(trainer: Trainer, samples: list) -> dict | None:
-    """What one update logs; None if it overflowed and only the loss scale changed."""
+def step(trainer: DeepTrainer, samples: list) -> dict | None:
+    """Make one update, and return what it logs; None if it overflowed and only the loss scale changed."""
     fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
     level = fairseq.level
     fairseq.setLevel(logging.CRITICAL)

@@ -6,8 +6,12 @@ The gain (8N)^(+1/4) on v, out, fc1 and fc2 where Wang et al. 2022 have (8N)^(-1
 Their models have a decoder alone. With two stacks both gains are inverted here, 1 / beta each.
 """
 
-from deepnet_fairseq.core.methods import register
-from deepnet_fairseq.core.methods.deepnorm import DeepNorm
+import deepnet_fairseq
+
+deepnet_fairseq.register()  # before methods of one's own
+
+from deepnet_fairseq.core.methods import register  # noqa: E402
+from deepnet_fairseq.core.methods.deepnorm import DeepNorm  # noqa: E402
 
 
 @register("deepnorm_inverted_gain")

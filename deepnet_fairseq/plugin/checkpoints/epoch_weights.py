@@ -1,4 +1,4 @@
-"""`--epoch-weights`: what an average of checkpoints reads, and no more.
+"""`--epoch-weights`: keep what an average of checkpoints reads, and no more.
 
 fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
 precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
@@ -12,6 +12,7 @@ import copy
 import math
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _beside: tuple[Path, str] | None = None  # where the save that is being made lea
 
 
 def check(flag: str | None) -> None:
-    """UserError unless it is None, last:N or A-B with A <= B."""
+    """Raise a UserError unless the flag is None, last:N or A-B with A <= B."""
     if flag is None:
         return
     match = WHICH.fullmatch(flag)
@@ -33,7 +34,7 @@ def check(flag: str | None) -> None:
 
 
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
-    """May an average read the weights at the end of `epoch`?
+    """Return whether an average may read the weights at the end of `epoch`.
 
     flag: as check() takes it; updates: made so far; max_epoch, max_update: where the training ends, 0 for never. The
     last epochs are foretold from the updates that an epoch has had so far, with one to spare.
@@ -46,8 +47,8 @@ def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int)
     return end == math.inf or epoch > math.floor(end) - int(match[1]) - 1
 
 
-def end_of_epoch(original, cfg, trainer, epoch_itr, val_loss):
-    """Around fairseq's save_checkpoint: without checkpoints of epochs and of the best."""
+def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
+    """Call fairseq's save_checkpoint; under --epoch-weights without checkpoints of epochs and of the best."""
     global _beside
     flag = getattr(trainer.cfg.model, "epoch_weights", None)
     if flag is None:
@@ -67,29 +68,28 @@ def end_of_epoch(original, cfg, trainer, epoch_itr, val_loss):
 
 
 def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
-    """Is the training sure not to end with this epoch, and saved by updates? A signal's save has no interval."""
+    """Return whether the training is sure to go on after this epoch and is saved by updates."""
     early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
     by_epoch, by_update = length.max_epoch or math.inf, length.max_update or math.inf
     return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
 
 
-def write_too(original, obj, filename, *args, **kwargs) -> None:
-    """Around fairseq's torch_persistent_save, which is called once a save: the file, and its weights."""
-    original(obj, filename, *args, **kwargs)
+def write_too(state: dict, write: Callable[[dict, str], None]) -> None:
+    """Write the weights of a checkpoint, which has just been written, where --epoch-weights wants them."""
     if _beside is not None:
         path, flag = _beside
-        original(weights_of(obj), str(path), *args, **kwargs)
+        write(weights_of(state), str(path))
         remove_old(path.parent, flag)
 
 
 def weights_of(state: dict) -> dict:
-    """A checkpoint's content without what only training on needs."""
+    """Return a checkpoint's content without what only further training needs."""
     extra = {key: value for key, value in state["extra_state"].items() if key not in OF_TRAINING}
     return state | {"last_optimizer_state": None, "extra_state": extra}
 
 
 def remove_old(folder: Path, flag: str) -> None:
-    """Of last:N those before the last N."""
+    """Remove weights of epochs that last:N no longer keeps."""
     keep = WHICH.fullmatch(flag)[1]
     found = sorted((int(match[1]), path) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
     for _, path in found[: -int(keep)] if keep else ():

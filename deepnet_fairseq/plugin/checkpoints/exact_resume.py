@@ -1,17 +1,14 @@
-"""A resumed training goes the way of one that was left alone: what fairseq forgets between two processes.
+"""What fairseq forgets between two processes, so that a resumed training goes on as if it had not been interrupted.
 
-It makes the batches once a process, with a seed of the epoch the process begins in, and shuffles them anew each epoch:
-resumed in a later epoch than the first, a run has other batches. It keeps averages, misses and counters in the process
-only, rebuilds float32 weights from those in half precision, which have lost the lower bits, and saves before an epoch
-is over: its averages are still to be logged, and the learning rate to be told the validation loss. A training that was
-stopped by a signal may owe the validation and the save of its last update too. And one that was over makes no update
-more; fairseq's makes one each time it is started.
+fairseq keeps averages, patience and counters in the process only. It rebuilds float32 weights from those in half
+precision, which have lost the lower bits. It saves before an epoch is over: the epoch's averages are still to be
+logged then, and the validation loss to be given to the learning rate's schedule. A training that a signal has stopped
+may still have to validate and save its last update.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from types import SimpleNamespace
 
 import torch
@@ -19,40 +16,28 @@ from fairseq.logging import meters, metrics, progress_bar
 from fairseq.trainer import Trainer
 from torch import Tensor
 
+from .. import datasets
 from ..distributed import agreement
 from ..optimisers.flat_adam import FlatAdam
 
 KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
 CLOCKS = (meters.TimeMeter, meters.StopwatchMeter)
+program: dict = {}  # the namespace in which fairseq-train's main runs, set by patches.attach
 unfinished: bool | None = None  # set while a training is saved that a signal stopped: was it the end of an epoch?
 averages: dict = {}  # of the epoch, as they were before the resume; set while what was left over is done
 
 
-def batches_as_before(original, task, *args, **kwargs):
-    """Makes the first training batches after a resume as in the epoch that made those of the training it continues."""
-    now = kwargs.get("epoch")
-    epoch, seed_moves = vars(task).pop("make_as_in", (None, False))
-    if epoch is None or now is None or kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr"):
-        epoch = now
-    elif seed_moves:
-        kwargs["seed"] += epoch - now
-    iterator = original(task, *args, **kwargs | ({} if now is None else {"epoch": epoch}))
-    if not hasattr(iterator, "made_in"):
-        iterator.made_in, iterator.epoch = epoch, now if now is not None else iterator.epoch
-    return iterator
-
-
 def _early_stopping():
-    """The function of fairseq-train that counts validations without progress, in attributes of its own, if loaded."""
-    return getattr(sys.modules.get("fairseq_cli.train"), "should_stop_early", None)
+    """Return fairseq-train's function that counts validations without progress, in attributes of its own, or None."""
+    return program.get("should_stop_early")
 
 
-def save_forgotten(original, trainer: Trainer, filename, extra_state):
-    """Beside fairseq's extra state, under KEY: patience, the schedule's counts, averages, where batches were made."""
+def forgotten(trainer: Trainer) -> dict:
+    """Return what goes beside fairseq's extra state: patience, schedule's counts, averages, where batches were made."""
     patience, schedule = _early_stopping(), getattr(trainer.lr_scheduler, "lr_scheduler", None)
     batches = trainer.task.dataset_to_epoch_iter.get(trainer.task.datasets.get(trainer.cfg.dataset.train_subset))
-    ours = {
+    return {
         "patience": {name: getattr(patience, name) for name in ("best", "num_runs") if hasattr(patience, name)},
         # torch's scheduler inside reduce_lr_on_plateau: fairseq keeps its best, not how long that was ago
         "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
@@ -62,49 +47,42 @@ def save_forgotten(original, trainer: Trainer, filename, extra_state):
         "unfinished": unfinished,
         "averages": averages | _averages(),
     }
-    return original(trainer, filename, extra_state | {KEY: ours})
 
 
 def _averages() -> dict:
-    """Of the epoch so far, by name; without what depends on the clock."""
+    """Return the epoch's averages so far by name, without those that depend on the clock."""
     found = metrics.get_meters("train") or {}
     values = {name: found.get_smoothed_value(name) for name, meter in found.items() if not isinstance(meter, CLOCKS)}
     return {name: value.item() if torch.is_tensor(value) else value for name, value in values.items() if name[0] != "_"}
 
 
-def load_forgotten(original, trainer: Trainer, filename, reset_optimizer=False, reset_lr_scheduler=False,
-                   optimizer_overrides=None, reset_meters=False):  # fmt: skip
-    """What save_forgotten saved, and the averages of a training that was saved between two epochs."""
-    extra_state = original(
-        trainer, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters=reset_meters
-    )
-    if not extra_state or reset_meters:
-        return extra_state
+def remember(trainer: Trainer, extra_state: dict) -> None:
+    """Restore what `forgotten` returned, and the averages of a training that was saved between two epochs."""
     if between_epochs(extra_state) and "metrics" in extra_state:  # where fairseq starts all averages anew
         metrics.load_state_dict(extra_state["metrics"])
         for meter in metrics.get_meters("default").values():
             if isinstance(meter, meters.TimeMeter):
-                meter.reset()  # as fairseq does in the middle of one
+                meter.reset()  # as fairseq does in the middle of an epoch
     ours, patience = extra_state.get(KEY), _early_stopping()
     if not ours:
-        return extra_state
-    trainer.task.make_as_in = (ours["batches_made_in"], trainer.cfg.dataset.update_ordered_indices_seed)
+        return
+    trainer.make_as_in = ours["batches_made_in"]
     if patience is not None:
         for name in ("best", "num_runs"):
             vars(patience).pop(name, None)
         vars(patience).update(ours["patience"])
     if ours["ema_counter"] is not None and trainer.cfg.ema.store_ema:
         trainer.ema.update_freq_counter = ours["ema_counter"]
-    return extra_state
 
 
 def between_epochs(extra_state: dict) -> bool:
-    """Was it saved between two epochs?"""
-    return extra_state["train_iterator"].get("iterations_in_epoch") == 0
+    """Return whether a checkpoint with that extra state was saved between two epochs."""
+    place = extra_state["train_iterator"]  # on more processes than before the count may have become 0 in an epoch
+    return not place.get(datasets.BEGUN, place.get("iterations_in_epoch", 1))
 
 
 def weights(optimizer) -> list[Tensor]:
-    """The float32 weights of an optimiser for half precision, in its parameters' order and shapes; [] without any."""
+    """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it has none."""
     params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
     if params is None:
         return []
@@ -118,9 +96,8 @@ def weights(optimizer) -> list[Tensor]:
     return [next(parts[param.device.index]).view(param.shape) for param in half]
 
 
-def state_with_weights(original, optimizer) -> dict:
-    """With the float32 weights, and when the loss scale was changed."""
-    state = original(optimizer)
+def with_weights(optimizer, state: dict) -> dict:
+    """Add the float32 weights, and when the loss scale was changed, to an optimiser's state."""
     if values := weights(optimizer):
         state[WEIGHTS] = values
     if counts := _counts(getattr(optimizer, "scaler", None)):
@@ -129,7 +106,7 @@ def state_with_weights(original, optimizer) -> dict:
 
 
 def _counts(scaler) -> dict:
-    """When the scale was last changed, how many updates overflowed since: torch's scaler tells, fairseq's has them."""
+    """Return when the loss scale was last changed and how many updates overflowed since."""
     if scaler is None:
         return {}
     if hasattr(scaler, "state_dict"):
@@ -137,9 +114,8 @@ def _counts(scaler) -> dict:
     return {name: value for name, value in vars(scaler).items() if name.startswith("_")}
 
 
-def load_with_weights(original, optimizer, state_dict, optimizer_overrides=None) -> None:
-    """The float32 weights come back if they are those of the weights in half precision."""
-    original(optimizer, state_dict, optimizer_overrides)
+def load_weights(optimizer, state_dict: dict) -> None:
+    """Restore what `with_weights` added, if the float32 weights round to those that were loaded in half precision."""
     scaler, counts = getattr(optimizer, "scaler", None), state_dict.get(SCALER) or {}
     if counts and hasattr(scaler, "load_state_dict"):
         scaler.load_state_dict(counts)
@@ -159,13 +135,13 @@ def load_with_weights(original, optimizer, state_dict, optimizer_overrides=None)
 
 
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
-    """Does what is left of the update and the epoch that `extra_state`, a checkpoint's, was saved after.
+    """Finish the update and the epoch after which a checkpoint with that extra state was saved.
 
-    Returns fairseq's answer to an epoch: validation losses, and is the training over?
+    Returns what fairseq's `train` returns of an epoch: validation losses, and whether the training is over.
     """
     global averages
     ours, state = extra_state.get(KEY) or {}, extra_state["train_iterator"]
-    program, cfg, at_end = sys.modules.get("fairseq_cli.train"), trainer.cfg, between_epochs(extra_state)
+    cfg, at_end = trainer.cfg, between_epochs(extra_state)
     epoch = state["epoch"] - at_end
     # what a save asks an epoch's iterator, of one whose batches are gone
     place = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: at_end, state_dict=lambda: state)
@@ -173,9 +149,9 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     schedule = getattr(trainer.lr_scheduler, "lr_scheduler", None)  # torch's, which fairseq moves when it resumes
     if ours.get("lr_scheduler") and hasattr(schedule, "load_state_dict") and not cfg.checkpoint.reset_lr_scheduler:
         schedule.load_state_dict(ours["lr_scheduler"])
-    if ours.get("unfinished") is not None and program is not None:
+    if ours.get("unfinished") is not None and program:
         subsets, averages = cfg.dataset.valid_subset.split(","), ours["averages"]
-        losses, over = program.validate_and_save(cfg, trainer, trainer.task, place, subsets, ours["unfinished"])
+        losses, over = program["validate_and_save"](cfg, trainer, trainer.task, place, subsets, ours["unfinished"])
         averages = {}
     if ours.get("averages") and (at_end or over):
         _log_averages(trainer, epoch, ours["averages"])
@@ -185,7 +161,7 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
 
 
 def _over(trainer) -> bool:
-    """By the run's limits of today; the limit of epochs is fairseq-train's own."""
+    """Return whether today's limits of the run are reached; fairseq-train checks the limit of epochs itself."""
     optimization, patience = trainer.cfg.optimization, trainer.cfg.checkpoint.patience
     misses = getattr(_early_stopping(), "num_runs", 0)
     return (
@@ -196,7 +172,7 @@ def _over(trainer) -> bool:
 
 
 def _log_averages(trainer, epoch: int, found: dict) -> None:
-    """The line that fairseq-train logs last in an epoch; once more if it did come to that."""
+    """Write the line that fairseq-train logs last in an epoch; once more if it was written before."""
     common, updates = trainer.cfg.common, trainer.get_num_updates()
     bar = progress_bar.progress_bar(
         [], log_format=common.log_format, log_file=common.log_file, epoch=epoch,

@@ -1,4 +1,4 @@
-"""Checkpoints: only plain data is unpickled, a file that cannot be used says so in one line, views of one memory stay.
+"""Read checkpoints: only plain data is unpickled, and a file that cannot be used is refused in one line.
 
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
 below; each holds data, none runs code when it is rebuilt. That a file holds weights that are finite numbers, and the
@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import pickle
 import re
 import typing
-from collections import Counter
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 
 import numpy
 import omegaconf
 import torch
-from fairseq import utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.trainer import Trainer
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from ...errors import UserError
+from ..settings import check_plain
+from . import integrity
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
@@ -64,11 +65,20 @@ def allow_plain_data() -> None:
     )
 
 
-def explain_unreadable(load, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq and check its content.
+def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
+    """Load a checkpoint of fairseq; UserError, naming the file, for one that is damaged, foreign or no checkpoint.
 
-    UserError for overrides that prune layers of our models, which fairseq would leave out without a word.
+    UserError for overrides that prune layers of our models, too, which fairseq would leave out without a word.
     """
+
+    def load(*args, **kwargs):
+        if os.path.isfile(path):
+            integrity.check(path)  # torch does not look at its checksums
+            raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            for config in (raw.get("cfg"), raw.get("args")):  # before fairseq converts them, which runs eval()
+                check_plain(path, config)
+        return original(*args, **kwargs)
+
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
@@ -81,7 +91,7 @@ def explain_unreadable(load, path, arg_overrides=None, **kwargs) -> dict:
 
 
 def explained(load, path, *args, **kwargs):
-    """Whatever a file makes its readers say becomes one line: what they raise for a damaged one has no end of kinds."""
+    """Return load(path, ...); UserError, naming the file, for whatever a file that is no checkpoint makes it raise."""
     _check_ordinary(path)
     try:
         return load(path, *args, **kwargs)
@@ -91,7 +101,7 @@ def explained(load, path, *args, **kwargs):
         raise UserError(_refusal(path, str(error))) from error
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data, laid out otherwise
         raise UserError(f"{path}: not a checkpoint of fairseq ({_short(error)})") from error
-    except Exception as error:
+    except Exception as error:  # readers of damaged files raise errors of every kind
         raise UserError(
             f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
         ) from error
@@ -102,11 +112,12 @@ def _check_ordinary(path: str) -> None:
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
 
 
-def explain_unusable(load, trainer: Trainer, filename: str, *args, **kwargs):
-    """The optimiser's and the schedule's state, which fairseq passes on as it is; it starts anew where a folder is."""
+@contextlib.contextmanager
+def explaining_unusable(filename: str) -> Iterator[None]:
+    """Turn what loading an optimiser's or a schedule's state raises into a UserError; fairseq passes them on unread."""
     _check_ordinary(filename)
     try:
-        return load(trainer, filename, *args, **kwargs)
+        yield
     except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, UserError):
             raise
@@ -158,41 +169,3 @@ def not_finite(weights: Mapping[str, Tensor]) -> str | None:
         if value.is_floating_point() and not value.sum(dtype=kind).isfinite() and not value.isfinite().all():
             return name
     return None
-
-
-def move_to_cpu(sample):
-    """`sample`, nested containers of tensors, with every tensor on the CPU and those in half precision in float32.
-
-    fairseq moves each tensor by itself. Parameters and Adam's state under deepnet_adam are views of a few buffers:
-    copied as such they take one transfer, and one entry of the file. Float32 tensors that are on the CPU already are
-    themselves.
-    """
-    used, moved = Counter(), {}
-
-    def count(tensor: Tensor) -> None:
-        used[_memory(tensor)] += tensor.numel()
-
-    def move(tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and tensor.dtype not in HALF:
-            return tensor
-        key = _memory(tensor)
-        if key is None or used[key] * tensor.element_size() < tensor.untyped_storage().nbytes() / 2:
-            return _plain(tensor)  # most of the memory is no part of the checkpoint
-        if key not in moved:
-            moved[key] = _plain(tensor.new_empty(0).set_(tensor.untyped_storage()))
-        return moved[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    utils.apply_to_sample(count, sample)
-    return utils.apply_to_sample(move, sample)
-
-
-def _memory(tensor: Tensor) -> tuple | None:
-    """What tensors that share memory have in common."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return None
-    return tensor.untyped_storage().data_ptr(), tensor.dtype
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    moved = tensor.detach().cpu()  # first, for a float32 copy of a whole buffer may not fit on the GPU
-    return moved.float() if tensor.dtype in HALF else moved

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
+from fairseq import utils
+from fairseq.checkpoint_utils import torch_persistent_save
 from fairseq.file_io import PathManager
+from torch import Tensor
 
 from ...errors import UserError
 from ..distributed import agreement
-from . import atomic, holding, integrity
+from ..divergence import WEIGHTS, Diverged
+from ..divergence.search import all_finite
+from . import atomic, epoch_weights, holding, integrity
 from .atomic import SaveError
+from .reading import HALF
 
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
@@ -19,17 +24,16 @@ _failure: SaveError | None = None  # of the latest save
 _said: dict[str, int] = {}  # folder -> the size in bytes that the log has told
 
 
-def begin(original, cfg) -> None:
-    """Take the folder for this training, in the first call that fairseq-train's main makes with a config.
+def begin(cfg) -> None:
+    """Take the folder for this training; cfg: the config's part for checkpoints.
 
     UserError, before anything is written, if the folder is another training's.
     """
     global _failure
-    original(cfg)
-    if cfg.checkpoint.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
+    if cfg.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
-    if not cfg.checkpoint.no_save:
-        holding.take(Path(cfg.checkpoint.save_dir))
+    if not cfg.no_save:
+        holding.take(Path(cfg.save_dir))
     _failure = None
 
 
@@ -40,12 +44,29 @@ def check(trainer) -> None:
         raise UserError(failure)
 
 
-def write_whole(original, obj, filename, async_write: bool = False) -> None:
-    """Write a file in place of fairseq, which tries three times into the same open file."""
+def on_cpu(state: dict) -> dict:
+    """Return nested containers of tensors with every tensor on the CPU, in float32 if it is in half precision.
+
+    Tied weights stay tied: fairseq would write a shared embedding once for each of its names.
+    """
+    moved: dict[tuple, Tensor] = {}
+
+    def move(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key not in moved:
+            cpu = tensor.detach().cpu()
+            moved[key] = cpu.float() if cpu.dtype in HALF else cpu
+        return moved[key]
+
+    return utils.apply_to_sample(move, state)
+
+
+def write(state: dict, filename: str) -> None:
+    """Write a checkpoint that is whole or absent; fairseq tries three times into the same open file."""
     if PathManager.supports_rename(str(filename)):
-        atomic.save(obj, filename)
+        atomic.save(state, filename)
     else:
-        original(obj, filename)
+        torch_persistent_save(state, filename)
 
 
 def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
@@ -56,11 +77,16 @@ def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
     return dst_path
 
 
-def save_or_warn(original, cfg, trainer, epoch_itr, val_loss):
-    """Save a checkpoint; if that fails, write a warning and let the training go on."""
+def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
+    """Save a checkpoint; if that fails, write a warning and let the training go on.
+
+    Diverged if a weight is not finite: nobody can train on with it, and it must not replace one that is.
+    """
     global _failure
+    if not cfg.no_save and not all(agreement.gathered(all_finite(trainer.get_model()))):
+        raise Diverged(trainer.get_num_updates(), WEIGHTS, trainer.samples)
     try:
-        path = original(cfg, trainer, epoch_itr, val_loss)
+        path = epoch_weights.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
     except (SaveError, OSError) as error:
         path = getattr(error, "filename", None) or cfg.save_dir
         _failure = error if isinstance(error, SaveError) else SaveError(path, error)
@@ -81,13 +107,3 @@ def _left(cfg) -> str:
     last = folder / f"{atomic.LAST}{suffix}.pt"
     there = [last] if last.is_file() else integrity.earlier(folder, suffix)
     return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"
-
-
-def lose_no_error(original, trainer, filename, extra_state):
-    """Save a checkpoint; if crash.pt cannot be saved, let the error that caused it reach the user."""
-    try:
-        return original(trainer, filename, extra_state)
-    except SaveError as error:
-        if os.path.basename(filename) != "crash.pt":
-            raise
-        log.warning(str(error))

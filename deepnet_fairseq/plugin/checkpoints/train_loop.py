@@ -1,4 +1,4 @@
-"""Around fairseq-train's loop: a signal stops it with a checkpoint, a failed last save is no success.
+"""Around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
 
 SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
 """
@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -20,7 +21,9 @@ from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
 from ...errors import UserError, behind
+from .. import divergence
 from ..distributed import agreement
+from ..divergence import search, stuck
 from . import atomic, exact_resume, holding, integrity, saving
 
 log = logging.getLogger(__name__)
@@ -32,18 +35,15 @@ _before: dict[int, object] = {}  # signal -> handler, while a training is watche
 
 
 class Stopped(Exception):
-    """A signal came: raised out of a validation, and caught where fairseq-train would save."""
+    """Raised out of a validation when a signal came, and caught where fairseq-train would save."""
 
 
-def read_verified(original, path, *args, **kwargs):
-    """UserError for an archive that is damaged."""
-    if Path(path).is_file():
-        integrity.check(path)
-    return original(path, *args, **kwargs)
+def load_checkpoint(original, cfg, trainer, **kwargs):
+    """Take the folder, resume from what --restore-file names or the newest whole checkpoint, and finish its epoch.
 
-
-def resume_from_whole(original, cfg, trainer, **kwargs):
-    """Of what --restore-file names, or of the newest checkpoint that is whole."""
+    It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
+    """
+    saving.begin(cfg)
     trainer.over = None
     if cfg.restore_file == integrity.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
@@ -63,14 +63,17 @@ def resume_from_whole(original, cfg, trainer, **kwargs):
     return extra_state, epoch_itr
 
 
-def train_until_over(original, cfg, trainer, task, epoch_itr):
-    """One epoch."""
-    over = getattr(trainer, "over", None)
-    ended = True
+def train(original, cfg, trainer, task, epoch_itr):
+    """Train one epoch, and return what fairseq's `train` returns: validation losses, and whether the training is over.
+
+    A training that was over when it was started makes no update. One that diverges or is stuck ends the process with
+    a line and a status of its own; one whose last save failed ends with a UserError.
+    """
+    over, ended = trainer.over, True
     try:
         if over is None:
             watch()
-            over = original(cfg, trainer, task, epoch_itr)
+            over = _train_or_end(original, cfg, trainer, task, epoch_itr)
         last = epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
         ended = over[1] or last or trainer.get_lr() <= cfg.optimization.stop_min_lr
         if ended:
@@ -82,49 +85,57 @@ def train_until_over(original, cfg, trainer, task, epoch_itr):
             holding.release()
 
 
-def explain_lost_loader(original, cfg, *args):
-    """One epoch; UserError where a process that loads data is gone.
+def _train_or_end(original, cfg, trainer, *args):
+    status, line = divergence.STATUS, ""
+    try:
+        if not trainer.stuck.over:
+            answer = original(cfg, trainer, *args)
+        if not trainer.stuck.over:
+            return answer
+        status, line = stuck.STATUS, trainer.stuck.headline()
+    except divergence.Diverged as error:
+        found = error.update, error.kind, error.samples  # the error's traceback would keep the step's tensors
+    except (RuntimeError, OSError, EOFError) as error:
+        explain_lost_loader(cfg, error)
+        raise
+    line = line or search.headline(trainer, *found)
+    if agreement.is_first():
+        print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
+    agreement.meet()  # torchrun ends all processes as soon as one has ended
+    raise SystemExit(status)
+
+
+def explain_lost_loader(cfg, error: Exception) -> None:
+    """Raise a UserError if `error` says that a process that loads data is gone.
 
     torch raises that wherever the training is; of one that is gone while it hands a batch over, the socket's error.
     """
-    try:
-        return original(cfg, *args)
-    except (RuntimeError, OSError, EOFError) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
-        if not halfway and not any("DataLoader worker (pid" in str(one) for one in behind(error)):
-            raise
+    frames = traceback.extract_tb(error.__traceback__)
+    halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
+    if halfway or any("DataLoader worker (pid" in str(one) for one in behind(error)):
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
             f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"
         ) from error
 
 
-def save_if_stopped(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
-    """After each update."""
+def validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+    """Validate and save after an update, where it is time to; end the process with a checkpoint if a signal came.
+
+    Return validation losses, and whether the training is over; a last save of a stuck training is not worth it.
+    """
     try:
-        _stop_if_told(trainer)
-        return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        stop_if_told(trainer)
+        losses, over = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        return losses, over or trainer.stuck.over
     except Stopped:
         pass  # and no more: what is raised below has nothing to do with it
     _save_and_exit(trainer, epoch_itr, end_of_epoch)
 
 
-def validate_unless_stopped(original, trainer, *args, **kwargs):
-    """One batch; Stopped if a signal came."""
-    _stop_if_told(trainer)
-    return original(trainer, *args, **kwargs)
-
-
-def tell_others(aggregate, trainer, logged, *sums, **kwargs):
-    """Has any rank been told to stop? All know it with the sums of what they log: to ask would wait for the GPU."""
-    logged, (*sums, told) = aggregate(trainer, logged, *sums, float(received() > 0), **kwargs)
-    trainer.told = bool(told > 0)
-    return logged, sums
-
-
-def _stop_if_told(trainer) -> None:
-    told = vars(trainer).pop("told", None)
+def stop_if_told(trainer) -> None:
+    """Raise Stopped if a signal came, to this process or to another of the training."""
+    told, trainer.told = trainer.told, None
     if _before and (agreement.largest(received(), trainer.device) if told is None else told):
         raise Stopped
 
@@ -152,21 +163,21 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
 
 
 def received() -> int:
-    """The number of the signal that came first, or 0."""
+    """Return the number of the signal that came first, or 0."""
     return next(iter(_first), 0)
 
 
 def watch() -> None:
-    """From now on signals are noticed; a second one of a kind does what it does by default. In the main thread only."""
+    """Notice signals from now on; a second one of a kind does what it does by default. In the main thread only."""
     if not _before and threading.current_thread() is threading.main_thread():
         _first.clear()
         _before.update({kind: signal.signal(kind, _notice) for kind in ANSWERED})
 
 
 def unwatch() -> None:
-    """The handlers that were there before, and no signal received; none for one that is answered by the process's end.
+    """Restore the handlers of before, and forget signals; one that the process's end answers is ignored from now on.
 
-    For when one rank has ended, torchrun sends the others the same signal again.
+    When one process has ended, torchrun sends the others the same signal again.
     """
     _first.clear()  # what came is not for the next training of this process
     while _before:
@@ -182,7 +193,7 @@ def _notice(kind: int, frame) -> None:
 
 
 def spare_worker(original) -> None:
-    """A process that loads data ends when its parent says so: a signal to all processes of a job is not for it.
+    """Let a process that loads data ignore a signal that goes to all processes of a job, but for one of its parent.
 
     It would die, and the training of its death, before that has saved.
     """

@@ -21,9 +21,12 @@ from datetime import timedelta
 from typing import NoReturn
 
 import torch
+from fairseq.distributed import ModuleProxyWrapper
 from fairseq.distributed import utils as distributed_utils
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from ... import register
 from ...errors import UserError, behind, user_error_line
@@ -39,7 +42,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, w
 
 
 def flush_denormals() -> None:
-    """On CPU, numbers below 1.2e-38 become 0.
+    """Flush numbers below 1.2e-38 to 0 on a CPU.
 
     The gradients of a deep Post-LN model underflow into denormals, which x86 handles in microcode: the backward pass
     of a 1,000-layer model takes 15.7 s with them and 1.9 s without.
@@ -48,7 +51,13 @@ def flush_denormals() -> None:
 
 
 def call_main(original, cfg, main, **kwargs):
-    """One of torchrun's or srun's processes, or all of them here; UserError where one is lost or cannot be reached."""
+    """Run `main` in one of torchrun's or srun's processes, or in all processes of this machine.
+
+    UserError where one is lost or cannot be reached.
+    """
+    from .. import patches  # which imports this module
+
+    patches.attach(main.__globals__)
     place = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
@@ -64,20 +73,18 @@ def call_main(original, cfg, main, **kwargs):
         return original(cfg, main, **kwargs)
 
 
-def meet_once(original, cfg) -> int:
-    """fairseq's distributed_init, after which gloo's group is fairseq's group of all ranks too.
+def meet_once() -> None:
+    """Make gloo's group of all processes fairseq's group of all processes, too.
 
     Trainer would make another, and gloo waits without end for a process that is killed after it has told its address
-    and before it is connected. fairseq's reason for another one is NCCL's.
+    and before it is connected. fairseq's reason for a group of its own is NCCL's.
     """
-    rank = original(cfg)
-    if torch.distributed.get_backend() == "gloo":
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         distributed_utils.get_global_group._global_group = torch.distributed.group.WORLD
-    return rank
 
 
 def _join(place, on_cpu: bool) -> None:
-    """One of torchrun's processes."""
+    """Take the place among torchrun's processes that its variables name."""
     place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
     if place.distributed_world_size > 1:
         place.distributed_init_method, place.distributed_no_spawn = "env://", True
@@ -86,14 +93,14 @@ def _join(place, on_cpu: bool) -> None:
 
 
 def _slurm() -> bool:
-    """Tasks of srun, which fairseq tells apart by SLURM's variables."""
+    """Return whether srun has started several tasks, which fairseq tells apart by SLURM's variables."""
     return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
 
 
 def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
-    """A training's processes on this machine: all, or those from --distributed-rank on where a meeting place is named.
+    """Start a training's processes on this machine: all, or those from --distributed-rank on at a named meeting place.
 
-    Ends as they do, with what the first of them has to say.
+    It ends as they do, with what the first of them has to say.
     """
     place = cfg.distributed_training
     first, number = place.distributed_rank or 0, place.distributed_world_size
@@ -131,13 +138,13 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """In one of torchrun's or srun's processes, from register() on."""
+    """End one of torchrun's or srun's processes with its launcher, from register() on."""
     if LAUNCHED in os.environ or _slurm():
         end_with(os.getppid())
 
 
 def end_with(parent: int) -> None:
-    """From now on this process is killed within a second of the end of `parent`, or now if that is gone.
+    """Kill this process within a second of the end of `parent`, or now if that is gone.
 
     torchrun's processes are sessions of their own, which a SIGKILL to its process group does not reach. Not by
     PR_SET_PDEATHSIG, which asks for the parent's thread.
@@ -152,8 +159,11 @@ def _watch(parent: int) -> None:
 
 
 def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """One of those, which has unpickled this function and no more."""
+    """Run `main` in one of the spawned processes, which has unpickled this function and no more."""
+    from .. import patches  # which imports this module
+
     register()
+    patches.attach(main.__globals__)
     end_with(parent)
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
@@ -195,7 +205,7 @@ def _free_port() -> int:
 
 
 def _wait_at_most(seconds: int) -> None:
-    """For the other processes, by --heartbeat-timeout; without it as long as torch does."""
+    """Wait for other processes as long as --heartbeat-timeout says; without it as long as torch does."""
     if seconds > 0:
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
@@ -203,7 +213,7 @@ def _wait_at_most(seconds: int) -> None:
 
 @contextlib.contextmanager
 def _said_in_a_line(cfg):
-    """Complaints about the network, from the first meeting on."""
+    """Turn complaints about the network into one line, from the first barrier on."""
     try:
         yield
     except Exception as error:
@@ -220,14 +230,14 @@ def _said_in_a_line(cfg):
 
 
 def _of_network(error: BaseException) -> str:
-    """What it says of it, in a line; "" if it is about something else. fairseq wraps what it meets while loading."""
+    """Return what an error says of the network in a line; "" if it is about something else."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     lost = isinstance(error, RuntimeError) and (isinstance(error, torch.distributed.DistError) or LOST.search(first))
     return first if lost else ""
 
 
 def _leave() -> None:
-    """A group that is there when the process ends may abort it: its threads outlive what they work on.
+    """Leave the process group: one that is there when the process ends may abort it, for its threads go on.
 
     After an error NCCL may wait for ranks that are gone; there the process just ends.
     """
@@ -241,24 +251,25 @@ def _again(cfg) -> str:
     return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
-def parallel_on_any_device(original, module, device_ids=None, output_device=None, **kwargs):
-    """DistributedDataParallel, which takes no device ids for a model on a CPU, and waits for every gradient."""
-    if getattr(module, "has_idle_parameters", False):
-        kwargs["find_unused_parameters"] = True
-    if next(module.parameters()).device.type == "cpu":
-        device_ids = output_device = None
-    if "broadcast_buffers" in kwargs and "forward_sync_buffers" in inspect.signature(original).parameters:
-        kwargs["forward_sync_buffers"] = kwargs.pop("broadcast_buffers")  # its name since torch 2.13
-    return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
+def parallel(place, module, group, device):
+    """Wrap `module` in torch's DistributedDataParallel by fairseq's flags; fairseq's own wrapping fails on a CPU.
 
-
-def without_heartbeat(original, args, *rest, **kwargs):
-    """Without fairseq's wrapper, which kills the whole process group, whoever is in it, without a word.
-
-    A collective that waits too long raises instead.
+    place: the config's part for distributed training. Every gradient is waited for where a module asks for it.
     """
-    seconds, args.heartbeat_timeout = args.heartbeat_timeout, -1
-    try:
-        return original(args, *rest, **kwargs)
-    finally:
-        args.heartbeat_timeout = seconds
+    buffers = "forward_sync_buffers"  # the argument's name since torch 2.13
+    if buffers not in inspect.signature(DistributedDataParallel).parameters:
+        buffers = "broadcast_buffers"
+    device_id = None if device.type == "cpu" else place.device_id
+    wrapped = DistributedDataParallel(
+        module.to(device),
+        device_ids=None if device_id is None else [device_id],
+        output_device=device_id,
+        bucket_cap_mb=place.bucket_cap_mb,
+        process_group=group,
+        find_unused_parameters=place.find_unused_parameters or getattr(module, "has_idle_parameters", False),
+        gradient_as_bucket_view=place.gradient_as_bucket_view,
+        **{buffers: place.broadcast_buffers},
+    )
+    if place.ddp_comm_hook == "fp16":
+        register_ddp_comm_hook(DDPCommHookType.FP16_COMPRESS, wrapped)
+    return ModuleProxyWrapper(wrapped)

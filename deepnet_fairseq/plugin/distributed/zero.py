@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from fairseq.trainer import Trainer
-
 from ...errors import UserError
 from ..optimisers import deepnet_adam
 
@@ -21,37 +19,6 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
         raise UserError(f"--zero-sharding os: {only}; {optimizer} is not sharded")
 
 
-def check_config(original, cfg) -> None:
-    """Check the config before fairseq-train builds the model, where it would ask for fairscale."""
-    check_settings(lambda section, key: getattr(getattr(cfg, section, None), key, None))
-    original(cfg)
-
-
-def build_optimizer(original, trainer: Trainer) -> None:
-    """Build the optimiser and shard its state over the processes."""
-    cfg = trainer.cfg
-    check_settings(lambda section, key: getattr(getattr(cfg, section, None), key, None))
-    place = cfg.distributed_training
-    zero, place.zero_sharding = place.zero_sharding, "none"  # fairseq's needs fairscale
-    try:
-        original(trainer)
-    finally:
-        place.zero_sharding = zero
-    if zero == "os" and trainer.data_parallel_world_size > 1:
-        trainer.optimizer.shard(trainer.data_parallel_process_group)
-
-
-def consolidate_unless_alone(original, trainer: Trainer) -> None:
-    """Gather the optimiser's state, unless an error has ended the other processes' part in it."""
-    if not _left_alone(trainer):
-        original(trainer)
-
-
-def write_unless_alone(original, trainer: Trainer, filename: str, extra_state: dict):
-    """Write a checkpoint, unless an error has ended the other processes' part in it."""
-    return None if _left_alone(trainer) else original(trainer, filename, extra_state)
-
-
-def _left_alone(trainer: Trainer) -> bool:
+def left_alone(trainer) -> bool:
     """Return whether an error is being handled while the state lies with processes that know nothing of it."""
     return sys.exc_info()[1] is not None and getattr(trainer.optimizer.optimizer, "is_shared", False)

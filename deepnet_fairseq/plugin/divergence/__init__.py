@@ -1,7 +1,7 @@
 """A training that diverges or is stuck ends in one line and a status of its own.
 
-watched_trainer.py notices numbers that are not finite and search.py finds the first layer that gives them; stuck.py
-compares validation losses with those of guessing. docs/troubleshooting.md.
+DeepTrainer notices numbers that are not finite and search.py finds the first layer that gives them; stuck.py compares
+validation losses with those of guessing. docs/troubleshooting.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from fairseq import utils
 from torch import Tensor, nn
 
 from ...core.slots import NORM_NAMES
+from ..distributed import agreement
+from . import GRADIENTS, LOSS
 
 FORWARD, BACKWARD = "forward", "backward"
 FFN = ("fc1", "fc2", "activation_dropout")
@@ -74,9 +76,10 @@ class Search:
 def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
     """Repeat the passes of an update (counted from 0) with its random numbers.
 
-    Returns where the first number is not finite, "" if nowhere, and the sum of this rank's losses. Each rank repeats
-    its own batches, without the others.
+    Return where the first number is not finite, "" if nowhere, and the sum of this process's losses. Each process
+    repeats its own batches, without the others.
     """
+    trainer.task.probes = None  # they have seen the update
     utils.set_torch_seed(trainer.cfg.common.seed + update)
     trainer.model.train()
     trainer.criterion.train()
@@ -86,11 +89,27 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
     with Search(trainer.get_model()) as search, alone():
         for sample in samples:
             sample, dummy = trainer._prepare_sample(sample)
-            step = (task, sample, trainer.model, trainer.criterion, trainer.optimizer, update)
-            loss, *_ = type(task).train_step(*step, ignore_grad=dummy)  # the class's, as probes watch the task itself
+            step = (sample, trainer.model, trainer.criterion, trainer.optimizer, update)
+            loss, *_ = task.train_step(*step, ignore_grad=dummy)
             losses += float(loss.detach())
     where = next((f"{search.found[way]} ({way})" for way in (FORWARD, BACKWARD) if way in search.found), "")
     return where, losses
+
+
+def headline(trainer, update: int, kind: str, samples: list) -> str:
+    """Return what happened in one line, the same in every process. Scripts look for how it begins.
+
+    The update is repeated, which names the first layer, unless that fails: then the line has no layer.
+    """
+    try:
+        mine = repeat(trainer, samples, update - 1)
+    except Exception:
+        mine = ("", 0.0)
+    found = agreement.gathered(mine)
+    if kind == GRADIENTS and not all(math.isfinite(loss) for _, loss in found):
+        kind = LOSS
+    where = next((place for place, _ in found if place), "")
+    return f"diverged at update {update}: {kind}" + (f", first at {where}" if where else "")
 
 
 @torch.no_grad()

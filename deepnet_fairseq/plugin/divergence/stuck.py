@@ -1,23 +1,20 @@
-"""A training that has learnt how often each word occurs, and no more: it ends in a line and a status of its own.
+"""`--stop-stuck`: end a training that has learnt how often each word occurs, and no more, with a line and a status.
 
-Whoever gives every place the same probabilities has a loss of at least the entropy of the targets' frequencies p; with
-label smoothing eps over V words, of at least that of (1 - eps - eps / (V - 1)) p + eps / (V - 1), fairseq's smoothed
-targets. So a validation loss near that bound is what guessing gives. Counted are the very targets that the loss was of:
-it holds for translation, masked and causal language models alike.
+A model that predicts the same probabilities at every place has a loss of at least the entropy of the targets'
+frequencies p; with label smoothing eps over V words, of at least that of (1 - eps - eps / (V - 1)) p + eps / (V - 1),
+fairseq's smoothed targets. A validation loss near that bound is what guessing gives. The targets of the same batches
+are counted, so that this holds for translation, masked and causal language models alike.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ..checkpoints import holding
 from ..distributed import agreement
 
 STATUS = 4  # of fairseq-train
@@ -33,14 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 class Stuck:
-    """Since when a training's validation losses have been those of guessing.
+    """A watch over a training's validation losses: since when have they been those of guessing?
 
-    limit: so many updates are one too many, 0 for any number; since: the update of the first such validation in a row,
-    None if the last was better; at: the update of the last.
+    limit: so many updates of that end the training, 0 for never; smoothing: the loss's label smoothing; padding: the
+    target that does not count. since: the update of the first such validation in a row, None if the last was better;
+    at: the update of the last.
     """
 
-    def __init__(self, limit: int):
-        self.limit = limit
+    def __init__(self, limit: int, smoothing: float = 0.0, padding: int = 1):
+        self.limit, self.smoothing, self.padding = limit, smoothing, padding
         self.since: int | None = None
         self.at = 0
         self.loss = self.bound = float("nan")
@@ -48,11 +46,41 @@ class Stuck:
 
     @property
     def over(self) -> bool:
-        """Has it lasted long enough?"""
+        """Whether it has lasted long enough to end the training."""
         return bool(self.limit) and self.since is not None and self.at - self.since >= self.limit
 
+    def count(self, sample: dict | None, task) -> None:
+        """Count the targets in a batch of a validation; a process that has no batch left gets an empty one."""
+        if not self.limit or not sample:
+            return
+        if self.counts is None:
+            self.counts = torch.zeros(len(task.target_dictionary), dtype=torch.long)
+        target = sample["target"].cpu()
+        self.counts += torch.bincount(target[target.ne(self.padding)], minlength=len(self.counts))
+
+    def compare(self, task, model, stats: dict, first: bool) -> None:
+        """Compare the loss of a validated subset with that of guessing. Only the first subset counts.
+
+        All processes call it together, for the counts are sums over all of them.
+        """
+        if not self.limit:
+            return
+        mine = torch.zeros(len(task.target_dictionary), dtype=torch.long) if self.counts is None else self.counts
+        counts = agreement.summed(mine, next(model.parameters()).device)
+        self.counts = None
+        if first and counts.sum():
+            self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
+
+    def kept(self) -> dict:
+        """Return what a checkpoint's extra_state holds of it."""
+        return {KEY: [self.since, self.at]} if self.limit else {}
+
+    def resume(self, extra_state: dict) -> None:
+        """Restore what `kept` returned."""
+        self.since, self.at = extra_state.get(KEY, (None, 0))
+
     def validated(self, update: int, loss: float, bound: float) -> None:
-        """To be told a validation loss of the weights after `update`, and what guessing gives, in bits per token."""
+        """Note a validation loss of the weights after `update`, and the loss of guessing, in bits per token."""
         self.at, self.loss, self.bound = update, loss, bound
         if loss < bound - MARGIN:
             self.since = None
@@ -64,7 +92,7 @@ class Stuck:
         )
 
     def headline(self) -> str:
-        """What has happened, in one line. Scripts look for how it begins."""
+        """Return what has happened in one line. Scripts look for how it begins."""
         return (
             f"stuck at update {self.at}: since update {self.since} hardly better than guessing by the frequencies of "
             f"words; try --method deepnorm, a lower --lr, longer --warmup-updates; --stop-stuck 0 goes on"
@@ -72,7 +100,7 @@ class Stuck:
 
 
 def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
-    """The lowest loss, in bits per token, of one prediction for every place.
+    """Return the lowest loss, in bits per token, of one prediction for every place.
 
     counts (V,): how often each word is the target; smoothing: eps of fairseq's label_smoothed_cross_entropy.
     """
@@ -82,7 +110,7 @@ def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """UserError for flags that --stop-stuck has no use for; setting(section, key): a value of fairseq's config."""
+    """Raise a UserError for flags that do not go with --stop-stuck; setting(section, key) returns a config's value."""
     if not setting("model", "stop_stuck"):
         return
     criterion = str(setting("criterion", "_name") or setting("", "criterion"))
@@ -93,67 +121,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
             raise UserError(f"--stop-stuck: not with --{key.replace('_', '-')}, {reason}; drop one of them")
 
 
-def begin(original, trainer, cfg, *args, **kwargs):
-    """A trainer knows how long it has been stuck."""
-    original(trainer, cfg, *args, **kwargs)
-    check_settings(lambda section, key: getattr(getattr(trainer.cfg, section, None), key, None))
-    trainer.stuck = Stuck(getattr(trainer.cfg.model, "stop_stuck", 0))
-
-
-def count_targets(original, trainer, sample, raise_oom=False):
-    """One batch of a validation: raise_oom is its second try. A rank that has none left gets an empty one."""
-    stuck = trainer.stuck
-    if stuck.limit and sample and not raise_oom:
-        if stuck.counts is None:
-            stuck.counts = torch.zeros(len(trainer.task.target_dictionary), dtype=torch.long)
-        # of multilingual_translation a batch of each pair
-        for part in [sample] if "target" in sample else filter(None, sample.values()):
-            target = part["target"].cpu()
-            kept = target[target.ne(trainer.get_criterion().padding_idx)]
-            stuck.counts += torch.bincount(kept, minlength=len(stuck.counts))
-    return original(trainer, sample, raise_oom)
-
-
-def compare(original, cfg, trainer, stats, tracking_best):
-    """After the validation of a subset; the first is the one that tells."""
-    stuck = trainer.stuck
-    if stuck.limit:
-        mine = torch.zeros(len(trainer.task.target_dictionary), dtype=torch.long)
-        counts = agreement.summed(mine if stuck.counts is None else stuck.counts, trainer.device)
-        stuck.counts = None
-        if tracking_best and counts.sum():
-            bound = entropy(counts, getattr(trainer.get_criterion(), "eps", 0.0))
-            stuck.validated(trainer.get_num_updates(), float(stats["loss"]), bound)
-    return original(cfg, trainer, stats, tracking_best)
-
-
-def stop_if_stuck(original, cfg, trainer, *args):
-    """After each update: fairseq's answer, validation losses and is the training over? A last save is not worth it."""
-    losses, over = original(cfg, trainer, *args)
-    return losses, over or trainer.stuck.over
-
-
-def end_stuck(original, cfg, trainer, *args):
-    """One epoch; the same on every rank, as losses and counts are sums over all ranks."""
-    answer = None if trainer.stuck.over else original(cfg, trainer, *args)
-    if not trainer.stuck.over:
-        return answer
-    if agreement.is_first():
-        print(f"{Path(sys.argv[0]).name}: error: {trainer.stuck.headline()}", file=sys.stderr)
-    agreement.meet()
-    holding.release()
-    raise SystemExit(STATUS)
-
-
-def keep_count(original, trainer, filename, extra_state):
-    """In the checkpoint: since when, and until when."""
-    kept = {KEY: [trainer.stuck.since, trainer.stuck.at]} if trainer.stuck.limit else {}
-    return original(trainer, filename, extra_state | kept)
-
-
-def resume_count(original, trainer, *args, **kwargs):
-    """From the checkpoint."""
-    extra_state = original(trainer, *args, **kwargs)
-    if extra_state and not kwargs.get("reset_meters"):
-        trainer.stuck.since, trainer.stuck.at = extra_state.get(KEY, (None, 0))
-    return extra_state
+def watch_of(cfg, criterion) -> Stuck:
+    """Make the watch that a training's config asks for; UserError for flags that leave nothing to go by."""
+    check_settings(lambda section, key: getattr(getattr(cfg, section, None), key, None))
+    return Stuck(getattr(cfg.model, "stop_stuck", 0), getattr(criterion, "eps", 0.0), criterion.padding_idx)

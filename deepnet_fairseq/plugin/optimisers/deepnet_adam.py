@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from .flat_adam import FlatAdam
+from .half_precision import DeepFP16
 
 NAME = "deepnet_adam"
 TOGETHER = 512  # tensors, whose float32 copies are there at one moment
@@ -60,7 +61,7 @@ def betas(text: str) -> tuple[float, float]:
     return first, second
 
 
-class FlatFP16Optimizer(FP16Optimizer):
+class FlatFP16Optimizer(DeepFP16):
     """fairseq's FP16Optimizer but for its copies, gradient by gradient and weight by weight: FlatAdam makes them.
 
     Gradients of the scaled loss stay in the parameters, FlatAdam collects them in float32, and the scale is part of the

@@ -1,16 +1,19 @@
-"""fairseq's half precision, `--fp16` and `--amp`: on a CPU too, slowly, and AMP's gradients unscaled once."""
+"""fairseq's half precision, `--fp16`, `--bf16` and `--amp`: resumed to the bit, on a CPU too, AMP unscaled once."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
+from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from torch import Tensor
 
 from ...errors import UserError
+from ..checkpoints import exact_resume
 from ..distributed import agreement
 
 logger = logging.getLogger(__name__)
@@ -23,23 +26,27 @@ ON_CPU = {
 }
 
 
-def build_on_cpu(original, trainer) -> None:
-    """An optimiser of any device, and a line that half precision makes nothing faster here."""
+def warn_on_cpu(trainer) -> None:
+    """Say once that half precision makes nothing faster on a CPU."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
-        trainer._warn_once.add(flag)  # a resume builds it again
+        trainer._warn_once.add(flag)  # a resume builds the optimiser again
         logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32")
-    step_on_cpu(original, trainer)
 
 
-def step_on_cpu(original, trainer, *args, **kwargs):
-    """A call of fairseq's trainer in half precision, on a CPU as on a GPU."""
+@contextlib.contextmanager
+def on_cpu(trainer) -> Iterator[None]:
+    """Let fairseq's half precision run on a CPU while the context lasts; on a GPU do nothing.
+
+    fairseq calls torch.cuda in the middle of its training step, where no subclass can come in between.
+    """
     if not _on_cpu(trainer):
-        return original(trainer, *args, **kwargs)
+        yield
+        return
     kept = {place: getattr(*place) for place in ON_CPU}
     try:
         _set(ON_CPU)
-        return original(trainer, *args, **kwargs)
+        yield
     finally:
         _set(kept)
 
@@ -53,52 +60,83 @@ def _set(values: dict) -> None:
         setattr(owner, name, value)
 
 
-def build_own(original, cfg, params, **kwargs):
-    """The one that the registered optimiser names as its `half_precision`, as deepnet_adam does."""
-    own = getattr(OPTIMIZER_REGISTRY.get(cfg.optimizer._name), "half_precision", None)
-    return (original if own is None else own.build_optimizer)(cfg, params, **kwargs)
+class ExactState:
+    """Mixin of fairseq's optimisers for half precision: float32 weights and loss scale come back as they were saved."""
+
+    def state_dict(self) -> dict:
+        """Return fairseq's state, with the float32 weights and the counts of the loss scale."""
+        return exact_resume.with_weights(self, super().state_dict())  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
+        """Load what state_dict returned, or fairseq's state alone."""
+        super().load_state_dict(state_dict, optimizer_overrides)  # type: ignore[misc]
+        exact_resume.load_weights(self, state_dict)
 
 
-def explain_refusal(original, cfg, params, **kwargs):
-    """UserError for optimisers that cannot do what half precision asks of them."""
+class DeepFP16(ExactState, FP16Optimizer):
+    """`--fp16` and `--bf16`."""
+
+
+class DeepMemoryEfficientFP16(ExactState, MemoryEfficientFP16Optimizer):
+    """`--memory-efficient-fp16` and `--memory-efficient-bf16`."""
+
+
+class DeepAMP(ExactState, AMPOptimizer):
+    """`--amp`."""
+
+    def __init__(self, cfg, params, fp32_optimizer, **kwargs):
+        # fairseq looks the window up under a name that is no flag, and fails
+        window, cfg.common.amp_scale_window = cfg.common.amp_scale_window, None
+        try:
+            super().__init__(cfg, params, fp32_optimizer, **kwargs)
+        finally:
+            cfg.common.amp_scale_window = window
+        if window is not None:
+            self.scaler.set_growth_interval(window)
+
+    def step(self) -> None:
+        """Make an update with the gradients that clip_grad_norm has unscaled.
+
+        A scaler remembers by the optimiser's identity whose gradients those are. fairseq gives it torch's optimiser
+        there and its own wrapper here, so that Adam would see them divided by the scale twice.
+        """
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+# checkpoints hold the class's name, and fairseq compares it when it resumes
+for _kind, _stock in ((DeepFP16, FP16Optimizer), (DeepMemoryEfficientFP16, MemoryEfficientFP16Optimizer),
+                      (DeepAMP, AMPOptimizer)):  # fmt: skip
+    _kind.__name__ = _stock.__name__
+
+
+def build(cfg, params: list):
+    """Build the optimiser for half precision that the flags, or the registered optimiser's `half_precision`, ask for.
+
+    cfg: fairseq's whole config. UserError for an optimiser that cannot do what half precision asks of it.
+    """
+    common, name = cfg.common, cfg.optimizer._name
+    if common.amp:
+        kind = DeepAMP
+    elif common.memory_efficient_fp16 or common.memory_efficient_bf16:
+        kind = DeepMemoryEfficientFP16
+    else:
+        kind = getattr(OPTIMIZER_REGISTRY.get(name), "half_precision", DeepFP16)
     try:
-        return original(cfg, params, **kwargs)
+        return kind.build_optimizer(cfg, params)
     except (RuntimeError, ValueError) as error:
-        half = "bf16" if cfg.common.bf16 else "fp16"
+        half = "bf16" if common.bf16 else "fp16"
         if "does not support flat params" in str(error):
-            raise UserError(f"--optimizer {cfg.optimizer._name}: with --{half} add --fp16-no-flatten-grads") from error
+            raise UserError(f"--optimizer {name}: with --{half} add --fp16-no-flatten-grads") from error
         if "Unsupported optimizer" in str(error):
-            raise UserError(
-                f"--memory-efficient-{half}: not with --optimizer {cfg.optimizer._name}: take --{half}"
-            ) from error
+            raise UserError(f"--memory-efficient-{half}: not with --optimizer {name}: take --{half}") from error
         raise
 
 
-def begin_amp(original, optimizer, cfg, *args, **kwargs) -> None:
-    """With --amp-scale-window, which fairseq looks up under a name that is no flag."""
-    window, cfg.common.amp_scale_window = cfg.common.amp_scale_window, None
-    try:
-        original(optimizer, cfg, *args, **kwargs)
-    finally:
-        cfg.common.amp_scale_window = window
-    if window is not None:
-        optimizer.scaler.set_growth_interval(window)
-
-
-def step_amp(optimizer) -> None:
-    """An update with the gradients that clip_grad_norm has unscaled.
-
-    A scaler knows by the object whose gradients those are; fairseq gives it torch's optimiser there and its own around
-    that here, and Adam would see them divided by the scale twice.
-    """
-    optimizer.scaler.step(optimizer.optimizer)
-    optimizer.scaler.update()
-
-
 def gradient_scale(optimizer: Any) -> float | Tensor:
-    """What turns the gradients at hand into those of the mean loss.
+    """Return the factor that turns the gradients at hand into those of the mean loss.
 
-    Whoever multiplies later has _multiply_factor, as fairseq's optimisers for half precision and deepnet_adam.
+    fairseq's optimisers for half precision and deepnet_adam multiply later, and keep it in _multiply_factor.
     """
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()

@@ -129,9 +129,9 @@ class TFixupSchedule(FairseqLRScheduler):
         return self.optimizer.get_lr()
 
 
-def clip_apart(original, trainer, clip_norm):
+def clip_apart(trainer) -> None:
     """Clip on their own the gradients of modules with a `gradient_clip`, the largest L2 norm of them all."""
-    limited = vars(trainer).get("limited")
+    limited = trainer.limited
     if limited is None:  # a walk through all layers, once
         model = trainer.get_model()
         stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
@@ -142,4 +142,3 @@ def clip_apart(original, trainer, clip_norm):
     if grads:
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
         torch._foreach_mul_(grads, (limited[0].gradient_clip / norm).clamp(max=1))
-    return original(trainer, clip_norm)

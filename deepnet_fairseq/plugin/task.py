@@ -1,0 +1,120 @@
+"""What surrounds every task of fairseq: a class in front of the task's own, and YAML for tasks without a dataclass."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+from fairseq import tasks
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ..errors import UserError
+from .distributed import zero
+from .divergence.stuck import Stuck
+from .probing import TrainingProbes
+from .settings import check_plain
+
+SECTIONS = ("common", "dataset", "optimization", "checkpoint")
+
+
+class DeepTask:
+    """Mixin in front of the class of every task that fairseq sets up.
+
+    probes: those of the training that the task is part of; stuck: its watch over validation losses. DeepTrainer sets
+    both. It holds no trainer: a cycle of the two would free their memory only at a garbage collection.
+    """
+
+    probes: TrainingProbes | None = None
+    stuck: Stuck | None = None
+    validated = 0  # subsets that the present validation has finished
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
+        """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
+
+        fairseq zeroes the size of such a batch by itself, but not what the loss logs of it.
+        """
+        if self.probes is not None:
+            self.probes.before_batch(update_num, dummy=ignore_grad)
+        step = super().train_step  # type: ignore[misc]  # of the task's own class
+        loss, size, logged = step(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        if ignore_grad:
+            size, logged = size * 0, {key: value * 0 for key, value in logged.items()}
+        return loss, size, logged
+
+    def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
+        """Leave out sentences that are too long; raise a UserError where fairseq is told not to, or none is left.
+
+        Where none is left, fairseq would go through empty epochs.
+        """
+        path = getattr(getattr(dataset, "src", None), "_path", "the data")
+        try:
+            by_size = super().filter_indices_by_size  # type: ignore[misc]
+            kept = by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        except Exception as error:
+            if str(error).startswith("Size of sample"):
+                raise UserError(f"{path}: {error}") from error
+            raise
+        if len(indices) and not len(kept):
+            said = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
+            raise UserError(f"{path}: {said}")
+        return kept
+
+    def begin_valid_epoch(self, epoch, model):
+        """Begin a validation, of which the first subset decides what --stop-stuck sees."""
+        self.validated = 0
+        super().begin_valid_epoch(epoch, model)  # type: ignore[misc]
+
+    def post_validate(self, model, stats, agg):
+        """End the validation of a subset."""
+        if self.stuck is not None:
+            self.stuck.compare(self, model, stats, first=self.validated == 0)
+        self.validated += 1
+        if hasattr(super(), "post_validate"):
+            super().post_validate(model, stats, agg)
+
+
+def set_up(original, cfg, **kwargs):
+    """Set up a task, with DeepTask in front of its class."""
+    if isinstance(cfg, DictConfig) and (whole := cfg._get_parent()) is not None:
+        zero.check_settings(lambda section, key: (whole.get(section) or {}).get(key))
+        check_plain("the config", whole)
+    return with_mixin(original(_by_flags(cfg), **kwargs))
+
+
+def with_mixin(task: Any) -> Any:
+    """Put DeepTask in front of the class of `task`, once, and return the task."""
+    if not isinstance(task, DeepTask):
+        task.__class__ = _mixed(type(task))
+    return task
+
+
+@functools.cache
+def _mixed(kind: type) -> type:
+    """Make the class by the name of the task's own, which fairseq logs."""
+    return type(kind.__name__, (DeepTask, kind), {"__module__": kind.__module__})
+
+
+def _by_flags(cfg: Any) -> Any:
+    """Turn a YAML's section of a task that fairseq knows by flags alone into the flags' namespace, with their defaults.
+
+    Tasks such as translation_multi_simple_epoch have no dataclass, and fairseq then ignores the section.
+    """
+    name = getattr(cfg, "_name", None)
+    if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
+        return cfg
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    tasks.TASK_REGISTRY[name].add_args(parser)
+    flags = {action.dest: action for action in parser._actions}
+    if unknown := sorted(set(cfg) - flags.keys() - {"_name"}):
+        raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
+    with open_dict(cfg):  # the model's settings refer to the task's
+        cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
+    whole, settings = cfg._get_parent(), OmegaConf.to_container(cfg)
+    values: dict[str, Any] = {}  # such a task sees the settings of common, dataset and so on beside its own
+    for section in () if whole is None else (whole[key] for key in SECTIONS if key in whole):
+        values |= OmegaConf.to_container(section)
+    for dest, action in flags.items():  # texts are read as the flags would read them
+        value = settings[dest]
+        values[dest] = action.type(value) if action.type and isinstance(value, str) else value
+    return argparse.Namespace(**(values | {"task": name}))
