@@ -1,6 +1,7 @@
 """Where the numbers of a training end, and what is said of it: every case is made so that the place is known."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from fairseq.trainer import Trainer
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.divergence import STATUS, search
+from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
@@ -89,3 +91,11 @@ def test_two_processes_end_together_with_one_line(data, tmp_path):
     ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *WILD, *flags, check=False, timeout=100)
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said and said.count("error: diverged at update ") == 1
+
+
+def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency():
+    """fairseq reports a fatal error there, which is no divergence."""
+    trainer = DeepTrainer.__new__(DeepTrainer)
+    trainer.cfg = SimpleNamespace(common=SimpleNamespace(amp=False))
+    with pytest.raises(FloatingPointError, match="^gradients are Nan/Inf$"):
+        trainer._check_grad_norms(torch.tensor(math.nan))

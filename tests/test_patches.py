@@ -21,6 +21,7 @@ CHANGED = {
     "fairseq.data.data_utils.batch_by_size",
     "fairseq.data.indexed_dataset.make_dataset",
     "fairseq.distributed.utils.call_main",
+    "fairseq.distributed_utils.call_main",  # the same module by its old name
     "fairseq.file_io.PathManager.copy",
     "fairseq.options.parse_args_and_arch",
     "fairseq.tasks.setup_task",
@@ -31,6 +32,7 @@ CHANGED = {
     "hydra._internal.utils.CompactHydraException",
     "torch.utils.data._utils.signal_handling._set_worker_signal_handlers",
 }
+TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # torch.serialization.add_safe_globals
 SNAPSHOT = """
     import json, sys, types
     import fairseq_cli.generate, fairseq_cli.hydra_train, fairseq_cli.interactive, fairseq_cli.train
@@ -62,7 +64,8 @@ SNAPSHOT = """
 def test_the_list_of_patches_is_complete():
     """Every attribute of every loaded module and class of these libraries, before register() and after."""
     printed = run_cold("python", "-c", dedent(SNAPSHOT)).stdout
-    assert set(json.loads(printed.splitlines()[-1])) == CHANGED
+    (listed,) = (line for line in printed.splitlines() if line.startswith("["))
+    assert set(json.loads(listed)) - TORCHS_OWN == CHANGED
 
 
 def test_an_import_loads_neither_torch_nor_fairseq():
