@@ -79,8 +79,6 @@ def test_same_log(flags):
     assert own_size == size and ours.keys() == theirs.keys()
     for key, value in theirs.items():
         assert float(ours[key]) == pytest.approx(float(value), rel=1e-6), key
-    counting = criteria(**flags)[1]
-    assert counting(model, given | counting.count_targets(given))[2] == ours
 
 
 class Largest(TorchDispatchMode):

@@ -8,12 +8,11 @@ from functools import cache
 
 import pytest
 import torch
-from fairseq.optim import AMPOptimizer
 from torch import nn
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.optimisers.half_precision import gradient_scale
+from deepnet_fairseq.plugin.optimisers.half_precision import DeepAMP, gradient_scale
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 from scripts.half_precision import FLAGS, TOO_LARGE, train
 
@@ -132,7 +131,7 @@ def test_adam_sees_the_gradient_that_amp_has_scaled():
     parameter, gradient, seen = nn.Parameter(torch.zeros(4)), torch.tensor([1.0, -2.0, 3.0, 0.0]), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda.amp, "GradScaler", lambda **given: torch.amp.GradScaler("cpu", **given))
-        optimizer = AMPOptimizer.build_optimizer(cfg, [parameter])
+        optimizer = DeepAMP.build_optimizer(cfg, [parameter])
     assert optimizer.scaler.get_growth_interval() == 7
     optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
     for factor in (1.0, float("inf"), 1.0):  # the second overflows

@@ -15,7 +15,7 @@ from .conftest import TRAIN_FLAGS
 from .faults.life import children, lives
 from .support import ranks
 from .support.forked import BIN
-from .support.helpers import run_cold
+from .support.helpers import USER_DIR, run_cold
 from .support.lives import TINY, live
 from .test_commands import losses
 
@@ -38,13 +38,34 @@ def expected(data, tmp_path_factory):
 PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train import cli_main; cli_main()"
 
 
-@pytest.mark.parametrize("program", [("fairseq-train",), ("python", "-c", PROMPT)], ids=["fairseq-train", "a prompt"])
+MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing gives its children a copy of this module
+
+
+@pytest.mark.parametrize(
+    "program", [("fairseq-train",), ("python", "-c", PROMPT), MODULE], ids=["fairseq-train", "a prompt", "python -m"]
+)
 def test_two_processes(program, expected, data, tmp_path):
     """On a CPU too, where fairseq starts none and exits 0; for --user-dir it imports nothing that is imported."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
     done = run_cold(*program, data, *words)
     assert list(losses(done.stdout).values()) == logged(expected)
     assert (tmp_path / "checkpoint_last.pt").exists() and "already been imported" not in done.stdout
+
+
+@pytest.mark.smoke
+def test_two_processes_of_torchrun_and_hydra(expected, data, tmp_path):
+    """fairseq-hydra-train imports --user-dir in the processes alone, so that the backend must be named on a CPU."""
+    settings = {
+        "common.user_dir": USER_DIR, "common.cpu": True, "task.data": data, "checkpoint.save_dir": tmp_path,
+        "model.encoder_layers": 1, "model.decoder_layers": 1, "optimization.max_update": 2,
+        "distributed_training.distributed_world_size": 2, "distributed_training.distributed_backend": "gloo",
+        "hydra.run.dir": tmp_path / "hydra",
+    }  # fmt: skip
+    config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")
+    words = ("--standalone", "--nproc_per_node", "2", "--no-python", BIN / "fairseq-hydra-train", *config)
+    done = run_cold("torchrun", *words, *(f"{name}={value}" for name, value in settings.items()))
+    assert "training on 2 devices" in done.stdout and "deepnet_fairseq.plugin.trainer" in done.stdout
+    assert (tmp_path / "checkpoint_last.pt").exists()
 
 
 @pytest.fixture
@@ -56,7 +77,8 @@ def begin(data, tmp_path):
     started = []
 
     def begin(launcher: str = "fairseq-train"):
-        words = [BIN / "fairseq-train", data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", tmp_path]
+        program = [BIN / MODULE[0], *MODULE[1:]] if launcher == "python -m" else [BIN / "fairseq-train"]
+        words = [*program, data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", tmp_path]
         if launcher == "torchrun":
             words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
         else:
@@ -78,8 +100,9 @@ def begin(data, tmp_path):
 
 
 @pytest.mark.smoke
-def test_a_signal_to_the_program_is_for_its_processes(begin, tmp_path):
-    process, _ = begin()
+@pytest.mark.parametrize("launcher", ["fairseq-train", "python -m"])
+def test_a_signal_to_the_program_is_for_its_processes(launcher, begin, tmp_path):
+    process, _ = begin(launcher)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert "is saved" in (tmp_path / "log").read_text()

@@ -95,7 +95,7 @@ def apply() -> None:
         replace(owner, name, handler)
     attach_to_programs()
     if not hasattr(numpy, "compat"):  # fairseq takes numpy.compat.long, which numpy 2 no longer has
-        numpy.compat = types.SimpleNamespace(long=int)
+        vars(numpy)["compat"] = types.SimpleNamespace(long=int)
     package = Path(__file__).parents[1]  # --user-dir has nothing more to do, by either path that fairseq makes of it
     imported = vars(utils.import_user_module).setdefault("memo", set())
     imported |= {str(package), os.path.join(os.path.dirname(fairseq.__file__), "..", package.name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from typing import Any
+from typing import Any, cast
 
 from fairseq import tasks
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -71,15 +71,21 @@ class DeepTask:
             self.stuck.compare(self, model, stats, first=self.validated == 0)
         self.validated += 1
         if hasattr(super(), "post_validate"):
-            super().post_validate(model, stats, agg)
+            super().post_validate(model, stats, agg)  # type: ignore[misc]
 
 
 def set_up(original, cfg, **kwargs):
     """Set up a task, with DeepTask in front of its class."""
-    if isinstance(cfg, DictConfig) and (whole := cfg._get_parent()) is not None:
-        zero.check_settings(lambda section, key: (whole.get(section) or {}).get(key))
+    whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
+    if whole is not None:
+        zero.check_settings(lambda section, key: _value(whole.get(section), key))
         check_plain("the config", whole)
     return with_mixin(original(_by_flags(cfg), **kwargs))
+
+
+def _value(section: Any, key: str) -> Any:
+    """Return a setting of a config's section, which is a namespace where flags have made it."""
+    return getattr(section, key, None) if isinstance(section, argparse.Namespace) else (section or {}).get(key)
 
 
 def with_mixin(task: Any) -> Any:
@@ -90,7 +96,7 @@ def with_mixin(task: Any) -> Any:
 
 
 @functools.cache
-def _mixed(kind: type) -> type:
+def _mixed(kind: Any) -> type:
     """Make the class by the name of the task's own, which fairseq logs."""
     return type(kind.__name__, (DeepTask, kind), {"__module__": kind.__module__})
 
@@ -110,11 +116,12 @@ def _by_flags(cfg: Any) -> Any:
         raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
     with open_dict(cfg):  # the model's settings refer to the task's
         cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
-    whole, settings = cfg._get_parent(), OmegaConf.to_container(cfg)
+    whole: Any = cfg._get_parent()
+    settings: Any = OmegaConf.to_container(cfg)
     values: dict[str, Any] = {}  # such a task sees the settings of common, dataset and so on beside its own
     for section in () if whole is None else (whole[key] for key in SECTIONS if key in whole):
-        values |= OmegaConf.to_container(section)
+        values |= cast(dict, OmegaConf.to_container(section))
     for dest, action in flags.items():  # texts are read as the flags would read them
         value = settings[dest]
-        values[dest] = action.type(value) if action.type and isinstance(value, str) else value
+        values[dest] = action.type(value) if callable(action.type) and isinstance(value, str) else value
     return argparse.Namespace(**(values | {"task": name}))

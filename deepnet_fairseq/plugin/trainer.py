@@ -54,6 +54,8 @@ class DeepTrainer(Trainer):
     over: tuple[list, bool] | None = None
     make_as_in: int | None = None
     limited: list | None = None
+    _wrapped_model: Any
+    _wrapped_criterion: Any
 
     # build
 

@@ -65,11 +65,11 @@ class ExactState:
 
     def state_dict(self) -> dict:
         """Return fairseq's state, with the float32 weights and the counts of the loss scale."""
-        return exact_resume.with_weights(self, super().state_dict())  # type: ignore[misc]
+        return exact_resume.with_weights(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
         """Load what state_dict returned, or fairseq's state alone."""
-        super().load_state_dict(state_dict, optimizer_overrides)  # type: ignore[misc]
+        super().load_state_dict(state_dict, optimizer_overrides)
         exact_resume.load_weights(self, state_dict)
 
 
