@@ -22,7 +22,6 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
-from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer, fp16_optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
@@ -34,7 +33,7 @@ from . import calm_root_logger, command_line, datasets, settings, waits
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import stuck, watched_trainer
-from .optimisers import deepnet_adam, half_precision, papers
+from .optimisers import half_precision, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -108,7 +107,6 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         stuck.count_targets: "for --stop-stuck, how often each word is a target",
         train_loop.validate_unless_stopped: "a signal is answered between two batches",
     },
-    (EMA, "_step_internal"): {deepnet_adam.average_together: "a few operations instead of some for every tensor"},
     # saving
     (checkpoint_utils, "save_checkpoint"): {
         epoch_weights.end_of_epoch: "--epoch-weights: what an average reads in place of whole checkpoints",

@@ -20,7 +20,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from ..distributed import agreement
-from ..optimisers.flat_adam import FlatAdam
+from ..optimisers.deepnet_adam import HalfPrecisionOptimizer
 
 KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
@@ -105,11 +105,11 @@ def between_epochs(extra_state: dict) -> bool:
 
 def weights(optimizer) -> list[Tensor]:
     """The float32 weights of an optimiser for half precision, in its parameters' order and shapes; [] without any."""
+    if isinstance(optimizer, HalfPrecisionOptimizer):
+        return optimizer.float32_weights()
     params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
     if params is None:
         return []
-    if isinstance(optimizer.optimizer, FlatAdam):
-        return optimizer.optimizer.weights()
     if not isinstance(params, dict):
         return [param.data for param in params]
     # by device, all of its parameters in one
@@ -150,8 +150,8 @@ def load_with_weights(original, optimizer, state_dict, optimizer_overrides=None)
         return
     if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
         return  # not what was loaded in half precision: of another model, or a part of one
-    if isinstance(optimizer.optimizer, FlatAdam):
-        optimizer.optimizer.load_weights(saved)
+    if isinstance(optimizer, HalfPrecisionOptimizer):
+        optimizer.load_float32_weights(saved)
     else:
         with torch.no_grad():
             ours = weights(optimizer)
