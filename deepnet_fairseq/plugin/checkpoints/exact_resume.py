@@ -18,7 +18,6 @@ from torch import Tensor
 
 from .. import datasets
 from ..distributed import agreement
-from ..optimisers.flat_adam import FlatAdam
 
 KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
@@ -83,11 +82,11 @@ def between_epochs(extra_state: dict) -> bool:
 
 def weights(optimizer) -> list[Tensor]:
     """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it has none."""
+    if hasattr(optimizer, "float32_weights"):
+        return optimizer.float32_weights()
     params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
     if params is None:
         return []
-    if isinstance(optimizer.optimizer, FlatAdam):
-        return optimizer.optimizer.weights()
     if not isinstance(params, dict):
         return [param.data for param in params]
     # by device, all of its parameters in one
@@ -126,8 +125,8 @@ def load_weights(optimizer, state_dict: dict) -> None:
         return
     if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
         return  # not what was loaded in half precision: of another model, or a part of one
-    if isinstance(optimizer.optimizer, FlatAdam):
-        optimizer.optimizer.load_weights(saved)
+    if hasattr(optimizer, "load_float32_weights"):
+        optimizer.load_float32_weights(saved)
     else:
         with torch.no_grad():
             ours = weights(optimizer)

@@ -14,10 +14,10 @@ from omegaconf import II
 
 from ...core.models import DeepModel
 from ...errors import UserError
-from .deepnet_adam import settings
-from .flat import HALF
-from .flat_adam import MOMENTS
+from .deepnet_adam import MOMENTS, settings
 from .half_precision import gradient_scale
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from ...errors import UserError
 from .needs import best_group, flops, memory
-from .setting import FLAT, SHARDED, Setting, recomputation
+from .setting import FUSED, SHARDED, Setting, recomputation
 
 BUSY_TOKENS = 2048  # of a batch that keeps a GPU busy
 FEWEST_TOKENS = 256  # a smaller batch is not offered
@@ -111,7 +111,7 @@ def _sharded(original: Setting, last: Setting) -> Ways:
     gpus = max(2, original.gpus)
     while gpus <= MOST_GPUS:
         with suppress(UserError):  # not with this precision
-            yield f"optimiser over {gpus} GPUs", replace(last, gpus=gpus, zero=True, optimizer=FLAT)
+            yield f"optimiser over {gpus} GPUs", replace(last, gpus=gpus, zero=True, optimizer=FUSED)
         gpus *= 2
 
 

@@ -15,12 +15,11 @@ from ...core import archs, config
 from ...core.recomputation import group_size
 from ...errors import UserError
 from ...plugin.chunked_loss import NAME, PLAIN
-from ...plugin.optimisers.flat import CHUNK
 
 GIB = 2**30
 FLOAT32 = 4
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-OPTIMIZERS = ADAM, FLAT = "adam", "deepnet_adam"
+OPTIMIZERS = ADAM, FUSED = "adam", "deepnet_adam"
 SHARDED = "--zero-sharding os"
 
 
@@ -110,9 +109,9 @@ class Setting:
             yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
             yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
         yield self.zero and self.gpus == 1, f"{SHARDED}: shards over several GPUs; give --gpus"
-        flat = self.optimizer == FLAT
-        yield self.zero and not flat, f"{SHARDED}: with --optimizer {FLAT}; {self.optimizer} is not sharded"
-        yield self.memory_efficient and flat, f"--{self.precision}: not with --optimizer {FLAT}"
+        fused = self.optimizer == FUSED
+        yield self.zero and not fused, f"{SHARDED}: with --optimizer {FUSED}; {self.optimizer} is not sharded"
+        yield self.memory_efficient and fused, f"--{self.precision}: not with --optimizer {FUSED}"
 
     @property
     def memory_efficient(self) -> bool:
@@ -163,16 +162,15 @@ class Setting:
     def optimiser(self, numbers: int, largest: int) -> tuple[int, int]:
         """Return bytes kept between updates, and temporary bytes of an update, for so many trained numbers.
 
-        Kept are Adam's moments and, where the weights are in half precision, these in float32 (fairseq's adam their
-        gradients too), sharded or not; deepnet_adam copies gradients into a piece of float32 memory. fairseq's adam
-        has the root of one tensor's second moment at a time (largest: numbers of the largest; with --fp16 all are one
-        tensor) and, without float32 weights, copies of weight and gradient (optim/adam.py, fp16_optimizer.py of
-        fairseq).
+        Kept are Adam's moments and, where the weights are in half precision, weights and gradients in float32, sharded
+        or not. fairseq's adam has the root of one tensor's second moment at a time (largest: numbers of the largest;
+        with --fp16 all are one tensor) and, without float32 weights, copies of weight and gradient (optim/adam.py,
+        fp16_optimizer.py of fairseq); deepnet_adam has no temporaries.
         """
-        flat, master = self.optimizer == FLAT, self.precision in ("fp16", "bf16")
-        kept = -(-numbers * FLOAT32 * (2 + master * (1 if flat else 2)) // (self.gpus if self.zero else 1))
-        if flat:
-            return kept + FLOAT32 * min(numbers, CHUNK[self.device]), 0
+        master = self.precision in ("fp16", "bf16")
+        kept = -(-numbers * FLOAT32 * (2 + master * 2) // (self.gpus if self.zero else 1))
+        if self.optimizer == FUSED:
+            return kept, 0
         temporaries = 3 if self.memory_efficient else 1
         return kept, temporaries * FLOAT32 * (numbers if self.precision == "fp16" else largest)
 
