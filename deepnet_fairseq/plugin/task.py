@@ -91,7 +91,7 @@ def _value(section: Any, key: str) -> Any:
 def with_mixin(task: Any) -> Any:
     """Put DeepTask in front of the class of `task`, once, and return the task."""
     if not isinstance(task, DeepTask):
-        task.__class__ = _mixed(type(task))
+        task.__class__ = _mixed(cast(Any, type(task)))
     return task
 
 

@@ -190,6 +190,8 @@ class HalfPrecisionOptimizer(DeepFP16):
     --fp16-no-flatten-grads and, with the weights of its share alone, under ZeRO. States of either layout load.
     """
 
+    _needs_sync: bool
+
     def __init__(self, cfg, params, fp32_optimizer, fp32_params, **kwargs):
         super().__init__(cfg, params, fp32_optimizer, fp32_params, **kwargs)
         self.saves_flat = self.has_flat_params
