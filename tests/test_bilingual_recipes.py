@@ -235,6 +235,8 @@ MISTAKES = {
     ("iwslt14_de_en", "--from", "nowhere"): "--from nowhere: no such folder",
     ("iwslt14_de_en", "--pairs", "de-en"): "--pairs: means nothing to the recipe iwslt14_de_en",
     ("multilingual",): "the recipe multilingual needs text: --from FOLDER",
+    ("opus100", "--pairs", "de-xx"): "OPUS-100 has no such pair",
+    ("m2m102", "--plan"): "12 billion sentence pairs",
 }
 
 

@@ -16,9 +16,8 @@ from fairseq.data import Dictionary, data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import multilingual
 from deepnet_fairseq.data.miniature.text import translations
-from deepnet_fairseq.data.multilingual import Multilingual, PairText, binarise
-from deepnet_fairseq.data.vocabulary import Vocabulary, sample, sampling_probabilities
-from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.data.multilingual import Multilingual, PairText
+from deepnet_fairseq.data.vocabulary import sample, sampling_probabilities
 from deepnet_fairseq.study.scoring import score
 
 from .conftest import TRAIN_FLAGS
@@ -155,6 +154,7 @@ def test_a_pair_that_comes_later_and_text_that_changes_leave_the_others(text, tm
 
 WRONG_FLAGS = {
     ("--pairs", "de-es"): "de-es: no such folder",
+    ("--pairs", "zh-Hans-en"): "splits pairs at every hyphen; write zh_Hans",
     ("--vocab", "100000"): r"--vocab 100000: this text supports at most \d+",
     ("--temperature", "0"): r"--temperature 0\.0: must be above 0",
     ("--shards", "0"): "--shards 0: must be 1 or more",
@@ -167,11 +167,6 @@ WRONG_FLAGS = {
 def test_flags_that_cannot_be(flags, text, tmp_path):
     with pytest.raises(SystemExit, match=WRONG_FLAGS[flags]):
         prepare(text, tmp_path / "dest", *flags)
-
-
-def test_text_without_a_sentence_is_refused(prepared, tmp_path):
-    with pytest.raises(UserError, match="0 sentence pairs, too few for 1 shards"):
-        binarise(iter([]), Vocabulary(prepared / "spm.model"), [(tmp_path / "de", tmp_path / "en")])
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):

@@ -14,6 +14,7 @@ from random import Random
 
 from ..errors import UserError
 from ..files import whole
+from ..languages import check_no_hyphen, parse_pair
 from . import steps
 from .lines import write_columns, write_lines
 from .parallel_text import sentencepiece_model
@@ -61,11 +62,11 @@ class PairText:
         return f"pair.{self.name}" + (f".{'.'.join(self.subsets)}" if self.one_way else "")
 
 
-def parse_pair(pair: str) -> tuple[str, str]:
-    """ "de-en" -> ("de", "en"); UserError for anything fairseq would misread."""
-    langs = tuple(pair.split("-"))
-    if len(langs) != 2 or langs[0] == langs[1] or not all(lang.replace("_", "").isalnum() for lang in langs):
-        raise UserError(f"--pairs {pair}: no pair of languages; write two codes with a hyphen between, de-en")
+def split_pair(pair: str) -> tuple[str, str]:
+    """Return ("de", "en") of "de-en"; raise UserError for anything that fairseq's multilingual task misreads."""
+    langs = parse_pair("--pairs", pair)
+    for lang in langs:
+        check_no_hyphen(f"--pairs {pair}:", lang)
     return langs
 
 

@@ -14,8 +14,8 @@ from fairseq import checkpoint_utils, options
 from fairseq_cli import generate
 from tqdm import tqdm
 
-from ..errors import UserError
 from ..files import whole
+from ..languages import parse_pair
 
 
 def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
@@ -25,8 +25,7 @@ def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
     interrupted one is not there. UserError, naming --directions, for words that are no direction.
     """
     for direction in directions:
-        if len(direction.split("-")) != 2 or not all(direction.split("-")):
-            raise UserError(f"--directions {direction}: no direction; give SRC-TGT, as de-en")
+        parse_pair("--directions", direction)
     left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*.part"):
@@ -37,7 +36,7 @@ def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
 
 
 def _translate(direction: str, result: Path, flags: list[str]) -> None:
-    source, target = direction.split("-")
+    source, target = parse_pair("--directions", direction)
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
     log = result.with_suffix(".log")

@@ -20,7 +20,7 @@ from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, say
 from ..lines import align, one_line
-from ..multilingual import PairText, Sentences, parse_pair
+from ..multilingual import PairText, Sentences, split_pair
 from ..steps import Steps
 from . import opus100
 from .base import Options
@@ -45,7 +45,7 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
     """
     found = {}
     for corpus, version in VERSIONS.items():
-        codes = [OTHER_CODES.get(corpus, {}).get(lang, lang) for lang in parse_pair(pair)]
+        codes = [OTHER_CODES.get(corpus, {}).get(lang, lang) for lang in split_pair(pair)]
         name = "-".join(sorted(codes))
         file = RemoteFile(f"{corpus}.{name}.zip", (f"{SITE}/OPUS-{corpus}/{version}/moses/{name}.txt.zip",))
         found[corpus] = file, [f"{corpus}.{name}.{code}" for code in codes]
@@ -157,10 +157,10 @@ class M2m102(MultilingualRecipe):
                 "the corpus m2m102 has 12 billion sentence pairs, more than one machine holds: name some, as in "
                 "--pairs de-en,en-fr; others can be added to the same folder later"
             )
-        return tuple("-".join(sorted(parse_pair(pair))) for pair in options.pairs or MINIATURE)
+        return tuple("-".join(sorted(split_pair(pair))) for pair in options.pairs or MINIATURE)
 
     def text(self, options: Options, pair: str) -> PairText:
-        evaluation, archives, langs = Evaluation(options), Archives(pair, options), parse_pair(pair)
+        evaluation, archives, langs = Evaluation(options), Archives(pair, options), split_pair(pair)
 
         def train() -> Sentences:
             return clean(archives.read(), tuple(map(evaluation.held_out, langs)), pair)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..lines import REMOVE, one_line, read_pairs
-from ..multilingual import Multilingual, PairText, file_state, parse_pair
+from ..multilingual import Multilingual, PairText, file_state, split_pair
 from ..steps import Steps, read_json, write_json
 from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
@@ -70,7 +70,7 @@ class MultilingualRecipe(Recipe):
                 raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
             Vocabulary(options.spm)  # is one, or UserError before anything is written
         for pair in self.pairs(options):
-            parse_pair(pair)
+            split_pair(pair)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         record = options.dest / "steps" / "pairs.json"
@@ -106,7 +106,7 @@ class OwnText(MultilingualRecipe):
     def pairs(self, options: Options) -> tuple[str, ...]:
         """The folders that --pairs names, or all."""
         found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
-        missing = [pair for pair in options.pairs or () if pair not in found]
+        missing = [pair for pair in options.pairs or () if split_pair(pair) and pair not in found]
         if missing or not found:
             raise UserError(
                 f"{options.text / (missing[0] if missing else 'de-en')}: no such folder; name pairs that are there"
@@ -114,7 +114,7 @@ class OwnText(MultilingualRecipe):
         return options.pairs or tuple(found)
 
     def text(self, options: Options, pair: str) -> PairText:
-        langs = parse_pair(pair)
+        langs = split_pair(pair)
         subsets, state = {}, {}
         for subset in SUBSETS:
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
