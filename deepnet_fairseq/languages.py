@@ -38,16 +38,6 @@ def check_pair(what: str, source: str, target: str) -> tuple[str, str]:
     return source, target
 
 
-def check_no_hyphen(what: str, code: str) -> str:
-    """Return `code`; raise UserError if fairseq's multilingual tasks, which split pairs at hyphens, misread it."""
-    if "-" in check_code(what, code):
-        raise UserError(
-            f"{what} {code}: fairseq's multilingual task splits pairs at every hyphen; "
-            f"write {code.replace('-', '_')}, in names of folders and files too"
-        )
-    return code
-
-
 def readings(name: str, known: Collection[str] = (), words: bool = True) -> list[tuple[str, str]]:
     """Return the pairs of codes that `name` may stand for: none, one, or several if it is ambiguous.
 

@@ -154,7 +154,7 @@ def test_a_pair_that_comes_later_and_text_that_changes_leave_the_others(text, tm
 
 WRONG_FLAGS = {
     ("--pairs", "de-es"): "de-es: no such folder",
-    ("--pairs", "zh-Hans-en"): "splits pairs at every hyphen; write zh_Hans",
+    ("--pairs", "zh-Hans-en"): "splits it at each hyphen; write _ within a code",
     ("--vocab", "100000"): r"--vocab 100000: this text supports at most \d+",
     ("--temperature", "0"): r"--temperature 0\.0: must be above 0",
     ("--shards", "0"): "--shards 0: must be 1 or more",
@@ -167,6 +167,22 @@ WRONG_FLAGS = {
 def test_flags_that_cannot_be(flags, text, tmp_path):
     with pytest.raises(SystemExit, match=WRONG_FLAGS[flags]):
         prepare(text, tmp_path / "dest", *flags)
+
+
+def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_path):
+    """Also one order now and the other one later."""
+    for pair in ("de-en", "en-de"):
+        shutil.copytree(text / "de-en", tmp_path / "text" / pair)
+    prepare(tmp_path / "text", tmp_path / "dest", "--pairs", "de-en,de-en", "--vocab", "200")
+    for lang in ("de", "en"):
+        (tmp_path / "text" / "de-en" / f"train.{lang}").write_text("")
+    for dest, flags, said in (
+        ("dest", ("--pairs", "en-de"), "de-en and en-de: a pair gives both directions; put all .* into de-en"),
+        ("other", (), "de-en and en-de: a pair gives both directions"),
+        ("other", ("--pairs", "de-en"), "de-en: no sentence pair in train"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            prepare(tmp_path / "text", tmp_path / dest, *flags)
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):

@@ -20,8 +20,8 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
 from ..files import check_folder, read_object, whole
-from .binarise import PLAIN, binarise
-from .lines import map_rows, read_lines, write_lines
+from .binarise import PLAIN, binarise, check_dest
+from .lines import is_blank, map_rows, note_letters, read_lines, write_lines
 from .parallel_text import sentencepiece_model
 from .steps import write_json
 from .vocabulary import Vocabulary
@@ -77,8 +77,8 @@ class Segmenter:
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
     def encode(self, line: str) -> str:
-        """Pieces separated by blanks, "" for a line of white space; that around the line does not count."""
-        return self._bpe.encode(line.strip())
+        """Pieces separated by blanks, "" for a blank line; white space around the line does not count."""
+        return "" if is_blank(line) else self._bpe.encode(line.strip())
 
     def write(self, folder: Path, **facts) -> None:
         """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
@@ -129,10 +129,12 @@ def prepare_lm(
     `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
     """
     check_folder("DEST", dest)
+    check_dest(dest)
     paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
     text = {subset: _count(path) for subset, path in paths.items()}
     for subset, found in text.items():
         print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
+    note_letters(["text"], ((line,) for path in paths.values() for line in read_lines(path)))
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         cutter = segmenter(part)
@@ -157,7 +159,7 @@ def _count(path: Path) -> dict:
     """Lines, words and bytes (without \\n) of a file; UserError if it cannot be read or holds no text."""
     lines = words = size = 0
     for line in read_lines(path):
-        lines, words, size = lines + 1, words + len(line.split()), size + len(line.encode())
+        lines, words, size = lines + 1, words + len(line.split()) * (not is_blank(line)), size + len(line.encode())
     if not words:
         raise UserError(f"{path}: no text in it")
     return {"lines": lines, "words": words, "bytes": size}
@@ -166,7 +168,7 @@ def _count(path: Path) -> dict:
 def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
     """FOLDER/spm.model of `vocab` pieces; UserError if the text does not go with it."""
     print(f"| training SentencePiece, {vocab:,} pieces")
-    lines = (line for line in map(str.strip, read_lines(text)) if line)
+    lines = (line.strip() for line in read_lines(text) if not is_blank(line))
     options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
     path = folder / "spm.model"
     path.write_bytes(sentencepiece_model(lines, vocab, character_coverage=1.0, **options))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from glob import escape
 from pathlib import Path
 
-from ..files import parse, whole
+from ..files import parse_row, whole
 
 
 class Steps:
@@ -68,11 +68,7 @@ def _digest(content) -> str:
 
 def read_json(path: Path) -> dict:
     """A JSON object; {} for a file that is missing or torn."""
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return parse_row(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
 
 
 def write_json(path: Path, content: dict) -> None:

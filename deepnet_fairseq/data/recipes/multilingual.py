@@ -20,6 +20,7 @@ from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 SUBSETS = ("train", "valid", "test")  # of own text
+PAIRS = Path("steps", "pairs.json")  # those of a folder, which may come one after another
 
 
 class MultilingualRecipe(Recipe):
@@ -43,16 +44,9 @@ class MultilingualRecipe(Recipe):
         """Pairs without training text that there are test sets of, in the languages of `texts`."""
         return []
 
-    def outline(self, options: Options) -> tuple[str, ...]:
-        drawn = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
-        drawn += f"{options.temperature or TEMPERATURE:g}"
-        shards = f", in {options.shards} shards" if (options.shards or 1) > 1 else ""
-        return (
-            "count the sentences of each pair, and check them",
-            f"one SentencePiece vocabulary{f': {options.spm}' if options.spm else drawn}",
-            f"segment and binarise each pair, both directions in one{shards}",
-            "dictionaries, lists of languages and directions, raw references of the test sets",
-        )
+    def outline(self, options: Options) -> str:
+        drawn = f"{self.vocabulary_size(options):,} pieces, languages drawn at {options.temperature or TEMPERATURE:g}"
+        return f"one SentencePiece vocabulary: {options.spm or drawn}"
 
     def tools(self, options: Options) -> dict[str, str]:
         return versions("sentencepiece", "fairseq-fixed")
@@ -63,19 +57,25 @@ class MultilingualRecipe(Recipe):
 
     def check(self, options: Options) -> None:
         super().check(options)
+        for pair in options.pairs or ():
+            split_pair(pair)
         if options.temperature is not None and not options.temperature > 0:
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
         if options.spm is not None:
             if options.vocab or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
             Vocabulary(options.spm)  # is one, or UserError before anything is written
-        for pair in self.pairs(options):
-            split_pair(pair)
+        for pair in (together := self._together(options)):
+            if (reverse := "-".join(reversed(split_pair(pair)))) in together:
+                raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
+
+    def _together(self, options: Options) -> list[str]:
+        """The pairs asked for now or before."""
+        return sorted({*self.pairs(options), *read_json(options.dest / PAIRS).get("pairs", [])})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        record = options.dest / "steps" / "pairs.json"
-        pairs = sorted({*self.pairs(options), *read_json(record).get("pairs", [])})  # asked for now or before
-        write_json(record, {"pairs": pairs})
+        pairs = self._together(options)
+        write_json(options.dest / PAIRS, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
         vocabulary = self.vocabulary_size(options), options.temperature or TEMPERATURE, options.spm
         work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers)
@@ -106,12 +106,11 @@ class OwnText(MultilingualRecipe):
     def pairs(self, options: Options) -> tuple[str, ...]:
         """The folders that --pairs names, or all."""
         found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
-        missing = [pair for pair in options.pairs or () if split_pair(pair) and pair not in found]
+        missing = [pair for pair in options.pairs or () if pair not in found]
         if missing or not found:
-            raise UserError(
-                f"{options.text / (missing[0] if missing else 'de-en')}: no such folder; name pairs that are there"
-            )
-        return options.pairs or tuple(found)
+            named = missing[0] if missing else "de-en"
+            raise UserError(f"{options.text / named}: no such folder; name pairs that are there")
+        return tuple(dict.fromkeys(options.pairs or found))
 
     def text(self, options: Options, pair: str) -> PairText:
         langs = split_pair(pair)

@@ -56,7 +56,7 @@ class Opus100(MultilingualRecipe):
         """In the order of the alphabet, as the corpus names them; --pairs en-de means de-en, too."""
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
-        pairs = tuple("-".join(sorted(split_pair(pair))) for pair in options.pairs)
+        pairs = tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs})
         for pair in pairs:
             if pair not in ARCHIVES:
                 raise UserError(f"--pairs {pair}: OPUS-100 has no such pair; it has {', '.join(ARCHIVES)}")
@@ -85,8 +85,6 @@ def members(pair: str, split: str) -> list[str]:
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
     """The pairs of one split; UserError if the archive, whose checksum was right, is there no more."""
-    if not archive.is_file():
-        raise UserError(f"{archive}: is gone; name {pair} in --pairs, and it is downloaded again")
     names = members(pair, split)
     source, target = (map(one_line, stream_lines(archive, name)) for name in names)
     return align(source, target, tuple(names), empty="drop" if split == "train" else "keep")
