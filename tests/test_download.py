@@ -170,15 +170,6 @@ def test_changed_file_is_not_spliced(heeded, server, tmp_path):
     assert [headers.get("If-Range") for _, headers in server.asked if "Range" in headers][-1] == '"1"'
 
 
-@pytest.mark.parametrize("headers", ({"ETag": '"1"'}, {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, {}))
-def test_file_without_checksum_resumes_if_a_splice_would_be_noticed(headers, server, tmp_path):
-    server.headers["/a.gz"] |= headers
-    server.faults["/a.gz"] = [Fault(after=300_000)]
-    assert fetch(RemoteFile("a", (server.url("/a.gz"),)), tmp_path).read_bytes() == BODY
-    assert server.ranges("/a.gz") == [None, "bytes=300000-" if headers else None]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["SHA256SUMS", "a"]
-
-
 def test_part_that_is_whole_or_too_long(server, file, tmp_path):
     """Killed between the last byte and the name: verified without fetching (416). Too long: started over."""
     for part, sent in ((BODY, 0), (BODY + b"more", 1)):

@@ -77,4 +77,4 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.close()
     except OSError as error:  # a file that is missing, in the way, or not writable; a full disk is not named
         place = error.filename or getattr(args, "dest", None) or getattr(args, "out", None)
-        sys.exit(f"deepnet: error: {place}: {error.strerror or error}; free some space, or name another place")
+        sys.exit(f"deepnet: error: {place}: {error.strerror or error}; name another place, or free some space")

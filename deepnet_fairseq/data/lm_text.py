@@ -50,8 +50,6 @@ def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
         raise UserError(f"{path}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
     for number, line in enumerate(read_lines(merges), 1):
         pair = line.split(" ")
-        if number == 1 and not line.startswith("#version"):  # fairseq passes over it whatever it is
-            raise UserError(f"{merges}, line 1: is not #version; {MEND}")
         if number > 1 and (len(pair) != 2 or "".join(pair) not in numbers):
             raise UserError(f"{merges}, line {number}: is not two pieces that are one in encoder.json; {MEND}")
     return [str(number) for number in sorted(values)]

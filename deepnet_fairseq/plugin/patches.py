@@ -204,8 +204,13 @@ def apply() -> None:
 
 
 def around_program() -> None:
-    """Patches fairseq-train's own functions, if it is there; other programs do not have them. Idempotent."""
-    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
+    """Patches the functions of fairseq-train or fairseq-interactive, whichever is there. Idempotent."""
+    for module in (
+        *map(sys.modules.get, ("fairseq_cli.train", "fairseq_cli.interactive")),
+        sys.modules.get("__main__"),
+    ):
+        if hasattr(module, "buffered_read"):
+            wrap(module, "buffered_read", command_line.read_input)
         if hasattr(module, "validate_and_save"):
             for name, handlers in PROGRAM.items():
                 for handler in handlers:

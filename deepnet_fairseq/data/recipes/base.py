@@ -170,8 +170,7 @@ class Recipe(ABC):
     def plan(self, options: Options) -> str:
         """What build() would do, a line each file, tool and count; downloads and writes nothing."""
         self.check(options)
-        needed = self.needs(options)
-        size = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
+        size = f"about {tqdm.format_sizeof(n, 'B')} with all steps" if (n := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
         lines += ["files:"] * bool(files := self.files(options))
         for file in files:

@@ -108,8 +108,7 @@ class OwnText(MultilingualRecipe):
         found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
         missing = [pair for pair in options.pairs or () if pair not in found]
         if missing or not found:
-            named = missing[0] if missing else "de-en"
-            raise UserError(f"{options.text / named}: no such folder; name pairs that are there")
+            raise UserError(f"{options.text / (missing or ['de-en'])[0]}: no such folder; name pairs that are there")
         return tuple(dict.fromkeys(options.pairs or found))
 
     def text(self, options: Options, pair: str) -> PairText:
