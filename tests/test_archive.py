@@ -135,7 +135,7 @@ def test_names_that_lead_elsewhere(name, tmp_path, room):
     try:
         unpack(path, room / "dest", everything)
     except UserError as error:
-        assert "x.tgz: a name in it, '" in str(error) and "\n" not in str(error) and list(room.iterdir()) == []
+        assert "x.tgz: '" in str(error) and "\n" not in str(error) and list(room.iterdir()) == []
     assert all(name.startswith("room/dest/") for name in content(tmp_path).keys() - {"x.tgz"})
 
 

@@ -71,9 +71,15 @@ def test_text_stays_as_it_is_and_mixed_letters_are_told(tmp_path, capsys):
     line = "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"
     model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model([line] * 9, 40))
     assert model.decode(model.encode(line)) == line and model.decode(model.encode("1\u00a0\t0")) == "1 0"
-    lines.note_letters(["vi", "de"], [("\u00e9", "\u00e9"), ("e\u0301", "e"), ("e\u0301", "\u212b")])
+    rows = [("\u00e9", "\u00e9 \u095c"), ("e\u0301", "\u0921\u093c"), ("e\u0301", "\u212b")]
+    lines.note_letters(["vi", "hi"], rows)
     out = capsys.readouterr().out
-    assert out.count("\n") == 1 and "vi: 1 lines have composed letters" in out and ", 2 decomposed ones" in out
+    assert (
+        out.count("\n") == 2
+        and "WARNING: hi (nukta and dots): 1 lines" in out
+        and "vi: 1 lines have composed letters" in out
+        and ", 2 decomposed ones" in out
+    )
 
 
 @pytest.fixture

@@ -140,7 +140,6 @@ MISTAKES = {
     "pieces of GPT-2": (lambda _: ("--bpe", "gpt2", "--vocab", 9), r"--vocab: only with --bpe sentencepiece"),
     "no such model": (lambda folder: ("--spm", folder / "nowhere"), r"nowhere: no such file"),
     "no dictionary": (lambda folder: ("--dict", folder / "nowhere"), r"--dict .*nowhere: no such file"),
-    "workers": (lambda _: ("--workers", 0), r"--workers 0: must be at least 1"),
     "no JSON": (broken_gpt2(lambda encoder, _: encoder.write_text("{")), r"encoder.json: is no JSON"),
     "bytes": (broken_gpt2(lambda encoder, _: encoder.write_text('{"a": 0}')), r"encoder.json: has no number for 255"),
     "merge": (broken_gpt2(lambda _, merges: merges.write_text("#version\nq q\n")), r"vocab.bpe, line 2: is not two"),

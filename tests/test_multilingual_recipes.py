@@ -14,8 +14,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import miniature
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.miniature import write
-from deepnet_fairseq.data.recipes import Options
-from deepnet_fairseq.data.recipes.evaluation import FLORES, TED, Evaluation, wmt_archives
+from deepnet_fairseq.data.recipes.evaluation import FLORES, wmt_archives
 from deepnet_fairseq.data.recipes.m2m102 import archives_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
@@ -121,15 +120,6 @@ def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
     kept = [line for number, line in enumerate(french) if number % 3 != 1]
     assert lines(m2m / "reference" / "ted.de-fr.fr") == kept and len(kept) == 67
     assert not list((m2m / "reference").glob("ted.*.ru")) and (m2m / "reference" / "ted.en-fr.fr").exists()
-
-
-def test_ted_is_taken_where_a_copy_lies(tmp_path):
-    sets = Evaluation(Options(tmp_path, tmp_path))
-    assert TED not in sets.files()
-    (tmp_path / TED.name).touch()
-    assert TED in sets.files() and {"flores", "ted", "valid"} == set(sets.subsets(("de", "en")))
-    with pytest.raises(UserError, match=r"ted_talks\.tar\.gz: is not the file meant, 0 bytes instead of 352,222,045"):
-        Options(tmp_path, tmp_path).fetch([TED], tmp_path)
 
 
 def test_each_corpus_has_codes_of_its_own():

@@ -57,8 +57,6 @@ def prepare_lm(args) -> None:
     register()
     from ..data.lm_text import prepare_lm
 
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.dict and not Path(args.dict).is_file():
         raise UserError(f"--dict {args.dict}: no such file")
     if "," in args.train:
@@ -80,8 +78,7 @@ def _sentencepiece(args):
             raise UserError("--spm is a vocabulary made already: leave out --vocab")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
         return lambda folder: segmenter
-    vocab = VOCAB if args.vocab is None else args.vocab
-    return lambda folder: train_sentencepiece(Path(args.train), vocab, folder)
+    return lambda folder: train_sentencepiece(Path(args.train), VOCAB if args.vocab is None else args.vocab, folder)
 
 
 def _gpt2(args):

@@ -43,8 +43,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             need_space(part, member.size, str(archive))
             name = normpath(member.name).lstrip("/")
             if name.split("/")[0] == ".." or max(map(len, os.fsencode(name).split(b"/"))) > LONGEST_NAME:
-                why = "leads outside or is too long for a file; get the archive from a better place"
-                raise UserError(f"{archive}: a name in it, {member.name[:60]!r}, {why}")
+                raise UserError(f"{archive}: {member.name[:60]!r} leads outside or is too long; get a better archive")
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             with tar.extractfile(member) as body, open(part / name, "wb") as file:  # Python 3.11.2 has no filters
                 shutil.copyfileobj(body, file)

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,9 @@ REMOVE = "remove the pair from both files"
 CHUNK = 2000  # rows a process takes at a time
 LONGEST = 1 << 24  # bytes of a line
 INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
+# Letters of Indic scripts and Hebrew that NFC takes apart too, as one character and as several
+_APART = [chr(code) for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)) if len(normalize("NFC", chr(code))) > 1]
+NEVER_COMPOSED = [re.compile("|".join(letters)) for letters in (_APART, [normalize("NFD", one) for one in _APART])]
 BLANK = frozenset("\ufffd\u2581\u2800\u115f\u1160\u3164\uffa0\ufe0e\ufe0f")  # SentencePiece drops the first two
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -64,13 +68,16 @@ def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 
     No tokenizer takes the two for the same letters. names: of the columns.
     """
-    found = [[0, 0] for _ in names]
+    found = {name: [0, 0] for name in (*names, *(f"{name} (nukta and dots)" for name in names))}
+    columns = list(found.values())
     for row in rows:
-        for counts, line in zip(found, row, strict=True):
+        for column, line in enumerate(row):
             if not line.isascii():
-                counts[0] += not is_normalized("NFD", line)
-                counts[1] += not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line)
-    for name, (composed, decomposed) in zip(names, found, strict=True):
+                columns[column][0] += not is_normalized("NFD", line)
+                columns[column][1] += not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line)
+                for form, pattern in enumerate(NEVER_COMPOSED):
+                    columns[column + len(names)][form] += bool(pattern.search(line))
+    for name, (composed, decomposed) in found.items():
         if composed and decomposed:
             print(
                 f"| WARNING: {name}: {composed:,} lines have composed letters (é is one character), {decomposed:,} "

@@ -130,8 +130,6 @@ def prepare_lm(
     check_dest(dest)
     paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
     text = {subset: _count(path) for subset, path in paths.items()}
-    for subset, found in text.items():
-        print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
     note_letters(["text"], ((line,) for path in paths.values() for line in read_lines(path)))
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
@@ -149,7 +147,8 @@ def prepare_lm(
         cutter.write(part, types=made["types"], text=text)
     print(f"| dictionary: {made['types']:,} types")
     for subset, found in text.items():
-        print(f"| {subset}: {found['lines']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
+        counts = ", ".join(f"{found[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
+        print(f"| {subset}: {counts}, {found['unknown']:g}% unknown")
     print(f"| wrote {dest}")
 
 

@@ -69,8 +69,7 @@ def average(paths: list[Path], out: Path) -> None:
     first, total, seen = None, {}, set()
     for path in paths:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        update = (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())
-        if update in seen:
+        if (update := (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())) in seen:
             print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
         seen.add(update)
         if first is None:

@@ -83,8 +83,8 @@ class MultilingualRecipe(Recipe):
         total: Counter = Counter()
         for pair in pairs:
             total.update(counts[pair])
-        facts = {"pieces": "sentencepiece", "detokenise": False, "lowercase": False}
-        return facts | {"counts": {**total, "pairs": counts}}
+        counted = {**total, "pairs": counts}
+        return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": counted}
 
 
 class OwnText(MultilingualRecipe):
