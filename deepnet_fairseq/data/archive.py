@@ -14,10 +14,9 @@ from posixpath import normpath
 
 from ..errors import UserError
 from ..files import whole
-from .download import need_space
+from .download import CHUNK, need_space
 from .lines import split_lines, writing
 
-BLOCK = 1 << 20
 LONGEST_NAME = 255  # bytes of a file's name on all usual file systems
 
 
@@ -49,7 +48,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
                 shutil.copyfileobj(body, file)
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(BLOCK):  # on to the checksum of the compression
+        while tar.fileobj.read(CHUNK):  # on to the checksum of the compression
             pass
 
 

@@ -235,6 +235,5 @@ class Tokenised:
                     if f"{MARK} " in line:
                         raise UserError(f"{prefix}.{lang}, line {number}: is in BPE pieces already; give it before")
         if marks:
-            found = ", ".join(f"{mark} {count:,} times" for mark, count in sorted(marks.items()))
-            print(f"| WARNING: --from {self.folder}: has words that are marks of fairseq's ({found}); escape them")
+            print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {dict(marks)}; escape them")
         return counts

@@ -11,6 +11,7 @@ from glob import escape
 from pathlib import Path
 
 from ..files import parse_row, whole
+from .lines import writing
 
 
 class Steps:
@@ -43,7 +44,8 @@ class Steps:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not keep:
                     remove(path)
-            result = make() or {}
+            with writing(outputs[0] if outputs else self.folder):
+                result = make() or {}
             done = {"asked": asked, "outputs": self._state(outputs), "result": result}
             if missing := [path for path, state in done["outputs"].items() if state is None]:
                 raise RuntimeError(f"step {name} did not make {', '.join(missing)}")
