@@ -57,8 +57,6 @@ class MultilingualRecipe(Recipe):
 
     def check(self, options: Options) -> None:
         super().check(options)
-        for pair in options.pairs or ():
-            split_pair(pair)
         if options.temperature is not None and not options.temperature > 0:
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
         if options.spm is not None:
