@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import tarfile
-import tracemalloc
 import zipfile
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
+LONG = b"short\n" + b"x" * 20_000_000
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
 
 
@@ -128,14 +128,14 @@ def test_links_and_devices(kind, tmp_path, room):
     refused(path, room, "'odd' is no ordinary file")
 
 
-@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil"))
+@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil", "x" * 300))
 def test_names_that_lead_elsewhere(name, tmp_path, room):
     """Nothing is written outside of the folder, and nothing at all if a name is refused."""
     path = make(tmp_path / "x.tgz", (info(name), b"text"))
     try:
         unpack(path, room / "dest", everything)
     except UserError as error:
-        assert "\n" not in str(error) and list(room.iterdir()) == []
+        assert "x.tgz: '" in str(error) and "\n" not in str(error) and list(room.iterdir()) == []
     assert all(name.startswith("room/dest/") for name in content(tmp_path).keys() - {"x.tgz"})
 
 
@@ -144,27 +144,27 @@ def test_bomb(tmp_path, room, monkeypatch):
     path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 30_000_000))
     assert path.stat().st_size < 60_000
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20_000_000))
-    refused(path, room, r"bomb\.tgz: needs 30\.0 MB, .* has 20\.0 MB free")
+    refused(path, room, r"bomb\.tgz: needs 30\.0MB, .* has 20\.0MB free")
 
 
 @pytest.mark.parametrize("name", ("x.tgz", "x.zip"))
 def test_lines_of_a_member(name, tmp_path):
     """Only \\n ends a line: parallel text has other separators of Unicode within sentences."""
     lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]
-    path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE))
+    path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE), ("long", LONG))
     assert list(stream_lines(path, "d/text")) == lines
-    for wrong, said in (("d/other", "d/other"), ("z", "can't decode")):
+    for wrong, said in (
+        ("d/other", "d/other"),
+        ("z", "z, line 1: not UTF-8"),
+        ("long", "long, line 2: is longer than 16"),
+    ):
         with pytest.raises(UserError, match=said):
             list(stream_lines(path, wrong))
 
 
 def test_lines_stream(tmp_path):
-    """10 MB of text in a few MB of memory; the lines before a break come, then a UserError."""
+    """The lines before a break come, then a UserError."""
     path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
-    tracemalloc.start()
-    assert sum(1 for _ in stream_lines(path, "t")) == 500_000
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
     os.truncate(path, path.stat().st_size - 2000)
     lines = stream_lines(path, "t")
     assert next(lines) == "a line of text, some"

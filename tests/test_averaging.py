@@ -44,6 +44,11 @@ def test_last(folder, tmp_path, capsys):
     average(folder, "--last", "2", "--out", tmp_path / "mean.pt")
     assert "checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
     assert_mean(tmp_path / "mean.pt", [folder / "checkpoint2.pt", folder / "checkpoint3.pt"])
+    average(folder / "checkpoint3.pt", folder / "checkpoint3.pt", "--out", tmp_path / "twice.pt")
+    assert (
+        capsys.readouterr().err
+        == f"WARNING: {folder}/checkpoint3.pt is of the same update as another one; it counts twice\n"
+    )
     every = sorted(int(path.stem.split("_")[2]) for path in folder.glob("checkpoint_*_*.pt"))
     assert [int(path.stem.split("_")[2]) for path in averaging.last(folder, 4)] == every[-4:]
 

@@ -202,19 +202,22 @@ def test_merges_and_dictionary_of_other_text(given, tmp_path, capsys):
     (given / "dict.txt").write_text(dictionary)
     for lang in ("de", "en"):
         (given / f"test.{lang}").write_text("ж ж\n" * 30)
+        (given / f"test.old.{lang}").write_text("<unk> </s> <unk>\n" * 30)
     said = from_text(given, tmp_path / "d", workers=1, vocab=None)
     assert (tmp_path / "d" / "bin" / "dict.de.txt").read_text() == dictionary
     assert said["counts"]["text"]["test"]["de"] == {"sentences": 30, "pieces": 60, "unknown": pytest.approx(66.7)}
     assert (tmp_path / "d" / "bin" / "test1.de-en.en.bin").exists()
     out = capsys.readouterr().out
-    assert "sentence pairs (the recipe makes 160,239)" in out and "| test: unknown are 66.7% of de" in out
+    assert "| test: unknown are 66.7% of de" in out
+    assert "WARNING: " in out and "own marks as words, so often: {'<unk>': 120, '</s>': 60}; escape them" in out
 
 
 SPOILED = {
     "missing": ("train.en", None, r"train\.en: no such file; train\.de is there"),
     "missing on both sides": ("valid.de valid.en", None, r"holds no valid\.de and valid\.en"),
-    "unequal": ("test.old.de", b"a\nb\n", r"test\.old\.de has 2 lines, .*test\.old\.en has 30"),
+    "unequal": ("test.old.de", b"a\nb\n", r"test\.old\.de has 2 lines and .*test\.old\.en has 30"),
     "pieces": ("test.de", b"a@@ b\n" * 30, r"test\.de, line 1: is in BPE pieces already"),
+    "codes": ("codes", b"#version: 0.2\na \xff\n", r"codes, line 2: not UTF-8"),
     "a dictionary without codes": ("dict.txt", b"a 1\n", r"dict\.txt: goes with the BPE codes"),
 }
 
@@ -225,7 +228,7 @@ def test_spoiled_text_is_refused(kind, given, tmp_path):
     for name in names.split():
         (given / name).unlink() if text is None else (given / name).write_bytes(text)
     with pytest.raises(UserError, match=message) as caught:
-        from_text(given, tmp_path / "d", vocab=60)
+        from_text(given, tmp_path / "d", vocab=None if kind == "codes" else 60)
     assert "\n" not in str(caught.value) and str(given) in str(caught.value)
     assert not (tmp_path / "d" / "bin").exists()
 
@@ -235,6 +238,8 @@ MISTAKES = {
     ("iwslt14_de_en", "--from", "nowhere"): "--from nowhere: no such folder",
     ("iwslt14_de_en", "--pairs", "de-en"): "--pairs: means nothing to the recipe iwslt14_de_en",
     ("multilingual",): "the recipe multilingual needs text: --from FOLDER",
+    ("opus100", "--pairs", "de-xx"): "OPUS-100 has no such pair",
+    ("m2m102", "--plan"): "12 billion sentence pairs",
 }
 
 

@@ -9,7 +9,9 @@ import re
 import pytest
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.plugin.command_line import read_input
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run, run_cold
@@ -62,6 +64,9 @@ def test_interactive_and_validate(data, small, tmp_path):
     printed = run_cold("fairseq-interactive", data, *flags).stdout
     assert len(re.findall(r"^D-[01]\t", printed, re.MULTILINE)) == 2
     assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)
+    (tmp_path / "input").write_bytes(b"a\ncaf\xe9\n")
+    with pytest.raises(UserError, match="input, line 2: not UTF-8"):
+        list(read_input(None, str(tmp_path / "input"), 1))
     printed = run_cold("fairseq-validate", data, *model, "--task", "translation", "--max-tokens", "2000").stdout
     assert re.search(r"valid on 'valid' subset \| loss \d", printed)
 

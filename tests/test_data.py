@@ -1,10 +1,13 @@
 """The embedded corpus and the preparation of any text."""
 
 import hashlib
+import resource
 
 import pytest
+import sentencepiece
 from fairseq.data import data_utils
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import lines, parallel_text
 from deepnet_fairseq.data.binarise import binarise
 from deepnet_fairseq.data.language import SIZES as DEFAULT
@@ -14,6 +17,7 @@ from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
 
+BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # shows nothing
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 
 
@@ -29,8 +33,9 @@ def test_splits_do_not_overlap_and_are_seeded_and_extensible(corpus):
     longer = make_corpus(SIZES | {"train": 3000})
     assert longer["train"][:2000] == corpus["train"] and longer["test"] == corpus["test"]
     assert make_corpus(SIZES, seed=2)["test"] != corpus["test"]
-    with pytest.raises(UserError, match="at least 1 sentence"):
-        make_corpus(SIZES | {"test": 0})
+    for sizes, nouns in ((SIZES | {"test": 0}, 9), (SIZES, 10**6)):
+        with pytest.raises(UserError, match="at least 1 sentence a split, 1 to 20,000 nouns"):
+            make_corpus(sizes, nouns=nouns)
 
 
 def test_the_corpus_is_the_one_that_recorded_runs_were_trained_on(corpus):
@@ -47,6 +52,36 @@ def test_command_writes_it(tmp_path):
     assert all(read_parallel(str(tmp_path / "c" / split), "qaa", "qab") == expected[split] for split in DEFAULT)
 
 
+def test_a_full_disk(tmp_path):
+    """A limit on the size of files stands for its end."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(
+            SystemExit, match=r"train\.qa[ab]: could not be written \(File too large\); free some space"
+        ):
+            main(["corpus", str(tmp_path / "c")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_stays_as_it_is_and_mixed_letters_are_told(tmp_path, capsys):
+    """White space alone becomes a blank."""
+    line = "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"
+    model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model([line] * 9, 40))
+    assert model.decode(model.encode(line)) == line and model.decode(model.encode("1\u00a0\t0")) == "1 0"
+    rows = [("\u00e9", "\u00e9 \u095c"), ("e\u0301", "\u0921\u093c"), ("e\u0301", "\u212b")]
+    lines.note_letters(["vi", "hi"], rows)
+    out = capsys.readouterr().out
+    assert (
+        out.count("\n") == 2
+        and "WARNING: hi (nukta and dots): 1 lines" in out
+        and "vi: 1 lines have composed letters" in out
+        and ", 2 decomposed ones" in out
+    )
+
+
 @pytest.fixture
 def text(tmp_path, corpus):
     write_corpus(corpus, tmp_path)
@@ -56,7 +91,7 @@ def text(tmp_path, corpus):
 SPOILED = {
     "unequal": (lambda lines: lines[:50] + lines[51:], r"lines"),
     "bad UTF-8": (lambda lines: [*lines[:6], b"caf\xe9", *lines[7:]], r"line 7: not UTF-8"),
-    "empty line": (lambda lines: [*lines[:9], b"  ", *lines[10:]], r"line 10: empty; .*--drop-empty"),
+    "empty line": (lambda lines: [*lines[:9], BLANK, *lines[10:]], r"line 10: empty; .*--drop-empty"),
 }
 
 
@@ -81,6 +116,8 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
     for message, prefixes, dest, vocab in (
         (r"nowhere\.qaa: no such file", {"valid": str(tmp_path / "nowhere")}, "bin", 300),
         (r"--vocab 30000: this text supports at most \d+", {}, "bin", 30_000),
+        ("--vocab 0: must be 1 or more", {}, "bin", 0),
+        ("takes a name with : for several folders", {}, "a:b", 300),
         (r"--vocab 20: below this text's \d+ characters", {}, "bin", 20),
         ("exists already", {}, "mine", 300),
         ("test: one training prefix only", {"train": f"{text['train']},{text['test']}"}, "bin", 300),
@@ -94,13 +131,16 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
 def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     found = {}
     monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, dest: found.update(texts))
-    spoil(tmp_path / "train.qaa", lambda lines: [b"", *lines[1:]])
+    spoil(tmp_path / "train.qaa", lambda lines: [BLANK, *lines[1:]])
     prefixes = text | {"test": f"{text['test']},{text['valid']}"}
     prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)
     assert list(found) == [path.name for path in found.values()] == ["train", "valid", "test", "test1"]
     lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "bin" / "text").iterdir()}
     assert lengths["train.qaa"] == SIZES["train"] - 1 and lengths["test1.qab"] == SIZES["valid"]
-    assert (tmp_path / "bin" / "spm.model").exists()
+    for name in ("valid", "test1"):
+        assert read_parallel(str(tmp_path / "bin" / "raw" / name), "qaa", "qab") == read_parallel(
+            text["valid"], "qaa", "qab"
+        )
 
 
 def test_pieces_outside_a_given_dictionary_are_counted(data, tmp_path, monkeypatch):

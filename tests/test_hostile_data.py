@@ -97,6 +97,10 @@ WRONG = {
         f"{CODE} posix.system",
     ),
     "an infinity": (filled(float("inf")), "not finite"),
+    "stride 0": (
+        changed(lambda s: s["model"].update(x=torch.zeros(1).expand(10**12))),
+        "x unfolds to 1,000,000,000,000",
+    ),
     "a NaN in half precision": (filled(float("nan"), dtype=torch.float16), "not finite"),
     "config is text": (holding(cfg="text"), "no config of a model"),
     "no extra state": (changed(lambda s: {name: s[name] for name in s if name != "extra_state"}), OTHER),

@@ -9,11 +9,9 @@ import pytest
 import regex
 import sacremoses
 from subword_nmt import learn_bpe as learning
-from subword_nmt.apply_bpe import BPE
 
-from deepnet_fairseq.data.bilingual import most_frequent, segmenter
+from deepnet_fairseq.data.bilingual import most_frequent
 from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
-from deepnet_fairseq.data.recipes.bilingual import published_segments, segments, training_lines
 
 IWSLT = Limits(1.5, 1, 175)
 
@@ -51,37 +49,6 @@ def test_white_space_and_lower_case_are_perls():
     assert SPACE.sub("_", text) == perl(r"s/\s+/_/g", text)
     for text in ("ÄÖÜ ẞ É", "ΟΔΟΣ ΣΑΣ", "İSTANBUL ISPARTA", "ДОБРЫЙ", "ǅ ǈ K Å", "ﬁ STRASSE ŉ"):
         assert lowercase(text) == perl("$_ = lc", text)
-
-
-TRAIN_TAGS = """\
-<url>http://www.ted.com/talks/a.html</url>
-<keywords>talks, b</keywords>
-<talkid>535</talkid>
-<title>Al Gore: Neue Bedenken</title>
-<description>TED Talk Subtitles: Al Gore</description>
- Vor einem Jahr < 5 sprach ich.
-
-Er sagte <url> und ging.
-""".splitlines()
-
-
-def test_training_text_of_talks():
-    assert list(training_lines(TRAIN_TAGS)) == [
-        "Al Gore: Neue Bedenken", "TED Talk Subtitles: Al Gore", " Vor einem Jahr < 5 sprach ich.", "",
-    ]  # fmt: skip
-
-
-XML = """\
-<url>http://www.ted.com/talks/a.html</url>
-<seg id="1"> It’s R&amp;D,  he said. </seg>
-  <seg id="12">Second</seg>
-<seg id="13"></seg>
-""".splitlines()
-
-
-def test_segments_to_tokenise_and_as_published():
-    assert [line.strip() for line in segments(XML)] == ["It's R&amp;D,  he said.", "Second", ""]
-    assert list(published_segments(XML)) == ["It’s R&amp;D, he said.", "Second", ""]
 
 
 def test_chains():
@@ -123,14 +90,3 @@ def test_merges_are_learnt_in_the_same_order(monkeypatch):
             found.append(io.StringIO())
             learning.learn_bpe(text, found[-1], 300)
     assert found[0].getvalue() == found[1].getvalue() and len(found[0].getvalue().splitlines()) > 150
-
-
-def test_pieces_are_the_same_as_word_by_word(tmp_path):
-    lines = noise(300)
-    with open(tmp_path / "codes", "w+") as codes:
-        learning.learn_bpe([" ".join(line.split()) for line in lines], codes, 60)
-        codes.seek(0)
-        bpe = BPE(codes, separator="@@")
-    segment = segmenter(bpe)
-    for line in (*lines, *lines, "", " ", "  ab  12 \r\n", "\r", " a \r b"):
-        assert segment(line) == bpe.process_line(line)

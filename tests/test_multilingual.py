@@ -16,9 +16,8 @@ from fairseq.data import Dictionary, data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import multilingual
 from deepnet_fairseq.data.miniature.text import translations
-from deepnet_fairseq.data.multilingual import Multilingual, PairText, binarise
-from deepnet_fairseq.data.vocabulary import Vocabulary, sample, sampling_probabilities
-from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.data.multilingual import Multilingual, PairText
+from deepnet_fairseq.data.vocabulary import sample, sampling_probabilities
 from deepnet_fairseq.study.scoring import score
 
 from .conftest import TRAIN_FLAGS
@@ -169,9 +168,21 @@ def test_flags_that_cannot_be(flags, text, tmp_path):
         prepare(text, tmp_path / "dest", *flags)
 
 
-def test_text_without_a_sentence_is_refused(prepared, tmp_path):
-    with pytest.raises(UserError, match="0 sentence pairs, too few for 1 shards"):
-        binarise(iter([]), Vocabulary(prepared / "spm.model"), [(tmp_path / "de", tmp_path / "en")])
+def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_path):
+    """Also one order now and the other one later."""
+    for pair in ("de-en", "en-de", "zh-Hans-en"):
+        shutil.copytree(text / "de-en", tmp_path / "text" / pair)
+    prepare(tmp_path / "text", tmp_path / "dest", "--pairs", "de-en,de-en", "--vocab", "200")
+    for lang in ("de", "en"):
+        (tmp_path / "text" / "de-en" / f"train.{lang}").write_text("")
+    for dest, flags, said in (
+        ("dest", ("--pairs", "en-de"), "de-en and en-de: a pair gives both directions; put all .* into de-en"),
+        ("other", (), "de-en and en-de: a pair gives both directions"),
+        ("other", ("--pairs", "zh-Hans-en"), "splits it at each hyphen; write _ within a code"),
+        ("other", ("--pairs", "de-en"), "de-en: no sentence pair in train"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            prepare(tmp_path / "text", tmp_path / dest, *flags)
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):

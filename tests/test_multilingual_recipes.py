@@ -14,8 +14,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import miniature
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.miniature import write
-from deepnet_fairseq.data.recipes import Options
-from deepnet_fairseq.data.recipes.evaluation import FLORES, TED, Evaluation, wmt_archives
+from deepnet_fairseq.data.recipes.evaluation import FLORES, wmt_archives
 from deepnet_fairseq.data.recipes.m2m102 import archives_of, clean
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
@@ -45,14 +44,6 @@ def m2m(tmp_path_factory):
     return dest
 
 
-def test_published_counts_of_opus100():
-    """Of the corpus' own README: 44 pairs with 1M sentences, 73 with 100k or more, 95 with 10k or more, about 55M."""
-    train = [archive.train for archive in ARCHIVES.values()]
-    assert [sum(size >= least for size in train) for least in (10**6, 10**5, 10**4)] == [44, 73, 95]
-    assert len(train) == 99 and round(sum(train) / 1e6) == 55
-    assert sum(bool(archive.test) for archive in ARCHIVES.values()) == 94
-
-
 def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
     for dest, known in (
         (opus, {"an-en": 150, "de-en": 3000, "en-fr": 2500, "en-ru": 2000}),
@@ -73,13 +64,6 @@ def test_opus100_is_what_its_archives_hold(opus):
             assert lines(opus / "reference" / f"test.{source}-{target}.{target}") == raw
     assert not list((opus / "bin").glob("test.an-en.*"))
     assert "an-en" in lines(opus / "bin" / "pairs.txt") and "an" in lines(opus / "bin" / "langs.txt")
-
-
-def test_unknown_pairs_and_missing_ones(tmp_path):
-    with pytest.raises(SystemExit, match="OPUS-100 has no such pair"):
-        main(["prepare", "opus100", str(tmp_path / "dest"), "--pairs", "de-xx"])
-    with pytest.raises(SystemExit, match="12 billion sentence pairs.*--pairs"):
-        main(["prepare", "m2m102", str(tmp_path / "dest"), "--plan"])
 
 
 def test_cleaning_says_what_it_left_out(capsys):
@@ -136,15 +120,6 @@ def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
     kept = [line for number, line in enumerate(french) if number % 3 != 1]
     assert lines(m2m / "reference" / "ted.de-fr.fr") == kept and len(kept) == 67
     assert not list((m2m / "reference").glob("ted.*.ru")) and (m2m / "reference" / "ted.en-fr.fr").exists()
-
-
-def test_ted_is_taken_where_a_copy_lies(tmp_path):
-    sets = Evaluation(Options(tmp_path, tmp_path))
-    assert TED not in sets.files()
-    (tmp_path / TED.name).touch()
-    assert TED in sets.files() and {"flores", "ted", "valid"} == set(sets.subsets(("de", "en")))
-    with pytest.raises(UserError, match=r"ted_talks\.tar\.gz: is not the file meant, 0 bytes instead of 352,222,045"):
-        Options(tmp_path, tmp_path).fetch([TED], tmp_path)
 
 
 def test_each_corpus_has_codes_of_its_own():

@@ -26,6 +26,7 @@ CHANGED = {
     "fairseq.options.parse_args_and_arch",
     "fairseq.tasks.setup_task",
     "fairseq.utils.import_user_module",
+    "fairseq_cli.interactive.buffered_read",
     "fairseq_cli.train.Trainer",
     "fairseq_cli.train.train",
     "fairseq_cli.train.validate_and_save",

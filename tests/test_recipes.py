@@ -7,7 +7,7 @@ import re
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.data.miniature import ARCHIVES, archive, write
+from deepnet_fairseq.data.miniature import ARCHIVES
 from deepnet_fairseq.data.recipes import RECIPES, Options
 
 PUBLISHED = {  # facts that the plans state, beside their files and counts
@@ -41,12 +41,3 @@ def test_a_plan_names_files_and_counts_and_makes_nothing(name, tmp_path, capsys)
     assert [fact for fact in (*facts, *PUBLISHED.get(name, ())) if fact not in plan] == []
     assert all(any(re.search(pattern, file.urls[0]) for pattern in ARCHIVES) for file in files)
     assert bool(files) == (not own) and not dest.exists()
-
-
-def test_a_miniature_has_the_same_bytes_each_time_and_leaves_alone_what_is_there(tmp_path):
-    (file,) = RECIPES["opus100"].files(Options(tmp_path, tmp_path, pairs=("an-en",)))
-    path = write([file], tmp_path)[file.name]
-    assert path.read_bytes() == archive(file.urls[0])
-    path.write_bytes(b"mine")
-    write([file], tmp_path)
-    assert path.read_bytes() == b"mine"

@@ -75,5 +75,6 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:  # deepnet archs | head
         sys.stderr.close()
-    except OSError as error:  # a file that is missing, in the way, or not writable: its text names it
-        sys.exit(f"deepnet: error: {error}")
+    except OSError as error:  # a file that is missing, in the way, or not writable; a full disk is not named
+        place = error.filename or getattr(args, "dest", None) or getattr(args, "out", None)
+        sys.exit(f"deepnet: error: {place}: {error.strerror or error}; name another place, or free some space")

@@ -31,15 +31,6 @@ def prepare_text(args) -> None:
 
 def prepare_corpus(args) -> None:
     """a corpus of the papers, from its published files to binarised data"""
-    try:
-        _prepare_corpus(args)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("fairseq"):  # another extra's: cli.main names it
-            raise
-        raise UserError(f"prepare: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
-
-
-def _prepare_corpus(args) -> None:
     from ..data import miniature
     from ..data.download import fetch_all
     from ..data.recipes import Options, find
@@ -66,8 +57,6 @@ def prepare_lm(args) -> None:
     register()
     from ..data.lm_text import prepare_lm
 
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.dict and not Path(args.dict).is_file():
         raise UserError(f"--dict {args.dict}: no such file")
     if "," in args.train:
@@ -85,11 +74,11 @@ def _sentencepiece(args):
     from ..data.lm_text import Segmenter, train_sentencepiece
 
     if args.spm:
-        if args.vocab:
+        if args.vocab is not None:
             raise UserError("--spm is a vocabulary made already: leave out --vocab")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
         return lambda folder: segmenter
-    return lambda folder: train_sentencepiece(Path(args.train), args.vocab or VOCAB, folder)
+    return lambda folder: train_sentencepiece(Path(args.train), VOCAB if args.vocab is None else args.vocab, folder)
 
 
 def _gpt2(args):
@@ -100,10 +89,7 @@ def _gpt2(args):
     paths = {"encoder.json": args.encoder_json, "vocab.bpe": args.vocab_bpe}
     if not args.encoder_json:
         folder = Path(args.downloads) if args.downloads else Path(args.dest).resolve().parent / "gpt2_bpe"
-        try:
-            paths = fetch_gpt2(folder)
-        except ModuleNotFoundError as error:
-            raise UserError(f"--bpe gpt2: needs {error.name}; pip install 'deepnet_fairseq[data]' brings it") from error
+        paths = fetch_gpt2(folder)
     files = {"gpt2_encoder_json": Path(paths["encoder.json"]), "gpt2_vocab_bpe": Path(paths["vocab.bpe"])}
     segmenter = Segmenter("gpt2", files)
     return lambda folder: segmenter
@@ -130,7 +116,7 @@ def add(command) -> None:
     sub = command("prepare", prepare_corpus)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")
-    sub.add_argument("--plan", action="store_true", help="say what would be done: files, steps, tools, counts")
+    sub.add_argument("--plan", action="store_true", help="say what would be done: files, tools, counts")
     sub.add_argument("--from", dest="text", type=Path, metavar="FOLDER", help="text that is tokenised already")
     sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs only")
     sub.add_argument("--downloads", metavar="DIR", help="where downloads lie (default DEST/downloads)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
+import os
 import shutil
 import tarfile
 import zipfile
@@ -14,9 +14,10 @@ from posixpath import normpath
 
 from ..errors import UserError
 from ..files import whole
-from .download import need_space, writing
+from .download import CHUNK, need_space
+from .lines import split_lines, writing
 
-BLOCK = 1 << 20
+LONGEST_NAME = 255  # bytes of a file's name on all usual file systems
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
@@ -30,7 +31,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
         _reading(archive),
         tarfile.open(archive, "r:gz") as tar,
         whole(dest) as part,
-        writing(dest, "free some space, or name another place"),
+        writing(dest),
     ):
         part.mkdir()
         for member in tar:
@@ -40,14 +41,14 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
                 raise UserError(f"{archive}: {member.name!r} is no ordinary file; get the archive from a better place")
             need_space(part, member.size, str(archive))
             name = normpath(member.name).lstrip("/")
-            if name.split("/")[0] == "..":
-                raise UserError(f"{archive}: {member.name!r} would get outside; get the archive from a better place")
+            if name.split("/")[0] == ".." or max(map(len, os.fsencode(name).split(b"/"))) > LONGEST_NAME:
+                raise UserError(f"{archive}: {member.name[:60]!r} leads outside or is too long; get a better archive")
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             with tar.extractfile(member) as body, open(part / name, "wb") as file:  # Python 3.11.2 has no filters
                 shutil.copyfileobj(body, file)
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(BLOCK):  # on to the checksum of the compression
+        while tar.fileobj.read(CHUNK):  # on to the checksum of the compression
             pass
 
 
@@ -58,9 +59,8 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 
     UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
     """
-    with _reading(archive), _member(archive, member) as body, io.TextIOWrapper(body, "utf-8", newline="\n") as text:
-        for line in text:
-            yield line.removesuffix("\n")
+    with _reading(archive), _member(archive, member) as body:
+        yield from split_lines(body, f"{archive}, {member}")
 
 
 @contextmanager

@@ -6,9 +6,10 @@ A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -21,11 +22,10 @@ from .binarise import binarise, count_pieces
 from .lines import align, map_rows, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
 from .steps import Steps, file_state
+from .vocabulary import FAIRSEQ_SPECIAL
 
 Texts = dict[str, Path]
 Lines = Callable[[], Iterable[str]]
-LOOKED_AT = 10_000  # lines of a user's text
-REMEMBERED = 1 << 18  # words, whose pieces a process keeps
 MARK = "@@"  # at the end of a piece that its word goes on after
 
 
@@ -140,7 +140,7 @@ class Bilingual:
                 from subword_nmt.apply_bpe import BPE
 
                 with open(codes, encoding="utf-8", newline="\n") as file:
-                    segment = segmenter(BPE(file, separator=MARK))
+                    segment = BPE(file, separator=MARK).process_line
                 self._write(segmented[subset], self._each([segment] * 2, self._pairs(prefix), subset))
                 files = zip(self.langs, sides(segmented[subset], self.langs), strict=True)
                 return {lang: len(count_pieces(path, self.workers)) for lang, path in files}
@@ -174,22 +174,6 @@ def most_frequent(pairs, key=None):
         return max(pairs)
     highest = max(pairs.values())
     return max(pair for pair, count in pairs.items() if count == highest)
-
-
-def segmenter(bpe) -> Callable[[str], str]:
-    """process_line of subword-nmt's BPE, each word's pieces joined once."""
-
-    @lru_cache(REMEMBERED)
-    def pieces(word: str) -> str:
-        return " ".join(bpe.segment_tokens([word]))
-
-    def segment(line: str) -> str:
-        words = line.strip("\r\n ")
-        start = line.index(words) if words else len(line)
-        middle = " ".join(map(pieces, filter(None, words.split(" "))))
-        return f"{line[:start]}{middle}{line[start + len(words) :]}"
-
-    return segment
 
 
 class Tokenised:
@@ -240,14 +224,16 @@ class Tokenised:
 
     def check(self) -> dict[str, int]:
         """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""
-        counts = dict.fromkeys(self.texts, 0)
+        counts, marks = dict.fromkeys(self.texts, 0), Counter[str]()
+        for _ in read_lines(self.codes) if self.codes else ():  # are they text?
+            pass
         for subset, prefix in self.texts.items():
             for number, pair in enumerate(read_pairs(*sides(prefix, self.langs)), 1):
                 counts[subset] = number
                 for lang, line in zip(self.langs, pair, strict=True):
-                    if number <= LOOKED_AT and f"{MARK} " in line:
-                        raise UserError(
-                            f"{prefix}.{lang}, line {number}: is in BPE pieces already; give the text before that "
-                            "(fairseq's prepare-iwslt14.sh leaves it in the folder tmp)"
-                        )
+                    marks.update(word for word in line.split() if word in FAIRSEQ_SPECIAL)
+                    if f"{MARK} " in line:
+                        raise UserError(f"{prefix}.{lang}, line {number}: is in BPE pieces already; give it before")
+        if marks:
+            print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {dict(marks)}; escape them")
         return counts

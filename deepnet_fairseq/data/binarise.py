@@ -6,6 +6,7 @@ slow as one, and it calls a function for each piece.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import UserError
 from .lines import map_chunks, read_lines
 
 if TYPE_CHECKING:
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 PLAIN = "text"  # stands for the language in text for language models
 MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
+
+
+def check_dest(dest: Path) -> None:
+    """Raise UserError for a folder whose name fairseq takes for several."""
+    if os.pathsep in str(dest):
+        raise UserError(f"{dest}: fairseq takes a name with {os.pathsep} for several folders; name another")
 
 
 def binarise(

@@ -6,12 +6,14 @@ a file without a published checksum apart. SHA256SUMS holds the checksums of suc
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
 import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +21,13 @@ from pathlib import Path
 
 import requests
 from filelock import FileLock, Timeout
-from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 from urllib3.exceptions import HTTPError, ProtocolError
-from urllib3.util import Retry
 
 from .. import __version__
 from ..errors import UserError
 from ..files import whole
+from .lines import writing
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
 HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "identity"}  # the bytes as they lie there
@@ -81,12 +82,6 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     if missing := [file for file in files if not _is_there(file, folder)]:
         with locked(folder / ".lock"), requests.Session() as session:
             session.headers.update(HEADERS)
-            retry = Retry(
-                ATTEMPTS - 1, status_forcelist=BUSY, raise_on_status=False, backoff_factor=WAIT / 2,
-                backoff_max=LONGEST_WAIT, backoff_jitter=WAIT / 2,
-            )  # fmt: skip
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, HTTPAdapter(max_retries=retry))
             lacking = (max(0, (file.size or 0) - _size(folder / f"{file.name}.part")) for file in missing)
             need_space(folder, sum(lacking), "the download")
             for file in missing:
@@ -127,10 +122,29 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
         return f"{_size(path):,} bytes instead of {file.size:,}"
     checksum, origin = file.checksum, file.origin
     if not checksum and (first_sum := recorded_sums(path.parent).get(file.name)):
-        checksum, origin = f"sha256:{first_sum}", str(path.parent / SUMS)
+        checksum, origin = f"sha256:{first_sum}", f"{path.parent / SUMS}, from which its line may be removed"
     algorithm, _, expected = (checksum or "").partition(":")
-    if algorithm and (found := digest(path, algorithm)) != expected:
-        return f"{algorithm} {found} instead of {expected} ({origin})"
+    if algorithm and (found := digest(path, algorithm)) == expected:
+        return None
+    with open(path, "rb") as content:
+        start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page instead of the file"
+    return f"{algorithm} {found} instead of {expected} ({origin})" if algorithm else _broken(path, file.name)
+
+
+def _broken(path: Path, name: str) -> str | None:
+    """Read an archive to its end, before its checksum is recorded, and return what is wrong with it, or None."""
+    try:
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                return (member := archive.testzip()) and f"broken at {member!r}"
+        if name.endswith((".gz", ".tgz")):
+            with gzip.open(path) as unpacked:
+                while unpacked.read(CHUNK):
+                    pass
+    except Exception as error:  # besides their own they raise EOFError, zlib.error, OSError, RuntimeError
+        return f"no archive that unpacks ({error})"
     return None
 
 
@@ -167,7 +181,11 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
         while True:
             try:
                 return _request(file, url, part, session, bar)
-            except HTTPError as error:
+            except UserError:
+                raise
+            except (ValueError, requests.TooManyRedirects) as error:  # an address that is none, or a way to one
+                raise Unavailable(f"no address ({_reason(error)})") from error
+            except (requests.RequestException, HTTPError) as error:
                 why = _reason(error)
             vain = 0 if _size(part) > most else vain + 1
             most = max(most, _size(part))
@@ -185,11 +203,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
     if (file.size is not None and start > file.size) or not (file.checksum or tag):
         start = 0
     headers = ({"Range": f"bytes={start}-"} | ({"If-Range": tag} if tag else {})) if start else {}
-    try:
-        response = session.get(url, headers=headers, stream=True, timeout=TIMEOUT)
-    except (requests.RequestException, HTTPError) as error:
-        raise Unavailable(_reason(error)) from error
-    with response:
+    with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         content_range, now = response.headers.get("Content-Range", ""), response.headers.get("ETag", "")
         if response.status_code == 416 and content_range == f"bytes */{start}":
             return  # killed between the last byte and the name
@@ -197,10 +211,10 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
         if response.status_code == 416 or response.status_code == 206 and not fits:
             part.unlink(missing_ok=True)
             raise ProtocolError("has no rest that fits what is here")
+        if response.status_code in BUSY:
+            raise ProtocolError(f"{response.status_code} {response.reason}")
         if response.status_code not in (200, 206):
             raise Unavailable(f"{response.status_code} {response.reason}")
-        if response.headers.get("Content-Type", "").startswith("text/html"):
-            raise Unavailable("a web page comes instead of the file")
         if response.status_code == 200:
             start = 0
             _etag(part).write_text(now or response.headers.get("Last-Modified", ""))
@@ -256,24 +270,8 @@ def need_space(folder: Path, needed: int, what: str) -> None:
     """UserError if `needed` bytes do not fit where `folder` is or will be."""
     there = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
     if needed > (free := shutil.disk_usage(there).free):
-        raise UserError(
-            f"{what}: needs {amount(needed)}, {folder} has {amount(free)} free; free some or name another place"
-        )
-
-
-@contextmanager
-def writing(path: Path, then: str):
-    """A disk that does not take what is written within is a UserError; `then`: the way out.
-
-    Full, over quota, read-only: whatever the system says. Errors of requests and of broken archives have no errno and
-    pass through.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise UserError(f"{path}: could not be written ({os.strerror(error.errno)}); {then}") from error
+        needs, has = (tqdm.format_sizeof(size, "B") for size in (needed, free))
+        raise UserError(f"{what}: needs {needs}, {folder} has {has} free; free some or name another place")
 
 
 @contextmanager
@@ -290,14 +288,6 @@ def locked(path: Path):
         yield
     finally:
         lock.release()
-
-
-def amount(size: float) -> str:
-    """Bytes, readable: 1.3 GB, 12.0 MB, 4 bytes."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:.0f} bytes"
 
 
 def say(text: str) -> None:

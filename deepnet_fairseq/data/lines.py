@@ -6,15 +6,19 @@ Work on lines may be done in several processes, none of which outlives this one.
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
+import os
+import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unicodedata import category, is_normalized, normalize
 
 from tqdm import tqdm
 
@@ -24,21 +28,62 @@ from ..files import whole
 Pairs = list[tuple[str, str]]  # sentences, source and target
 REMOVE = "remove the pair from both files"
 CHUNK = 2000  # rows a process takes at a time
+LONGEST = 1 << 24  # bytes of a line
+INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
+# Letters of Indic scripts and Hebrew that NFC takes apart too, as one character and as several
+_APART = [chr(code) for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)) if len(normalize("NFC", chr(code))) > 1]
+NEVER_COMPOSED = [re.compile("|".join(letters)) for letters in (_APART, [normalize("NFD", one) for one in _APART])]
+BLANK = frozenset("\ufffd\u2581\u2800\u115f\u1160\u3164\uffa0\ufe0e\ufe0f")  # SentencePiece drops the first two
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines as they are, without their \\n and a byte order mark; UserError for a missing file or bad UTF-8."""
+    """The lines as they are, without their \\n and a byte order mark; UserError for a missing file; see split_lines."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
-            except UnicodeDecodeError:
-                raise UserError(f"{path}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
+        yield from split_lines(file, str(path))
+
+
+def split_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """Yield lines of UTF-8 without their \\n; raise UserError with their number for other bytes, and above LONGEST."""
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
+        if len(line) > LONGEST:
+            raise UserError(f"{name}, line {number}: is longer than {LONGEST:,} bytes; give a sentence a line")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
+        except UnicodeDecodeError:
+            raise UserError(f"{name}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line shows nothing, so that a tokenizer may leave nothing of it: U+200B, BEL, U+FFFD, ..."""
+    usual = line[:1].isalnum() and line[0] not in BLANK  # four times as fast for most lines
+    return not usual and all(char in BLANK or category(char) in INVISIBLE for char in line)
+
+
+def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a line for each column of text that mixes composed letters (é is one character) and decomposed ones.
+
+    No tokenizer takes the two for the same letters. names: of the columns.
+    """
+    found = {name: [0, 0] for name in (*names, *(f"{name} (nukta and dots)" for name in names))}
+    columns = list(found.values())
+    for row in rows:
+        for column, line in enumerate(row):
+            if not line.isascii():
+                columns[column][0] += not is_normalized("NFD", line)
+                columns[column][1] += not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line)
+                for form, pattern in enumerate(NEVER_COMPOSED):
+                    columns[column + len(names)][form] += bool(pattern.search(line))
+    for name, (composed, decomposed) in found.items():
+        if composed and decomposed:
+            print(
+                f"| WARNING: {name}: {composed:,} lines have composed letters (é is one character), {decomposed:,} "
+                "decomposed ones (e and its accent are two); to make them the same: uconv -x any-nfc"
+            )
 
 
 def one_line(text: str) -> str:
@@ -65,13 +110,12 @@ def align(
         if None in pair:
             rest = zip(pair, (sources, targets), strict=True)
             counts = [number - (line is None) + sum(1 for _ in lines) for line, lines in rest]
-            raise UserError(
-                f"{names[0]} has {counts[0]:,} lines, {names[1]} has {counts[1]:,}: each line must translate its twin"
-            )
-        if all(pair) or empty == "keep":
+            both = " and ".join(f"{name} has {count:,} lines" for name, count in zip(names, counts, strict=True))
+            raise UserError(f"{both}; each line must translate its twin")
+        if empty == "keep" or not any(map(is_blank, pair)):
             yield pair
         elif empty != "drop":
-            raise UserError(f"{names[bool(pair[0])]}, line {number}: empty; {empty}")
+            raise UserError(f"{names[not is_blank(pair[0])]}, line {number}: empty; {empty}")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
@@ -87,12 +131,29 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = stack.enter_context(whole(path))
+            stack.enter_context(writing(path))
             files.append(stack.enter_context(open(part, "w", encoding="utf-8", newline="\n")))
         for row in rows:
             count += 1
             for file, line in zip(files, row, strict=True):
                 file.write(f"{line}\n")
     return count
+
+
+@contextmanager
+def writing(path: Path, then: str = "free some space, or name another place"):
+    """A disk that does not take what is written within is a UserError; `then`: the way out.
+
+    Full, over quota, read-only: whatever the system says. Errors of requests and of broken archives have no errno and
+    pass through.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        then = "shorten the name" if error.errno == errno.ENAMETOOLONG else then
+        raise UserError(f"{path}: could not be written ({os.strerror(error.errno)}); {then}") from error
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:

@@ -20,8 +20,8 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
 from ..files import check_folder, read_object, whole
-from .binarise import PLAIN, binarise
-from .lines import map_rows, read_lines, write_lines
+from .binarise import PLAIN, binarise, check_dest
+from .lines import is_blank, map_rows, note_letters, read_lines, write_lines
 from .parallel_text import sentencepiece_model
 from .steps import write_json
 from .vocabulary import Vocabulary
@@ -50,8 +50,6 @@ def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
         raise UserError(f"{path}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
     for number, line in enumerate(read_lines(merges), 1):
         pair = line.split(" ")
-        if number == 1 and not line.startswith("#version"):  # fairseq passes over it whatever it is
-            raise UserError(f"{merges}, line 1: is not #version; {MEND}")
         if number > 1 and (len(pair) != 2 or "".join(pair) not in numbers):
             raise UserError(f"{merges}, line {number}: is not two pieces that are one in encoder.json; {MEND}")
     return [str(number) for number in sorted(values)]
@@ -77,8 +75,8 @@ class Segmenter:
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
     def encode(self, line: str) -> str:
-        """Pieces separated by blanks, "" for a line of white space; that around the line does not count."""
-        return self._bpe.encode(line.strip())
+        """Pieces separated by blanks, "" for a blank line; white space around the line does not count."""
+        return "" if is_blank(line) else self._bpe.encode(line.strip())
 
     def write(self, folder: Path, **facts) -> None:
         """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
@@ -129,10 +127,10 @@ def prepare_lm(
     `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
     """
     check_folder("DEST", dest)
+    check_dest(dest)
     paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
     text = {subset: _count(path) for subset, path in paths.items()}
-    for subset, found in text.items():
-        print(f"| {subset}: {found['lines']:,} lines, {found['words']:,} words, {found['bytes']:,} bytes")
+    note_letters(["text"], ((line,) for path in paths.values() for line in read_lines(path)))
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         cutter = segmenter(part)
@@ -149,7 +147,8 @@ def prepare_lm(
         cutter.write(part, types=made["types"], text=text)
     print(f"| dictionary: {made['types']:,} types")
     for subset, found in text.items():
-        print(f"| {subset}: {found['lines']:,} lines, {found['pieces']:,} pieces, {found['unknown']:g}% unknown")
+        counts = ", ".join(f"{found[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
+        print(f"| {subset}: {counts}, {found['unknown']:g}% unknown")
     print(f"| wrote {dest}")
 
 
@@ -157,7 +156,7 @@ def _count(path: Path) -> dict:
     """Lines, words and bytes (without \\n) of a file; UserError if it cannot be read or holds no text."""
     lines = words = size = 0
     for line in read_lines(path):
-        lines, words, size = lines + 1, words + len(line.split()), size + len(line.encode())
+        lines, words, size = lines + 1, words + len(line.split()) * (not is_blank(line)), size + len(line.encode())
     if not words:
         raise UserError(f"{path}: no text in it")
     return {"lines": lines, "words": words, "bytes": size}
@@ -166,7 +165,7 @@ def _count(path: Path) -> dict:
 def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
     """FOLDER/spm.model of `vocab` pieces; UserError if the text does not go with it."""
     print(f"| training SentencePiece, {vocab:,} pieces")
-    lines = (line for line in map(str.strip, read_lines(text)) if line)
+    lines = (line.strip() for line in read_lines(text) if not is_blank(line))
     options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
     path = folder / "spm.model"
     path.write_bytes(sentencepiece_model(lines, vocab, character_coverage=1.0, **options))

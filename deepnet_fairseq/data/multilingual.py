@@ -14,8 +14,9 @@ from random import Random
 
 from ..errors import UserError
 from ..files import whole
+from ..languages import parse_pair
 from . import steps
-from .lines import write_columns, write_lines
+from .lines import note_letters, write_columns, write_lines
 from .parallel_text import sentencepiece_model
 from .steps import Steps, read_json, remove
 from .vocabulary import Vocabulary, sample, sampling_probabilities
@@ -61,11 +62,11 @@ class PairText:
         return f"pair.{self.name}" + (f".{'.'.join(self.subsets)}" if self.one_way else "")
 
 
-def parse_pair(pair: str) -> tuple[str, str]:
-    """ "de-en" -> ("de", "en"); UserError for anything fairseq would misread."""
-    langs = tuple(pair.split("-"))
-    if len(langs) != 2 or langs[0] == langs[1] or not all(lang.replace("_", "").isalnum() for lang in langs):
-        raise UserError(f"--pairs {pair}: no pair of languages; write two codes with a hyphen between, de-en")
+def split_pair(pair: str) -> tuple[str, str]:
+    """Return ("de", "en") of "de-en"; raise UserError for anything that fairseq's multilingual task misreads."""
+    langs = parse_pair("pair", pair)
+    if pair.count("-") > 1:
+        raise UserError(f"pair {pair}: fairseq's multilingual task splits it at each hyphen; write _ within a code")
     return langs
 
 
@@ -215,9 +216,14 @@ class Multilingual:
         def make() -> dict:
             if text.bound is not None:
                 return {"train": text.bound()}
+            rows = chain.from_iterable(read() for read in text.subsets.values())
+            note_letters([f"{text.name}, {lang}" for lang in text.langs], rows)
             return {subset: sum(1 for _ in read()) for subset, read in text.subsets.items()}
 
-        return Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)["train"]
+        counts = Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)
+        if empty := [subset for subset, count in counts.items() if not count]:
+            raise UserError(f"{text.name}: no sentence pair in {empty[0]}; leave it out, or give it some")
+        return counts["train"]
 
     def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
         """Binarised text of one pair, subset -> sentence pairs."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import sentencepiece
 
 from ..errors import UserError
 from ..files import whole
-from .binarise import binarise
-from .lines import REMOVE, Pairs, read_pairs, write_columns
+from ..languages import check_pair
+from .binarise import binarise, check_dest
+from .lines import REMOVE, Pairs, note_letters, one_line, read_pairs, write_columns
 
 MIN_TRAIN_PAIRS = 100
 
@@ -24,8 +27,11 @@ def prepare_text(
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
     then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
-    data, spm.model, and the segmented text under text/. UserError, before `dest` is there, for text that does not do.
+    data, spm.model, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that
+    scores compare with. UserError, before `dest` is there, for text that does not do.
     """
+    check_pair("SOURCE and TARGET", *langs)
+    check_dest(dest)
     if dest.exists() and any(dest.iterdir() if dest.is_dir() else [dest]):
         raise UserError(f"{dest}: exists already; remove it or name another folder")
     if "," in prefixes["train"]:
@@ -36,6 +42,7 @@ def prepare_text(
             texts[f"{split}{number or ''}"] = read_parallel(prefix, *langs, drop_empty)
     for name, text in texts.items():
         print(f"| {name}: {len(text):,} sentence pairs")
+    note_letters(langs, chain.from_iterable(texts.values()))
     if (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
         raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
     print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
@@ -50,29 +57,41 @@ def prepare_text(
             sides = [processor.encode(list(lines), out_type=str) for lines in zip(*text, strict=True)]
             rows = (tuple(map(" ".join, pair)) for pair in zip(*sides, strict=True))
             write_columns([part / "text" / f"{name}.{lang}" for lang in langs], rows)
+            if name != "train":
+                write_columns([part / "raw" / f"{name}.{lang}" for lang in langs], text)
         print("| binarising")
         binarise(langs, {name: part / "text" / name for name in texts}, part)
-    print(f"| wrote {dest}")
+    print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """PREFIX.source_lang and PREFIX.target_lang, without white space around the lines.
+    """PREFIX.source_lang and PREFIX.target_lang, their lines as one_line makes them.
 
     UserError for a missing file, bad UTF-8, unequal or empty lines.
     """
     source, target = Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")
-    pairs = list(read_pairs(source, target, "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty", str.strip))
+    pairs = list(read_pairs(source, target, "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty", one_line))
     if not pairs:
         raise UserError(f"{source}: no sentence in it")
     return pairs
 
 
 def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:
-    """A SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not go with `vocab`."""
+    """A SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not go with `vocab`.
+
+    The model leaves characters as they are (by SentencePiece's own rules 10² becomes 102), but for white space: a
+    blank stands for any, because white space separates the pieces in fairseq's files.
+    """
+    if vocab < 1:
+        raise UserError(f"--vocab {vocab}: must be 1 or more")
     model = io.BytesIO()
     options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **options)
+        with NamedTemporaryFile("w", suffix=".tsv") as rules:
+            rules.writelines(f"{code:X}\t20\n" for code in range(0x3001) if chr(code).isspace() and code != ord(" "))
+            rules.flush()
+            options |= {"normalization_rule_tsv": rules.name, "model_writer": model}
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), **options)
     except RuntimeError as error:
         if limit := re.search(r"<= (\d+)", str(error)):
             raise UserError(f"--vocab {vocab}: this text supports at most {limit.group(1)} pieces") from None

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from glob import escape
 from pathlib import Path
 
-from ..files import parse, whole
+from ..files import parse_row, whole
+from .lines import writing
 
 
 class Steps:
@@ -43,7 +44,8 @@ class Steps:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not keep:
                     remove(path)
-            result = make() or {}
+            with writing(outputs[0] if outputs else self.folder):
+                result = make() or {}
             done = {"asked": asked, "outputs": self._state(outputs), "result": result}
             if missing := [path for path, state in done["outputs"].items() if state is None]:
                 raise RuntimeError(f"step {name} did not make {', '.join(missing)}")
@@ -68,11 +70,7 @@ def _digest(content) -> str:
 
 def read_json(path: Path) -> dict:
     """A JSON object; {} for a file that is missing or torn."""
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return parse_row(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -8,12 +8,15 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from fairseq.file_io import PathManager
 
 from ..core import archs
 from ..core.modifiers import from_config
+from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets
 from .admin_profile import check_source
@@ -75,6 +78,13 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     return result
 
 
+def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
+    """Read what fairseq-interactive translates, `size` lines at a time; UserError with the number of a bad one."""
+    with sys.stdin.buffer if name == "-" else open(name, "rb") as file:
+        lines = map(str.strip, split_lines(file, "the input" if name == "-" else name))
+        yield from iter(lambda: list(islice(lines, size)), [])
+
+
 def _check(args: argparse.Namespace) -> None:
     """Raise a UserError for what can be known to fail before a file or folder is made."""
     task, model = getattr(args, "task", None), archs.MODELS.get(getattr(args, "arch", None))
@@ -88,6 +98,8 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
+    for _ in read_lines(Path(args.bpe_codes)) if getattr(args, "bpe_codes", None) else ():  # are they text?
+        pass
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 

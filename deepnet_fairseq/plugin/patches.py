@@ -102,13 +102,13 @@ def apply() -> None:
 
 
 def attach_to_programs() -> None:
-    """Attach to fairseq-train where it is imported, or runs as `python -m fairseq_cli.train`."""
-    for module in (sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")):
+    """Attach to fairseq-train and fairseq-interactive where they are imported, or run as `python -m fairseq_cli.NAME`."""
+    for module in map(sys.modules.get, ("fairseq_cli.train", "fairseq_cli.interactive", "__main__")):
         attach(vars(module) if module is not None else {})
 
 
 def attach(namespace: dict) -> None:
-    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; not other programs.
+    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; not most other programs.
 
     A process that multiprocessing has started runs main in a namespace that belongs to no module.
     """
@@ -117,6 +117,8 @@ def attach(namespace: dict) -> None:
         exact_resume.program = namespace
         for name, handler in PROGRAM.items():
             namespace[name] = handled(namespace[name], handler)
+    if "buffered_read" in namespace:  # fairseq-interactive ends in a traceback at a byte that is not UTF-8
+        namespace["buffered_read"] = handled(namespace["buffered_read"], command_line.read_input)
 
 
 def replace(owner: Any, name: str, handler: Handler) -> None:

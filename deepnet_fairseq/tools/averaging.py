@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 from fairseq import checkpoint_utils
@@ -65,9 +66,12 @@ def average(paths: list[Path], out: Path) -> None:
     Accumulated in float64, one checkpoint in memory at a time beside the sum. UserError for checkpoints of different
     runs, for one that does not exist, and for parameters that are no numbers; then nothing is written.
     """
-    first, total = None, {}
+    first, total, seen = None, {}, set()
     for path in paths:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        if (update := (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())) in seen:
+            print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
+        seen.add(update)
         if first is None:
             first, first_config = state, own_config(state, str(path))
         else:

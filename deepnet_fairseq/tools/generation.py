@@ -14,8 +14,8 @@ from fairseq import checkpoint_utils, options
 from fairseq_cli import generate
 from tqdm import tqdm
 
-from ..errors import UserError
 from ..files import whole
+from ..languages import parse_pair
 
 
 def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
@@ -24,20 +24,18 @@ def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
     flags: those of fairseq-generate but for the languages. A direction that is there already is left alone; an
     interrupted one is not there. UserError, naming --directions, for words that are no direction.
     """
-    for direction in directions:
-        if len(direction.split("-")) != 2 or not all(direction.split("-")):
-            raise UserError(f"--directions {direction}: no direction; give SRC-TGT, as de-en")
+    known = [path.name[5:-4] for flag in flags for path in Path(flag).glob("dict.*.txt")]  # the codes of DATA
+    pairs = {direction: parse_pair("--directions", direction, known) for direction in directions}
     left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*.part"):
         unfinished.unlink()
     with _loaded_once():
         for direction in tqdm(left, unit=" directions", disable=None):
-            _translate(direction, folder / f"{direction}.txt", flags)
+            _translate(*pairs[direction], folder / f"{direction}.txt", flags)
 
 
-def _translate(direction: str, result: Path, flags: list[str]) -> None:
-    source, target = direction.split("-")
+def _translate(source: str, target: str, result: Path, flags: list[str]) -> None:
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
     log = result.with_suffix(".log")

@@ -10,16 +10,19 @@ overlap, are the embedded corpus.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 from ...errors import UserError
+from ...files import whole
 from ..lines import Pairs, write_columns
 from . import qaa, qab
 from .meaning import Speaker, build_lexicon
 
 LANGS = ("qaa", "qab")
+MOST = 20_000  # words of a kind, in under a minute
 SIZES = {"train": 20_000, "valid": 500, "test": 500}
 
 
@@ -40,14 +43,15 @@ def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: i
 
     sizes: split -> sentence pairs. UserError for fewer than 1 of these, 1 noun or 10 verbs.
     """
-    if min(sizes.values()) < 1 or nouns < 1 or verbs < 10:
-        raise UserError("the corpus needs at least 1 sentence a split, 1 noun and 10 verbs")
+    if min(sizes.values()) < 1 or not 1 <= nouns <= MOST or not 10 <= verbs <= MOST:
+        raise UserError(f"the corpus needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs")
     pairs = sentence_pairs(seed, nouns, verbs)
     held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}
     return {"train": list(islice(pairs, sizes["train"]))} | held_out
 
 
 def write_corpus(corpus: dict[str, Pairs], dest: Path) -> None:
-    """DEST/SPLIT.qaa and DEST/SPLIT.qab."""
-    for split, pairs in corpus.items():
-        write_columns([dest / f"{split}.{lang}" for lang in LANGS], pairs)
+    """Write DEST/SPLIT.qaa and DEST/SPLIT.qab; a new folder comes whole."""
+    with nullcontext(dest) if dest.exists() else whole(dest) as part:
+        for split, pairs in corpus.items():
+            write_columns([part / f"{split}.{lang}" for lang in LANGS], pairs)

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ...errors import UserError
-from ..download import Fetch, RemoteFile, amount, described, fetch_all, locked, need_space
+from ..binarise import check_dest
+from ..download import Fetch, RemoteFile, described, fetch_all, locked, need_space
 from ..steps import Steps, read_json, write_json
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
@@ -66,8 +69,8 @@ class Recipe(ABC):
         """What is downloaded, with sizes and checksums where they are published; none where --from gives the text."""
 
     @abstractmethod
-    def outline(self, options: Options) -> tuple[str, ...]:
-        """One line a step, for the plan."""
+    def outline(self, options: Options) -> str:
+        """Say for the plan, in a line, what is done to the text."""
 
     @abstractmethod
     def tools(self, options: Options) -> dict[str, str]:
@@ -125,6 +128,7 @@ class Recipe(ABC):
 
     def check(self, options: Options) -> None:
         """UserError for options that this recipe has no use for, and for tools that are not there."""
+        check_dest(options.dest)
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
@@ -151,14 +155,10 @@ class Recipe(ABC):
 
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Prints a count beside what is expected; UserError if they are more than 1% apart."""
-        known = None if options.miniature else self.expected.get(what)
+        known = None if options.miniature or options.text else self.expected.get(what)
         line = f"| {what}: {count:,} {unit}"
-        if known is None:
-            print(line)
-        elif count == known:
-            print(f"{line} (as expected)")
-        elif options.text is not None:
-            print(f"{line} (the recipe makes {known:,})")
+        if known in (None, count):
+            print(f"{line}{' (as expected)' if known else ''}")
         elif abs(count - known) <= known / 100:
             print(f"{line}; WARNING: {known:,} are expected ({LIKELY})")
         else:
@@ -168,9 +168,9 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """What build() would do, a line each file, step, tool and count; downloads and writes nothing."""
+        """What build() would do, a line each file, tool and count; downloads and writes nothing."""
         self.check(options)
-        size = f"about {amount(needed)} with all steps" if (needed := self.needs(options)) else "size not known"
+        size = f"about {tqdm.format_sizeof(n, 'B')} with all steps" if (n := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
         lines += ["files:"] * bool(files := self.files(options))
         for file in files:
@@ -178,7 +178,7 @@ class Recipe(ABC):
             checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
             lines += [f"  {file.name}, {size}, {checksum}"]
             lines += [f"    {url}" for url in file.urls]
-        lines += ["steps:", *(f"  {number}. {step}" for number, step in enumerate(self.outline(options), 1))]
+        lines += [f"text: {self.outline(options)}"]
         lines += ["tools:", *(f"  {tool} {number}" for tool, number in self.tools(options).items())]
         lines += ["expected:"] * bool(self.expected)
         lines += [f"  {what}: {count:,}" for what, count in self.expected.items()]

@@ -72,27 +72,15 @@ class BilingualRecipe(Recipe):
         tokenised = self.tokenised(options)
         return super().settings(options) | {"given": tokenised.state() if tokenised else None}
 
-    def outline(self, options: Options) -> tuple[str, ...]:
-        fresh = options.text is None
-        steps = (
-            fresh and f"training text: {self.chain}; test set: {self.test_chain}; raw references",
-            self.word_limits and f"keep training pairs of {self.word_limits}",
-            self.every and fresh and f"hold out one training pair in {self.every} for validation",
-            f"learn {self.vocabulary_size(options):,} BPE merges on both languages together, apply them",
-            self.subword_limits
-            and f"keep training and validation pairs of {self.subword_limits}, where words are pieces",
-            "binarise with a joined dictionary",
-        )
-        return tuple(filter(None, steps))
+    def outline(self, options: Options) -> str:
+        held_out = f"one training pair in {self.every} for validation; " if self.every else ""
+        text = f"{self.chain}; {held_out}{self.vocabulary_size(options):,} BPE merges on both languages together"
+        return f"{text}; pairs of {self.word_limits or self.subword_limits}"
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         work = Bilingual(steps, options.dest, self.langs, options.workers)
         tokenised = self.tokenised(options)
-        texts = (
-            self._tokenise(options, work, files)
-            if tokenised is None
-            else self._take_tokenised(options, steps, tokenised)
-        )
+        texts = self._take_tokenised(options, steps, tokenised) if tokenised else self._tokenise(options, work, files)
         texts = self._cleaned(options, work, texts)
         return {
             "pieces": "subword_nmt", "detokenise": True, "lowercase": self.chain.lowercase,

@@ -10,17 +10,17 @@ Languages are called as M2M-100 calls them, mostly by ISO 639-1; OPUS does so, t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, say
-from ..lines import align, one_line
-from ..multilingual import PairText, Sentences, parse_pair
+from ..lines import align, is_blank, one_line
+from ..multilingual import PairText, Sentences, split_pair
 from ..steps import Steps
 from . import opus100
 from .base import Options
@@ -45,7 +45,7 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
     """
     found = {}
     for corpus, version in VERSIONS.items():
-        codes = [OTHER_CODES.get(corpus, {}).get(lang, lang) for lang in parse_pair(pair)]
+        codes = [OTHER_CODES.get(corpus, {}).get(lang, lang) for lang in split_pair(pair)]
         name = "-".join(sorted(codes))
         file = RemoteFile(f"{corpus}.{name}.zip", (f"{SITE}/OPUS-{corpus}/{version}/moses/{name}.txt.zip",))
         found[corpus] = file, [f"{corpus}.{name}.{code}" for code in codes]
@@ -81,11 +81,6 @@ class Archives:
             source, target = (map(one_line, stream_lines(path, member)) for member in members)
             yield from align(source, target, tuple(members), empty="keep")
 
-    def lines(self) -> int:
-        """Sentence pairs of all archives together."""
-        sources: Iterator[Iterator[str]] = (stream_lines(path, source) for path, (source, _) in self.members)
-        return sum(1 for _ in chain.from_iterable(sources))
-
     def remove(self) -> None:
         """Deletes what was fetched; the next reading fetches anew."""
         for file, _ in archives_of(self.pair).values():
@@ -105,7 +100,7 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
     """
     counts, hashes = Counter(), set()
     for source, target in pairs:
-        if not source or not target:
+        if is_blank(source) or is_blank(target):
             fate = "empty"
         elif source == target:
             fate = "equal sides"
@@ -127,24 +122,13 @@ class M2m102(MultilingualRecipe):
     """--pairs is needed; --from FOLDER adds test sets, FOLDER/PAIR/SUBSET.LANG."""
 
     name = "m2m102"
-    title = (
-        "CCMatrix, CCAligned, OPUS-100 and Tatoeba, for 102 languages in one model (Table 3 of DeepNet), pair by pair"
-    )
+    title = "CCMatrix, CCAligned, OPUS-100 and Tatoeba, for 102 languages in one model (Table 3 of DeepNet)"
     takes = MultilingualRecipe.takes | {"text"}
     vocab = 250_000
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         archives = (file for pair in self.pairs(options) for file, _ in archives_of(pair).values())
         return *Evaluation(options).files(), *archives
-
-    def outline(self, options: Options) -> tuple[str, ...]:
-        fetch = (
-            "unpack Flores-101 (valid: its dev, flores: its devtest), the zero-shot test sets of OPUS-100 (opus), WMT's"
-        )
-        fetch += " with English (wmt)" + (", TED's talks, detokenised (ted)" if Evaluation(options).has_ted else "")
-        filters = "clean each pair: no empty, equal, very long or repeated sides, no sentence of the test sets"
-        count, vocabulary, *later = super().outline(options)
-        return fetch, count, vocabulary, filters, *later, "remove the archives of each pair when it is done"
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
         """Nothing yet: the archives of a pair come when it is read."""
@@ -153,14 +137,11 @@ class M2m102(MultilingualRecipe):
     def pairs(self, options: Options) -> tuple[str, ...]:
         """As OPUS names them, in the order of the alphabet."""
         if options.pairs is None and not options.miniature:
-            raise UserError(
-                "the corpus m2m102 has 12 billion sentence pairs, more than one machine holds: name some, as in "
-                "--pairs de-en,en-fr; others can be added to the same folder later"
-            )
-        return tuple("-".join(sorted(parse_pair(pair))) for pair in options.pairs or MINIATURE)
+            raise UserError("m2m102 has 12 billion sentence pairs; name some languages' as --pairs de-en,en-fr")
+        return tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs or MINIATURE})
 
     def text(self, options: Options, pair: str) -> PairText:
-        evaluation, archives, langs = Evaluation(options), Archives(pair, options), parse_pair(pair)
+        evaluation, archives, langs = Evaluation(options), Archives(pair, options), split_pair(pair)
 
         def train() -> Sentences:
             return clean(archives.read(), tuple(map(evaluation.held_out, langs)), pair)
@@ -168,7 +149,7 @@ class M2m102(MultilingualRecipe):
         subsets = {"train": train} | evaluation.subsets(langs)
         urls = [file.urls[0] for file, _ in archives_of(pair).values()]
         state = {"archives": urls, "miniature": options.miniature} | evaluation.state(langs)
-        return PairText(langs, subsets, state, archives.lines, archives.remove)
+        return PairText(langs, subsets, state, lambda: sum(1 for _ in archives.read()), archives.remove)
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
         """Every two of the languages that are not trained on together, as Flores is for all of them; and WMT's."""

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..lines import REMOVE, one_line, read_pairs
-from ..multilingual import Multilingual, PairText, file_state, parse_pair
+from ..multilingual import Multilingual, PairText, file_state, split_pair
 from ..steps import Steps, read_json, write_json
 from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
 SUBSETS = ("train", "valid", "test")  # of own text
+PAIRS = Path("steps", "pairs.json")  # those of a folder, which may come one after another
 
 
 class MultilingualRecipe(Recipe):
@@ -43,16 +44,9 @@ class MultilingualRecipe(Recipe):
         """Pairs without training text that there are test sets of, in the languages of `texts`."""
         return []
 
-    def outline(self, options: Options) -> tuple[str, ...]:
-        drawn = f" of {self.vocabulary_size(options):,} pieces, languages drawn at temperature "
-        drawn += f"{options.temperature or TEMPERATURE:g}"
-        shards = f", in {options.shards} shards" if (options.shards or 1) > 1 else ""
-        return (
-            "count the sentences of each pair, and check them",
-            f"one SentencePiece vocabulary{f': {options.spm}' if options.spm else drawn}",
-            f"segment and binarise each pair, both directions in one{shards}",
-            "dictionaries, lists of languages and directions, raw references of the test sets",
-        )
+    def outline(self, options: Options) -> str:
+        drawn = f"{self.vocabulary_size(options):,} pieces, languages drawn at {options.temperature or TEMPERATURE:g}"
+        return f"one SentencePiece vocabulary: {options.spm or drawn}"
 
     def tools(self, options: Options) -> dict[str, str]:
         return versions("sentencepiece", "fairseq-fixed")
@@ -69,13 +63,17 @@ class MultilingualRecipe(Recipe):
             if options.vocab or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
             Vocabulary(options.spm)  # is one, or UserError before anything is written
-        for pair in self.pairs(options):
-            parse_pair(pair)
+        for pair in (together := self._together(options)):
+            if (reverse := "-".join(reversed(split_pair(pair)))) in together:
+                raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
+
+    def _together(self, options: Options) -> list[str]:
+        """The pairs asked for now or before."""
+        return sorted({*self.pairs(options), *read_json(options.dest / PAIRS).get("pairs", [])})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        record = options.dest / "steps" / "pairs.json"
-        pairs = sorted({*self.pairs(options), *read_json(record).get("pairs", [])})  # asked for now or before
-        write_json(record, {"pairs": pairs})
+        pairs = self._together(options)
+        write_json(options.dest / PAIRS, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
         vocabulary = self.vocabulary_size(options), options.temperature or TEMPERATURE, options.spm
         work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers)
@@ -83,8 +81,8 @@ class MultilingualRecipe(Recipe):
         total: Counter = Counter()
         for pair in pairs:
             total.update(counts[pair])
-        facts = {"pieces": "sentencepiece", "detokenise": False, "lowercase": False}
-        return facts | {"counts": {**total, "pairs": counts}}
+        counted = {**total, "pairs": counts}
+        return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": counted}
 
 
 class OwnText(MultilingualRecipe):
@@ -108,13 +106,11 @@ class OwnText(MultilingualRecipe):
         found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
         missing = [pair for pair in options.pairs or () if pair not in found]
         if missing or not found:
-            raise UserError(
-                f"{options.text / (missing[0] if missing else 'de-en')}: no such folder; name pairs that are there"
-            )
-        return options.pairs or tuple(found)
+            raise UserError(f"{options.text / (missing or ['de-en'])[0]}: no such folder; name pairs that are there")
+        return tuple(dict.fromkeys(options.pairs or found))
 
     def text(self, options: Options, pair: str) -> PairText:
-        langs = parse_pair(pair)
+        langs = split_pair(pair)
         subsets, state = {}, {}
         for subset in SUBSETS:
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]

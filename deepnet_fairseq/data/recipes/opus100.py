@@ -10,7 +10,7 @@ from ...errors import UserError
 from ..archive import stream_lines
 from ..download import RemoteFile, at
 from ..lines import align, one_line
-from ..multilingual import PairText, Sentences, parse_pair
+from ..multilingual import PairText, Sentences, split_pair
 from .base import Options
 from .multilingual import MultilingualRecipe
 
@@ -56,7 +56,7 @@ class Opus100(MultilingualRecipe):
         """In the order of the alphabet, as the corpus names them; --pairs en-de means de-en, too."""
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
-        pairs = tuple("-".join(sorted(parse_pair(pair))) for pair in options.pairs)
+        pairs = tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs})
         for pair in pairs:
             if pair not in ARCHIVES:
                 raise UserError(f"--pairs {pair}: OPUS-100 has no such pair; it has {', '.join(ARCHIVES)}")
@@ -69,7 +69,7 @@ class Opus100(MultilingualRecipe):
             for subset, split in SPLITS.items()
             if getattr(archive, split)
         }
-        return PairText(parse_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
+        return PairText(split_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
 
 
 def archive_of(pair: str) -> RemoteFile:
@@ -80,13 +80,11 @@ def archive_of(pair: str) -> RemoteFile:
 
 def members(pair: str, split: str) -> list[str]:
     """Of its archive: source and target of a split."""
-    return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in parse_pair(pair)]
+    return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in split_pair(pair)]
 
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
     """The pairs of one split; UserError if the archive, whose checksum was right, is there no more."""
-    if not archive.is_file():
-        raise UserError(f"{archive}: is gone; name {pair} in --pairs, and it is downloaded again")
     names = members(pair, split)
     source, target = (map(one_line, stream_lines(archive, name)) for name in names)
     return align(source, target, tuple(names), empty="drop" if split == "train" else "keep")

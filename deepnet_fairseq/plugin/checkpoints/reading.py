@@ -110,6 +110,8 @@ def explained(load, path, *args, **kwargs):
 def _check_ordinary(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch takes it for no name at all
+        raise UserError(f"{path!r}: its name is not UTF-8; rename it")
 
 
 @contextlib.contextmanager
@@ -152,6 +154,9 @@ def check_content(path: str, state: dict) -> None:
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
+    for name, value in weights.items():
+        if value.layout == torch.strided and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise UserError(f"{path}: {name} unfolds to {value.numel():,} numbers that the file does not hold")
     if name := not_finite(weights):
         raise UserError(f"{path}: {name} holds values that are not finite; take a checkpoint from before that")
     cfg, args = state.get("cfg"), state.get("args")
