@@ -102,7 +102,7 @@ def apply() -> None:
 
 
 def attach_to_programs() -> None:
-    """Attach to fairseq-train and fairseq-interactive where they are imported, or run as `python -m fairseq_cli.NAME`."""
+    """Attach to fairseq-train and fairseq-interactive, imported or run by `python -m fairseq_cli.NAME`."""
     for module in map(sys.modules.get, ("fairseq_cli.train", "fairseq_cli.interactive", "__main__")):
         attach(vars(module) if module is not None else {})
 

@@ -220,9 +220,12 @@ class DeepTrainer(Trainer):
     # validate
 
     def valid_step(self, sample, raise_oom=False):
-        """Validate a batch; raise Stopped if a signal came. raise_oom: the batch's second try."""
-        train_loop.stop_if_told(self)
+        """Validate a batch; raise Stopped if a signal came.
+
+        raise_oom: it is the batch's second try, of this process alone, in which nobody may ask the others.
+        """
         if not raise_oom:
+            train_loop.stop_if_told(self)
             self.stuck.count(sample, self.task)
         return super().valid_step(sample, raise_oom)
 
