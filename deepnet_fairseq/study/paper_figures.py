@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
 from statistics import fmean
 
 from ..core.methods import METHODS, get_method
 from ..errors import UserError
+from ..languages import parse_pair
 from . import paper
 from .plots import Map, Panel, Picture, Series, Style, means, number, style_of, style_of_setting
 from .runs import RecordedRun
@@ -302,10 +302,10 @@ def figure10(runs: Runs) -> Picture:
         if not scores:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         found[f"{run.facts.get('system', run.name)} {run.depth}"] = scores
-    languages = sorted({language for scores in found.values() for name in scores for language in name.split("-")})
+    pairs = {name: parse_pair("direction", name) for scores in found.values() for name in scores}
+    languages = sorted({language for pair in pairs.values() for language in pair})
     for name, scores in found.items():
-        pairs = permutations(languages, 2)
-        maps.append(Map(name, languages, {pair: scores["-".join(pair)] for pair in pairs if "-".join(pair) in scores}))
+        maps.append(Map(name, languages, {pairs[direction]: value for direction, value in scores.items()}))
         ends = [f"{one} {number(scores[one])}" for one in (min(scores, key=scores.get), max(scores, key=scores.get))]
         rows.append([name, str(len(scores)), number(fmean(scores.values())), *ends])
     note = "paper: 87 languages, 7,482 directions, as colours without numbers; spBLEU 13.6 (M2M-100) and 18.6 (DeepNet)"

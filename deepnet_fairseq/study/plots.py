@@ -32,44 +32,26 @@ class Style:
     marker: str
 
 
-STYLES = {  # colours of Okabe and Ito (2008) and shades between them; methods of one panel differ by colour or marker
-    "deepnorm": Style("DeepNorm", "#D55E00", "o"),
-    "post_ln": Style("Post-LN", "#000000", "s"),
-    "post_ln_init": Style("Post-LN-init", "#009E73", "D"),
-    "ds_init": Style("DS-Init", "#E69F00", "^"),
-    "admin": Style("Admin", "#0072B2", "v"),
-    "admin_torch": Style("Admin (2022)", "#56B4E9", "<"),
-    "branchnorm": Style("BranchNorm", "#CC79A7", ">"),
-    "rezero": Style("ReZero", "#2B2D7C", "s"),
-    "r_fixup": Style("R-Fixup", "#74C7A5", "D"),
-    "t_fixup": Style("T-Fixup", "#D9CB1E", "^"),
-    "pre_ln": Style("Pre-LN", "#4D4D4D", "s"),
-    "dlcl": Style("DLCL", "#B5489A", "v"),
-    "normformer": Style("NormFormer", "#9CC7EC", "D"),
-    "sub_ln": Style("Sub-LN", "#C9A66B", "^"),
-    "b2t": Style("B2T", "#670A23", "h"),
-    "complete_p": Style("CompleteP", "#5608F6", ">"),
-    "gpas": Style("GPAS", "#05F321", "<"),
-    "hybrid_norm": Style("HybridNorm", "#495B0E", "p"),
-    "keel": Style("Keel", "#3863FF", "X"),
-    "ln_scaling": Style("LN-Scaling", "#F02957", "X"),
-    "mhc": Style("mHC", "#B9E781", "*"),
-    "mix_ln": Style("Mix-LN", "#479E04", "p"),
-    "peri_ln": Style("Peri-LN", "#D92AE3", "h"),
-    "resi_dual": Style("ResiDual", "#1BF79A", "d"),
-    "siamese_norm": Style("SiameseNorm", "#ADA0FD", "d"),
-}
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#D55E00")  # settings of one method
-MARKERS = "osD^v<"
+LABELS = {
+    "deepnorm": "DeepNorm", "post_ln": "Post-LN", "post_ln_init": "Post-LN-init", "ds_init": "DS-Init",
+    "admin": "Admin", "admin_torch": "Admin (2022)", "branchnorm": "BranchNorm", "pre_ln": "Pre-LN",
+    "normformer": "NormFormer", "rezero": "ReZero", "r_fixup": "R-Fixup", "t_fixup": "T-Fixup", "dlcl": "DLCL",
+    "sub_ln": "Sub-LN", "b2t": "B2T", "complete_p": "CompleteP", "gpas": "GPAS", "hybrid_norm": "HybridNorm",
+    "keel": "Keel", "ln_scaling": "LN-Scaling", "mhc": "mHC", "mix_ln": "Mix-LN", "peri_ln": "Peri-LN",
+    "resi_dual": "ResiDual", "siamese_norm": "SiameseNorm",
+}  # fmt: skip
+COLOURS = ("#D55E00", "#000000", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#7F5B3A")  # Okabe and Ito's
+MARKERS = "osD^v<>"  # as many as have no divisor in common with the colours
 
 
 def style_of(method: str) -> Style:
-    """Return how a method looks; one without a line above is grey."""
-    return STYLES.get(method, Style(method, PLAIN, "P"))
+    """Return how a method looks; one without a label above is grey."""
+    known = list(LABELS)
+    return style_of_setting(known.index(method), LABELS[method]) if method in LABELS else Style(method, PLAIN, "P")
 
 
 def style_of_setting(rank: int, label: str) -> Style:
-    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 42."""
+    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 56."""
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
 
 

@@ -73,10 +73,9 @@ class Table:
     name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; paper: its
     "citation" (authors, year and title) and "url"; place: where in the paper the numbers stand. keys: of run.json, by
     which its rows differ; runs that differ in others alone, as in the seed, share a row. grid: print it as methods by
-    depths, for tables of one column. baseline: the method whose run at the same depth the others are compared with.
-    figure: of the DeepNet paper, drawn from the same runs. tuned: a key of run.json that was searched over: the row's
-    numbers are of the value whose runs have the best mean in the first column. notes: a paragraph each, below the
-    table.
+    depths, for tables of one column. figure: of the DeepNet paper, whose points are its numbers. tuned: a key of
+    run.json that was searched over: the row's numbers are of the value whose runs have the best mean in the first
+    column. notes: a paragraph each, below the table.
     """
 
     name: str
@@ -90,7 +89,6 @@ class Table:
     rows: tuple[Row, ...]
     keys: tuple[str, ...] = DEPTH
     grid: bool = False
-    baseline: str = ""
     figure: int | None = None
     tuned: str = ""
     notes: tuple[str, ...] = ()
