@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study.named_figures import EVERY, redraw
+from deepnet_fairseq.study.figures import EVERY, redraw
 from deepnet_fairseq.study.runs import (
     FILES,
     RECORDS,

@@ -69,9 +69,6 @@ def test_published_tables_hold_together():
         trained = [tuple(row.facts[key] for key in table.keys) for row in table.rows if row.facts]
         assert len(set(trained)) == len(trained) > 0
         assert all(set(row.published) <= {column.key for column in table.columns} for row in table.rows)
-    for row in TABLES["2"].rows:  # its averages are those of its two columns, but for rounding
-        values = row.published
-        assert abs((values["to_english"] + values["from_english"]) / 2 - values["bleu"]) < 0.11
 
 
 def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
@@ -183,11 +180,6 @@ def test_columns_of_admins_tables(tmp_path, capsys):
     (row,) = [row for row in grid(text, "Overview") if (row["model"], row["BLEU"]) == ("Admin", "27.70 (27.9)")]
     assert row["TER"] == "54.00 (54.1)"
     assert not any("TER \\[" in header for header in grid(text, "Runs")[0])
-    for variant in ("", "no_warmup"):
-        run(tmp_path, "admin_iwslt14", f"b{variant}", "admin", 6, variant=variant, score=score(35.5, **edits))
-    rows = grid(printed(capsys, tmp_path, "--table", "admin_iwslt14"), "Overview")
-    found = {row["variant"]: row["BLEU"] for row in rows if row["model"] == "Admin"}
-    assert found == {"–": "35.50 (35.67)", "no\\_warmup": "35.50"}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def figures(args) -> None:
     Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.md. 10 is 9 too;
     `depth` draws the losses of the quickstart's runs, RUNS/quickstart; inverted_gain those of its script.
     """
-    from ..study.named_figures import chosen, redraw
+    from ..study.figures import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs

@@ -85,11 +85,6 @@ class Validation:
         """Loss of the last validation, bits per token; NaN without one."""
         return self.losses[-1] if self.losses else math.nan
 
-    @property
-    def once_an_epoch(self) -> bool:
-        """Does no epoch have two validations?"""
-        return len(set(self.epochs)) == len(self.epochs)
-
 
 def training_curve(log: dict, where: object) -> RunLog:
     """The curve, where a resumed run replaces what it repeats; UserError if there is no log or nothing in it.

@@ -1,4 +1,4 @@
-"""Pictures of recorded numbers: curves, bars and maps. Measured is solid, a paper's is dashed and hollow.
+"""Pictures of recorded numbers: curves and maps. Measured is solid, a paper's is dashed and hollow.
 
 A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG or SVG, `text` as Markdown.
 """
@@ -76,8 +76,7 @@ class Series:
 class Panel:
     """Series on one pair of axes.
 
-    log: logarithmic axes, "x", "y" or "xy". top: label of an x axis above for the paper's series, "" if all share one.
-    bars: draw bars instead of lines.
+    log: logarithmic axes, "x", "y" or "xy".
     """
 
     title: str
@@ -85,8 +84,6 @@ class Panel:
     y: str
     series: list[Series]
     log: str = ""
-    top: str = ""
-    bars: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,22 +160,16 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_title(panel.title, fontsize=10)
     axes.set(xlabel=panel.x, ylabel=panel.y)
-    above = axes.twiny() if panel.top else axes
     for rank, series in enumerate(panel.series):
-        style, on = series.style, above if series.paper else axes
+        style = series.style
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
         if not series.paper or style.label not in handles:
             handles[style.label] = Line2D([], [], label=style.label, **look)
         x, y = list(series.points), list(series.points.values())
-        if panel.bars:
-            width = 0.8 / len(panel.series)
-            places = [place - 0.4 + (rank + 0.5) * width for place in x]
-            bars = {"fill": False, "linestyle": "--"} if series.paper else {}
-            axes.bar(places, y, 0.9 * width, color=style.colour, edgecolor=style.colour, **bars)
-        else:
-            on.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
+        axes.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
         if series.band:
-            on.fill_between(list(series.band), *zip(*series.band.values(), strict=True), color=style.colour, alpha=0.2)
+            ends = zip(*series.band.values(), strict=True)
+            axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
             ends = [min(series.law), max(series.law)]
             axes.plot(ends, [series.law[end] for end in ends], look["linestyle"], color=style.colour, linewidth=1.2)
@@ -191,10 +182,6 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             axis.set_major_formatter(ScalarFormatter())
     if "x" not in panel.log:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-    if panel.top:
-        above.set_xlabel(panel.top, fontsize=9)
-        axes.set_xlim(left=0)
-        above.set_xlim(left=0)
 
 
 def _draw_map(panel: Map, axes: Any, highest: float) -> None:
@@ -215,16 +202,15 @@ def text(picture: Picture) -> str:
 
 
 def _numbers(panel: Panel) -> list[list[str]]:
-    """Return a row for each x, a column for each label: measured (paper), but for papers' points on their own axis."""
-    shown = [series for series in panel.series if not (series.paper and panel.top)]
-    ours, theirs = ({x for one in shown if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
+    """Return a row for each x, a column for each label: measured (paper)."""
+    ours, theirs = ({x for one in panel.series if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
                     for paper in (False, True))  # fmt: skip
     places = sorted({*_some(sorted(ours)), *(theirs if len(theirs) <= ROWS else ())})
-    labels = list(dict.fromkeys(series.style.label for series in shown))
+    labels = list(dict.fromkeys(series.style.label for series in panel.series))
     rows = [[f"{panel.title}: {panel.x}", *labels]]
     for x in places:
         cells = {label: ["", ""] for label in labels}
-        for series in shown:
+        for series in panel.series:
             value = _value(series, x)
             if value:
                 cells[series.style.label][series.paper] = value
