@@ -73,7 +73,6 @@ def test_directions(multilingual, capsys):
     assert list(comparisons) == [("test", "de-en"), ("test", "en-de"), ("test", "fr-en")]
     main(["significance", str(base), str(new)])
     printed = capsys.readouterr().out
-    assert "new: BLEU better in 1 and worse in 1 of 3 directions at p < 0.05" in printed
     lines = printed.splitlines()
     assert lines[0].split()[:4] == ["set", "direction", "system", "BLEU"] and re.search(r"0\.00\d\d\*", lines[3])
     assert lines[-2].startswith("BLEU: nrefs:1|bs:1000|") and lines[-1].startswith("chrF2: ")

@@ -19,7 +19,7 @@ from ..files import whole
 from ..languages import parse_pair
 from . import paper
 from .plots import Map, Panel, Picture, Series, Style, draw, means, number, style_of, style_of_setting, text
-from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of, unfinished
+from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of
 
 Runs = list[RecordedRun]
 LAYERS = "layers N of an N-N model"
@@ -389,8 +389,8 @@ def redraw(runs: Path, figure: int | str, out: Path) -> str:
 
     Raise UserError if none of its runs is finished, or one lacks what the figure needs.
     """
-    picture, left_out, path = EVERY[figure](runs_of(runs, figure)), unfinished(runs, figure), out / name_of(figure)
-    said = text(picture) + (f"\nnot finished, left out: {', '.join(left_out)}\n" if left_out else "")
+    picture, path = EVERY[figure](runs_of(runs, figure)), out / name_of(figure)
+    said = text(picture)
     out.mkdir(parents=True, exist_ok=True)
     draw(picture, path.with_suffix(".png"))
     with whole(path.with_suffix(".md")) as part:

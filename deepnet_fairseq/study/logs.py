@@ -76,11 +76,6 @@ class Validation:
     losses: list[float]
 
     @property
-    def end(self) -> int:
-        """Updates made at the last validation; 0 without one."""
-        return self.updates[-1] if self.updates else 0
-
-    @property
     def final(self) -> float:
         """Loss of the last validation, bits per token; NaN without one."""
         return self.losses[-1] if self.losses else math.nan

@@ -1,6 +1,6 @@
 """Pictures of recorded numbers: curves and maps. Measured is solid, a paper's is dashed and hollow.
 
-A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG or SVG, `text` as Markdown.
+A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `text` as Markdown.
 """
 
 from __future__ import annotations
@@ -107,22 +107,15 @@ class Picture:
     columns: int = 3
 
 
-def draw(picture: Picture, path: Path, dpi: int = 110) -> None:
-    """Write a PNG, or an SVG if `path` ends so; the same numbers give the same bytes. The file is whole or absent."""
-    from matplotlib import rc_context
+def draw(picture: Picture, path: Path) -> None:
+    """Write a PNG; the same numbers give the same bytes. The file is whole or absent."""
     from PIL import Image
 
-    svg, content = path.suffix == ".svg", io.BytesIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if svg else ("Software",))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
-        _figure(picture).savefig(content, format="svg" if svg else "png", dpi=dpi, metadata=metadata)
-    with whole(path) as part:
-        if svg:
-            part.write_bytes(content.getvalue())
-        else:  # fewer colours halve the file: lines and letters on white lose little
-            Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE).save(
-                part, format="png", optimize=True
-            )
+    content = io.BytesIO()
+    _figure(picture).savefig(content, format="png", dpi=110, metadata={"Software": None})
+    with whole(path) as part:  # fewer colours halve the file: lines and letters on white lose little
+        image = Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE)
+        image.save(part, format="png", optimize=True)
 
 
 def _figure(picture: Picture) -> Any:

@@ -209,11 +209,6 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     return finished
 
 
-def unfinished(folder: Path, figure: int | str) -> list[str]:
-    """Names of the figure's runs below folder that were begun and are not over."""
-    return [place.name for place in live_runs(folder / folder_of(figure)) if not is_over(place)]
-
-
 def holds_runs(folder: Path) -> bool:
     """Whether there is such a folder of live runs, or the file of its records."""
     return folder.is_dir() or _records_file(folder).is_file()

@@ -91,7 +91,7 @@ def _compare(aligned: list[AlignedText], systems: list[str], tokenize: str | Non
 
 
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:
-    """One table, of systems or of directions; below it how many directions differ, and the signatures."""
+    """Return one table, of systems or of directions, and the signatures below it."""
     header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
     rows = [
         [*(key or ()), system, *_cells(bleu), *_cells(chrf)]
@@ -101,25 +101,9 @@ def table(comparisons: Mapping[TestSet, Comparison]) -> str:
     if None not in comparisons:
         header = ["set", "direction", *header]
     signatures = (f"{m}: {signature}" for c in comparisons.values() for m, signature in c.signatures.items())
-    counts = [] if None in comparisons else _counts(comparisons)
-    return "\n".join([render([header, *rows]), "", *counts, *dict.fromkeys(signatures)])
+    return "\n".join([render([header, *rows]), "", *dict.fromkeys(signatures)])
 
 
 def _cells(result: Result) -> list[str]:
     p = "" if result.p_value is None else f"{result.p_value:.4f}" + ("*" if result.p_value < LEVEL else " ")
     return [f"{result.score:.2f}", f"{result.mean:.2f} ± {result.ci:.2f}", p]
-
-
-def _counts(comparisons: Mapping[TestSet, Comparison]) -> list[str]:
-    """One line a system: in how many directions its BLEU is better or worse than the baseline's."""
-    lines = []
-    systems = next(iter(comparisons.values())).systems
-    baselines, *others = zip(*(comparison.results["BLEU"] for comparison in comparisons.values()), strict=True)
-    for system, results in zip(systems[1:], others, strict=True):
-        differences = [result.score - base.score for base, result in zip(baselines, results, strict=True)]
-        sure = [d for d, result in zip(differences, results, strict=True) if result.p_value < LEVEL]
-        lines.append(
-            f"{system}: BLEU better in {sum(d > 0 for d in sure)} and worse in {sum(d < 0 for d in sure)} of "
-            f"{len(results)} directions at p < {LEVEL}, mean difference {sum(differences) / len(results):+.2f}"
-        )
-    return lines

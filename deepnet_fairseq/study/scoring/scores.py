@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
 
@@ -283,18 +282,12 @@ def _masked(tag: str, row: str) -> str | None:
 
 
 def _spbleu(lowercase: bool) -> BLEU:
-    """Lets sacreBLEU fetch the SentencePiece model that it lacks; its own mistakes come with a traceback, or none."""
+    """Return the BLEU of SentencePiece's pieces; raise UserError where sacreBLEU would download their model."""
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
-    try:
-        return bleu_metric(lowercase, SPBLEU)
-    except (OSError, RuntimeError, HTTPException, SystemExit) as error:
-        if path.is_file() and not path.stat().st_size:
-            path.unlink()  # a download that broke off leaves this, and would not be tried again
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"tokenizer {SPBLEU}: no SentencePiece model ({reason}); download {url} and put it at {path}"
-        ) from None
+    if not path.is_file():
+        raise UserError(f"--paper spbleu: needs the SentencePiece model {url}; download it and put it at {path}")
+    return bleu_metric(lowercase, SPBLEU)
 
 
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
