@@ -1,4 +1,4 @@
-"""Pictures of recorded numbers: curves and maps. Measured is solid, a paper's is dashed and hollow.
+"""Pictures of recorded numbers: curves. Measured is solid, a paper's is dashed and hollow.
 
 A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `text` as Markdown.
 """
@@ -87,20 +87,11 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Map:
-    """A square of values by row and column; (row, column) pairs that are missing stay blank."""
-
-    title: str
-    labels: Sequence[str]
-    values: Mapping[tuple[str, str], float]
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure. paper: setting of the paper's points. tables, notes: what its text has besides the panels' numbers."""
 
     heading: str
-    panels: Sequence[Panel | Map]
+    panels: Sequence[Panel]
     paper: str = ""
     tables: Sequence[list[list[str]]] = ()
     notes: Sequence[str] = ()
@@ -123,17 +114,12 @@ def _figure(picture: Picture) -> Any:
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    maps = [panel for panel in picture.panels if isinstance(panel, Map)]
-    labels = max((len(panel.labels) for panel in maps), default=0)
-    highest = max((value for panel in maps for value in panel.values.values()), default=1.0)
-    width, height = (max(4.2, 1.2 + 0.16 * labels),) * 2 if labels else (4.2, 3.4)
-    figure = Figure(figsize=(columns * width, rows * height + 0.4), layout="constrained")
+    width = 4.2
+    figure = Figure(figsize=(columns * width, rows * 3.4 + 0.4), layout="constrained")
     handles: dict[str, Any] = {}
     for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
         if panel is None:
             axes.set_visible(False)
-        elif isinstance(panel, Map):
-            _draw_map(panel, axes, highest)
         else:
             _draw_panel(panel, axes, handles)
     if handles:
@@ -177,20 +163,9 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
-def _draw_map(panel: Map, axes: Any, highest: float) -> None:
-    labels = panel.labels
-    values = [[panel.values.get((row, column), math.nan) for column in labels] for row in labels]
-    image = axes.imshow(values, vmin=0, vmax=highest or 1, cmap="viridis")
-    axes.set(title=panel.title, xlabel="target", ylabel="source")
-    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
-    axes.set_yticks(range(len(labels)), labels, fontsize=6)
-    axes.figure.colorbar(image, ax=axes, shrink=0.7)
-
-
 def text(picture: Picture) -> str:
     """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes."""
-    rows = [_numbers(panel) for panel in picture.panels if isinstance(panel, Panel)]
-    tables = [markdown(table) for table in [*rows, *picture.tables] if len(table) > 1]
+    tables = [markdown(table) for table in [*map(_numbers, picture.panels), *picture.tables] if len(table) > 1]
     return "\n\n".join([picture.heading, *tables, *picture.notes]) + "\n"
 
 

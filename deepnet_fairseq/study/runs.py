@@ -136,12 +136,6 @@ class RecordedRun:
         """Of training, all attempts together; None if the log does not tell."""
         return training_hours(self.parts.get("log", {}), self.where("log"))
 
-    @property
-    def parameters(self) -> int | None:
-        """How many its model has, by its log; None if that does not say it."""
-        known = self.parts.get("log", {}).get("parameters")
-        return known if isinstance(known, int) else None
-
     @cached_property
     def record(self) -> Record:
         """What the probes found; nothing if there were none, UserError if that is broken."""

@@ -178,14 +178,8 @@ class Corpus:
 
     folder: Path | None = None
     binarised: Path | None = None
-    segmentation: str | None = None
     detokenise: bool = False
     lowercase: bool = False
-
-    @property
-    def in_words(self) -> bool:
-        """Whether the text without its pieces is split into words, so that BLEU on it is "tokenised BLEU"."""
-        return self.detokenise or self.segmentation == "subword_nmt"
 
     @cached_property
     def languages(self) -> set[str]:
@@ -238,7 +232,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
         if (path := folder / "recipe.json").is_file():
             try:
                 recipe = parse(path.read_text(encoding="utf-8"))
-                said = recipe["pieces"], bool(recipe["detokenise"]), bool(recipe["lowercase"])
+                said = bool(recipe["detokenise"]), bool(recipe["lowercase"])
             except WRONG_VALUES as error:
                 raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
             return Corpus(folder, binarised, *said)

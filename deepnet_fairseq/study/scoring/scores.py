@@ -102,7 +102,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
     kinds = {
         "sacrebleu": score_with_interval(bleu, *text),
-        "tokenised": _tokenised(aligned) if aligned.corpus.in_words or paper == "tokenised" else None,
+        "tokenised": _tokenised(aligned) if paper == "tokenised" else None,
         "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
         "m2m": _m2m(aligned) if paper == "m2m" else None,
     }

@@ -99,14 +99,6 @@ class Entry:
         value = hours * (gpus or 1)
         return f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {'GPU' if gpus else 'CPU'}-hours"
 
-    @cached_property
-    def parameters(self) -> int | None:
-        """Parameters of its model, by run.json or the log; None where fairseq counts one of several shards."""
-        known = self.run.facts.get("parameters")
-        if isinstance(known, int):
-            return known
-        return None if "fully_sharded" in (self.run.command or "") else self.run.parameters
-
 
 def environment_of(run: RecordedRun) -> dict:
     """Return commit, modified, versions and hardware; not when or on how many GPUs it ran."""
@@ -211,16 +203,6 @@ class Result:
         """Key of a column -> its measured and its published number."""
         return {c.key: cell_of(c, self.best, self.row.published.get(c.key)) for c in self.table.columns}
 
-    @property
-    def size(self) -> str:
-        """Parameters as papers give them, 61M or 3.8B, with the published number."""
-        count = next((entry.parameters for entry in self.entries if entry.parameters), None)
-        said = DASH
-        for unit, name in ((1, ""), (1e3, "K"), (1e6, "M"), (1e9, "B")):
-            if count and count >= unit:
-                said = f"{count / unit:.{0 if count >= 10 * unit or unit == 1 else 1}f}{name}"
-        return said + (f" ({self.row.parameters})" if self.row.parameters else "")
-
 
 def cell_of(column: Column, entries: list[Entry], published: Published = None) -> Cell:
     """Return the column's number of these runs."""
@@ -287,12 +269,6 @@ def _caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
     modified = [entry.name for entry in entries if entry.run.environment.get("modified")]
     if modified:
         yield f"trained from a modified working tree, so the commit does not tell all: {', '.join(modified)}"
-    twins: dict[tuple, list[str]] = {}
-    for entry in entries:
-        twins.setdefault((*entry.key, entry.run.facts.get(table.tuned), entry.run.seed), []).append(entry.name)
-    for names in twins.values():
-        if len(names) > 1:
-            yield f"same row and same seed, yet counted as several: {', '.join(names)}"
     kind = table.metric.kind
     others = [f"{entry.name} ({entry.score['kind']})" for entry in entries if entry.score.get("kind", kind) != kind]
     if kind and others:
@@ -343,14 +319,14 @@ def _overview(report: TableReport) -> Rows:
         return [["method", *map(escape, depths)], *rows]
     deep = [result.layers for result in report.results] if DEPTH[1] in table.keys else []
     names = ["model", *table.others, *["layers"] * bool(deep), *filter(None, [table.tuned])]
-    rows = [[*names, "parameters", *(column.name for column in table.columns)]]
+    rows = [[*names, *(column.name for column in table.columns)]]
     for result in report.results:
         row = [escape(result.label), *(escape(value) or DASH for value in result.others)]
         row += [str(result.layers)] if deep else []
         if table.tuned:
             values = {str(entry.run.facts[table.tuned]) for entry in result.best}
             row.append(values.pop() if len(values) == 1 else DASH)
-        rows.append([*row, result.size, *(_cell(result, key) for key in result.cells)])
+        rows.append([*row, *(_cell(result, key) for key in result.cells)])
     return rows
 
 
