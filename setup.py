@@ -39,7 +39,6 @@ setup(
         "matplotlib>=3.8",
         "scipy>=1.11",
         "pillow>=10",
-        "markdown>=3.6",  # deepnet report --html
         "filelock>=4",
         "tensorboardX>=2.6",  # --tensorboard-logdir; without it every program of fairseq asks for it
     ],

@@ -25,7 +25,7 @@ import deepnet_fairseq
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
-from deepnet_fairseq.study.scoring.scores import bleu_metric
+from deepnet_fairseq.study.scoring.words import bleu_metric
 
 from .timing import STOCK, Cell, Column, table, take_turns
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
-from deepnet_fairseq.study.named_figures import EVERY, redraw
+from deepnet_fairseq.study.figures import EVERY, redraw
 from deepnet_fairseq.study.runs import (
     FILES,
     RECORDS,
@@ -32,8 +32,7 @@ from deepnet_fairseq.study.runs import (
     runs_of,
 )
 from deepnet_fairseq.study.tables.definitions import TABLES
-from deepnet_fairseq.study.tables.report import BANNER, markdown_page, published
-from deepnet_fairseq.study.tables.results import TableReport, collect, described, environment_of
+from deepnet_fairseq.study.tables.report import BANNER, TableReport, collect, described, environment_of, markdown_page
 from deepnet_fairseq.text_table import escape, markdown
 from scripts.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
@@ -81,12 +80,10 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
     for run in over:
         if not run.environment:
             raise UserError(f"{run.place}: has no environment.json; write it with `deepnet environment`")
-    tests = _paired_tests(runs, {run.place.parent for run in over})
     files: dict[Path, dict[str, dict]] = {}
     for run in over:
         file, name = _line_of(run, runs, dest)
-        parts = run.parts | tests.get(run.place, {})
-        record = {part: _relative_values(parts[part], runs) for part in FILES if part in parts}
+        record = {part: _relative_values(run.parts[part], runs) for part in FILES if part in run.parts}
         files.setdefault(file, {})[name] = {"name": name} | record
     for file, records in files.items():
         before = read_records(file) if file.is_file() else []
@@ -108,20 +105,6 @@ def _line_of(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
     if len(words) < 2:
         raise UserError(f"{run.place}: lies in no experiment's folder of {runs}; name a file {RECORDS} for its record")
     return dest / f"{words[0]}{RECORDS}", "/".join(words[1:])
-
-
-def _paired_tests(runs: Path, experiments: set[Path]) -> dict[Path, dict]:
-    """Folder of a run -> its part "paired", of every table with runs in one of the experiments' folders."""
-    found: dict[Path, dict] = {}
-    for table in TABLES.values():
-        if experiments & {runs / folder for folder in table.folders}:
-            entries = collect(runs, table, over=True).entries
-            addresses = {entry.name: entry.run.address for entry in entries}
-            for entry in entries:
-                if entry.p is not None and entry.baseline is not None:
-                    tests = found.setdefault(entry.run.place, {"paired": {}})["paired"]
-                    tests[addresses[entry.baseline]] = entry.p
-    return found
 
 
 def relative(text: str, base: Path) -> str:
@@ -202,7 +185,7 @@ def _state_and_headline(report: TableReport) -> tuple[str, str]:
         return state, "–"
     result = max(measured, key=lambda r: (r.method in OWN, r.cells[column.key].published is not None, r.layers or 0))
     cell = result.cells[column.key]
-    theirs = published(cell, missing="no number")
+    theirs = "no number" if cell.published is None else cell.published
     return state, f"{result.label} {result.depth}, {column.name}: {cell} ({theirs})"
 
 

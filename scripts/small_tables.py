@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from deepnet_fairseq.study.named_figures import INVERTED, by_variant
 from deepnet_fairseq.study.plots import number, style_of
 from deepnet_fairseq.study.runs import RecordedRun
 
 NORMS_AT = (25, 100, 400)  # updates whose gradient norms are shown
+INVERTED = {  # "variant" of the runs of scripts/inverted_gain.sh
+    "": "DeepNorm", "fixed_alpha": "alpha of 32 layers", "inverted_gain": "gain inverted",
+    "inverted_gain_fixed_alpha": "gain inverted, alpha of 32 layers",
+}  # fmt: skip
 LAYERS = (1, 2, 6, 12, 18, 24)  # whose gradients are shown
 
 
@@ -25,6 +28,19 @@ def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
     return rows
 
 
+def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
+    """Group by depth and variant: language models by depth, then translation, each in INVERTED's order."""
+    order = list(INVERTED)
+
+    def key(run: RecordedRun) -> tuple:
+        return run.encoder_layers > 0, run.decoder_layers, order.index(run.choice("variant", order)), run.seed or 0
+
+    found: dict[tuple[str, str], list[RecordedRun]] = {}
+    for run in sorted(runs, key=key):
+        found.setdefault((run.depth, run.facts["variant"]), []).append(run)
+    return found
+
+
 def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
     """A header, and a row a model and variant: median and range over seeds of losses (bits) and gradient norms."""
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
@@ -34,7 +50,7 @@ def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
         # of a label-smoothed loss 2^loss is no perplexity
         perplexity = "-" if "-" in model else spread([2**loss for loss in valid])
         norms = [spread([norm_at(run, update) for run in found]) for update in NORMS_AT]
-        rows.append([model, INVERTED[variant].label, str(len(found)), spread(final), spread(valid), perplexity, *norms])
+        rows.append([model, INVERTED[variant], str(len(found)), spread(final), spread(valid), perplexity, *norms])
     return rows
 
 
@@ -47,7 +63,7 @@ def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
                 norms = run.probe(update, "gradient_norm")
                 places = [f"decoder.{layer}{matrix}" for matrix in ("", ".self_attn.q") for layer in LAYERS]
                 cells = [number(norms.get(place), 2) for place in places]
-                rows.append([model, INVERTED[variant].label, str(update), *cells])
+                rows.append([model, INVERTED[variant], str(update), *cells])
     return rows
 
 

@@ -100,14 +100,14 @@ def log_of_a_record(path):
     log = path.read_bytes().replace(b"\n", b" ").replace(b"\r", b" ")
     record.write_bytes(b'{"name": "a", "run": %b, "log": %b}\n' % (json.dumps(FACTS).encode(), log))
     (found,) = read_records(record)
-    return found.parameters, found.hours, found.log
+    return found.hours, found.log
 
 
 PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")
 PARSERS = {  # name of the file -> reader, keys of its objects, what stands before one
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
-    "record": (log_of_a_record, ("parameters", "attempts", "train_inner"), b""),
+    "record": (log_of_a_record, ("attempts", "train_inner"), b""),
     "train.log": (lambda p: training_curve(short(p), p), (*READ["train_inner"],), b"now | INFO | train_inner | "),
     "valid.log": (lambda path: validation_curve(short(path), path), (*READ["valid"],), b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),

@@ -12,7 +12,7 @@ from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
 from deepnet_fairseq.tools.plan.setting import GIB, parse
 
-from .support.helpers import ROOT, assert_refused
+from .support.helpers import ROOT, assert_refused, run_cold
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 
@@ -80,7 +80,16 @@ MISTAKES = [
     ("--arch deepnet_transformer_100_10", "no such architecture"),
     ("--lr 5e-4", "unknown: --lr 5e-4"),
     ("--method deep", "--method deep: unknown"),
-    ("--max-tokens 0", "--max-tokens 0: must be at least 1"),
+    ("--max-tokens 0", "--max-tokens 0: must be from 1"),
+    ("--max-tokens 1" + 30 * "0", "0: must be from 1 to 100,000,000"),
+    ("--gpu-memory -1", "--gpu-memory -1: must be above 0"),
+    ("--gpu-memory nan", "--gpu-memory nan: must be a number of GiB"),
+    ("--arch deepnet_masked_lm --mask-prob nan", "--mask-prob nan: must be above 0"),
+    ("--flops nan", "--flops nan: must be a number above 0"),
+    ("--flops 9 --epochs nan --corpus-tokens 9", "--epochs nan: must be a number above 0"),
+    ("--flops 9 --epochs 1 --corpus-tokens 0", "--corpus-tokens 0: must be a number above 0"),
+    ("--flops 9 --updates -1", "--updates -1: must be a number above 0"),
+    ("--rows none.txt --side-by-side 0", "--side-by-side 0: must be a number above 0"),
     ("--length 5000", "--length 5000: longer than a batch"),
     ("--vocab large", "--vocab large"),
     ("--share-all-embeddings --vocab 3,4", "--share-all-embeddings"),
@@ -89,7 +98,6 @@ MISTAKES = [
     ("--zero-sharding os", "--zero-sharding os: shards over several GPUs"),
     ("--zero-sharding os --gpus 2", "--zero-sharding os: with --optimizer deepnet_adam"),
     ("--memory-efficient-bf16 --optimizer deepnet_adam", "not with --optimizer deepnet_adam"),
-    ("--flops 0", "--flops 0.0: must be above 0"),
     ("--updates 10", "--updates and --epochs: time needs a rate"),
     ("--epochs 3 --flops 9", "--epochs: give --corpus-tokens"),
     ("--rows none.txt", "--rows none.txt: no such file"),
@@ -104,6 +112,25 @@ MISTAKES = [
 @pytest.mark.parametrize(("flags", "said"), MISTAKES)
 def test_mistakes_end_in_one_line(flags, said):
     assert_refused(said, "plan", *flags.split())
+
+
+@pytest.mark.parametrize("flags", ["--max-epoch nan", "--kept -1", "--corpus-tokens -5", "--epoch-weights last:x"])
+def test_mistakes_in_a_row(flags, tmp_path):
+    (tmp_path / "rows").write_text(f"first {flags}\n")
+    assert_refused(f"first: {flags.split()[0]}", "plan", "--rows", str(tmp_path / "rows"))
+
+
+def test_torchs_compiler_is_not_loaded():
+    """It would take half of the time; afterwards it is there for whoever wants it."""
+    code = """
+import sys
+from deepnet_fairseq.cli import main
+main(["plan", "--arch", "deepnet_transformer_6_6", "--gpu-memory", "2"])
+assert "torch._dynamo" not in sys.modules
+import torch
+assert torch._dynamo.is_compiling() is False and torch.empty(3, device="meta").normal_().shape == (3,)
+"""
+    assert "fits into 2 GiB" in run_cold("python", "-c", code).stdout
 
 
 def test_rows_are_summed_up(tmp_path, capsys):

@@ -43,7 +43,6 @@ def test_validation_of_a_resumed_run(tmp_path):
         log.write(f"later | INFO | valid | {json.dumps(row)}\n")
     curve = RecordedRun(folder).validation
     assert (curve.updates, curve.epochs, curve.losses) == ([100, 200], [1, 2], [7.0, 5.5])
-    assert curve.once_an_epoch
 
 
 def test_wall_time_is_that_of_the_attempts(tmp_path):

@@ -16,8 +16,7 @@ from scripts.records import main, relative
 
 from .support.helpers import ROOT
 from .support.recorded import record, watched
-from .support.reported import ENVIRONMENT, grid, log, printed, run
-from .support.translated import noisy, sentences, write_corpus, write_generated
+from .support.reported import ENVIRONMENT, log, printed, run
 
 MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users|mnt|scratch)/")
 LISTING = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | DeepTransformer(\n  (encoder): Encoder(\n  )\n)\n"
@@ -32,18 +31,14 @@ RECORDS = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Table 1: a baseline, a worse system, one that diverged, one that still runs; their corpus and checkpoints."""
+    """Table 1: a baseline, a worse system, one that diverged, one that still runs; their checkpoints."""
     root = tmp_path_factory.mktemp("machine") / "runs of mine"
-    references = sentences(60)
-    data = write_corpus(root / "data", {"test.de-en": references})
-    place = str(data).replace(" ", "\\ ")  # as the scripts quote it
+    place = str(root / "data" / "bin").replace(" ", "\\ ")  # as the scripts quote it
     said = {"command": f"fairseq-train {place} --arch x --tensorboard-logdir /mnt/disk/logs"}
     first, *rest = log(("10:00:00", "13:00:00")).splitlines()
     said["log"] = "\n".join([f"{first[:-1]}, 'save_dir': '{root}/table1'}}", LISTING + PARAMETERS, *rest]) + "\n"
-    for name, method, rate in (("base", "pre_ln", 0.2), ("worse", "deepnorm", 0.8)):
-        folder = run(root, "table1", name, method, bleu=28.0, **said)
-        write_generated(folder / "generated.txt", noisy(references, rate), references)
-        (folder / "checkpoint_last.pt").write_bytes(b"0" * 1000)
+    for name, method in (("base", "pre_ln"), ("worse", "deepnorm")):
+        (run(root, "table1", name, method, bleu=28.0, **said) / "checkpoint_last.pt").write_bytes(b"0" * 1000)
     run(root, "table1", "gone", "admin", diverged="diverged at update 150", **said)
     begun = run(root, "table1", "begun", "post_ln", trained=False, **said)
     (begun / "environment.json").write_text("")  # as it is for a second while a script writes it
@@ -58,7 +53,7 @@ def recorded(runs, tmp_path_factory):
 
 
 def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
-    """But for the run that is not over, and places in commands and of logs; the paired test is remembered."""
+    """But for the run that is not over, and places in commands and of logs."""
     finished = tmp_path / "finished"
     shutil.copytree(runs, finished)
     shutil.rmtree(finished / "table1" / "begun")
@@ -67,8 +62,6 @@ def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
     assert commands == {"fairseq-train data/bin --arch x --tensorboard-logdir .../logs"}
     page = printed(capsys, finished, "--table", "1")
     assert printed(capsys, recorded, "--table", "1") == re.sub(r"\(table1/\S+/train.log\)", "(table1.jsonl)", page)
-    (p,) = (row["p against pre\\_ln"] for row in grid(page, "Runs") if row["run"] == "worse")
-    assert p == r"\<0.001"
 
 
 def test_nothing_heavy_and_no_path_is_kept(recorded):

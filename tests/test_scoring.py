@@ -1,8 +1,8 @@
 """deepnet score: BLEU against known numbers, sacreBLEU's command and fairseq's scorer; tokenizers; many directions."""
 
 import json
+import re
 import sys
-import urllib.error
 from statistics import fmean
 
 import pytest
@@ -11,14 +11,14 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.scoring.bleu import BleuConfig, Scorer
 from sacrebleu.metrics import BLEU
-from sacrebleu.tokenizers import tokenizer_spm
+from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab, tokenizer_spm
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study.scoring import score
 from deepnet_fairseq.study.scoring.generated import Output, align_with_references, read_corpus
 from deepnet_fairseq.study.scoring.scores import GROUPS, ChrF, group, kinds_of_bleu, score_with_interval
-from deepnet_fairseq.study.scoring.words import tokeniser
+from deepnet_fairseq.study.scoring.words import TOKENISERS, base_language, bleu_of_language, tokeniser
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_corpus, write_generated
@@ -60,10 +60,9 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
     for ours, peer in zip((result["sacrebleu"], result["chrf"], words["ter"]), peers, strict=True):
         assert [ours[key] for key in ("score", "mean", "ci", "signature")] == peer
     assert 30 < result["bleu"] < 90 and "case:lc" in result["signature"]
-
-
-def test_samples_in_which_nothing_is_right():
-    assert 0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
+    assert (
+        0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
+    )  # in some nothing is right
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
@@ -78,11 +77,9 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
         ids = [dictionary.encode_line(s, add_if_not_exist=True) for s in (reference, translation)]
         scorer.add(*(i.to(torch.int32) for i in ids))
     asked, beside = score(path, paper="tokenised"), score(path, write_corpus(tmp_path / "c", **MOSES))
-    for result in (asked, beside):
-        assert result["tokenised"]["score"] == pytest.approx(scorer.score(), abs=1e-2)
-        assert "tok:none" in result["tokenised"]["signature"]
-    assert (asked["kind"], beside["kind"]) == ("tokenised", "sacrebleu")
-    assert asked["bleu"] == asked["tokenised"]["score"] != beside["bleu"]
+    assert asked["bleu"] == asked["tokenised"]["score"] == pytest.approx(scorer.score(), abs=1e-2)
+    assert "tok:none" in asked["signature"] and (asked["kind"], beside["kind"]) == ("tokenised", "sacrebleu")
+    assert asked["bleu"] != beside["bleu"]
 
 
 def test_moses_tokens_are_undone(tmp_path):
@@ -102,6 +99,10 @@ def test_moses_tokens_are_undone(tmp_path):
     assert align_with_references(Output(path), read_corpus(bin)).references == RAW
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
+    (bin / "raw").mkdir()
+    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # where prepare-text copies it
+    assert align_with_references(Output(path), read_corpus(bin)).references == RAW[::-1]
+    (bin / "raw" / "test.en").unlink()
     prepared = align_with_references(Output(path), read_corpus(bin))
     assert (prepared.references, prepared.raw) == (RAW, False)
 
@@ -115,6 +116,37 @@ def test_raw_references(tmp_path):
     result, prepared = score(path, bin), align_with_references(Output(path), read_corpus(bin))
     assert (result["bleu"], result["reference"]) == (100, "raw")
     assert prepared.hypotheses == prepared.references == text
+
+
+def test_pieces_of_words(tmp_path):
+    """Pieces that fairseq-generate left are joined, and that is said; marks in a few lines are text."""
+    text = sentences(40)
+    pieces = {
+        "▁": [" ".join("▁" + word[:2] + " " * bool(word[2:]) + word[2:] for word in s.split()) for s in text],
+        "@@": [" ".join(word[:2] + ("@@ " + word[2:] if word[2:] else "") for word in s.split()) for s in text],
+    }
+    wanted = score(write_generated(tmp_path / "plain.txt", noisy(text, 0.2), text))
+    for mark, cut in pieces.items():
+        found = score(write_generated(tmp_path / "o.txt", cut, cut), paper="tokenised")
+        assert f"40 of 40 translations hold pieces of words ({mark}), which were joined" in found["notes"][0]
+        assert align_with_references(Output(tmp_path / "o.txt"), read_corpus(None)).hypotheses == text
+        few = score(write_generated(tmp_path / "o.txt", [*noisy(text, 0.2)[:-1], cut[-1]], text))
+        assert few["bleu"] < wanted["bleu"] and "1 of 40" in few["notes"][0] and "as they are" in few["notes"][0]
+    with pytest.raises(UserError, match=r"@@\) without blanks; generate again, with --remove-bpe alone"):
+        score(write_generated(tmp_path / "o.txt", [s.replace(" ", "") for s in pieces["@@"]], text))
+
+
+@pytest.mark.parametrize("place", ["beside", "in it"])
+@pytest.mark.parametrize("logged", [{"direction": "de-en"}, {"seconds": 2.5}])
+def test_a_file_with_fewer_sentences_than_its_log_says(logged, place, tmp_path):
+    path = write_generated(tmp_path / "o.txt", sentences(120), sentences(120), **logged)
+    log = (tmp_path / "o.log").read_text()
+    path = write_generated(tmp_path / "o.txt", sentences(112), sentences(112))
+    if place == "in it":
+        path.write_text(path.read_text() + log)
+        (tmp_path / "o.log").unlink()
+    with pytest.raises(UserError, match=r"o\.txt: 112 translations, and its log says 120; generate again"):
+        score(path)
 
 
 DAMAGE = {
@@ -149,8 +181,10 @@ def test_what_cannot_be_scored(tmp_path):
     (bin.parent / "reference" / "test.de-en.en").write_text("a\nb\n")
     with pytest.raises(UserError, match="--paper tokenised"):
         score(path, bin, paper="tokenised")
-    with pytest.raises(UserError, match=r"neither generated\.txt nor"):
+    with pytest.raises(UserError, match=r"o\.txt: holds translations, and its name is no direction"):
         score(tmp_path)
+    with pytest.raises(UserError, match=r"neither generated\.txt nor"):
+        score(bin)
     with pytest.raises(UserError, match="--paper perplexity: is of logs; drop"):
         score(path, bin, paper="perplexity")
     with pytest.raises(UserError, match="no such file"):
@@ -159,8 +193,15 @@ def test_what_cannot_be_scored(tmp_path):
 
 def test_command(tmp_path, capsys):
     path, out = write_generated(tmp_path / "o.txt", ["a b c d"], ["a b c d"]), tmp_path / "score.json"
-    main(["score", str(path), "--paper", "tokenised", "--out", str(out)])
+    main(["score", str(path), "--json", "--paper", "tokenised", "--out", str(out)])
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == score(path, paper="tokenised")
+    write_generated(path, ["a b c d"], ["a b c d"], "de-en", seconds=0.5)
+    main(["score", str(path)])
+    head, _, row, _, *more = capsys.readouterr().out.splitlines()
+    assert re.split("  +", head) == [
+        "sentences", "BLEU", "95% interval", "chrF2", "95% interval", "length ratio", "sentences/s"]  # fmt: skip
+    assert row.split() == ["1", *["100.00", "100.00", "to", "100.00"] * 2, "1.000", "2.00"]
+    assert more[0].startswith("sacrebleu: nrefs:1") and "T-n" in more[-1]
     with pytest.raises(SystemExit, match="deepnet: error: --out"):
         main(["score", str(path), "--out", str(path)])
 
@@ -189,52 +230,67 @@ def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_home):
     assert result["bleu"] != result["sacrebleu"]["score"]
 
 
-def test_spbleu_without_its_model(tmp_path, spbleu_home, monkeypatch):
-    def breaks_off(url, path):
-        spbleu_home.mkdir(parents=True)
-        open(path, "w").close()
-        raise urllib.error.URLError("no route")
-
-    monkeypatch.setattr(tokenizer_spm, "download_file", breaks_off)
-    path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
-    with pytest.raises(UserError, match="flores101: no SentencePiece model .*no route.* download http") as e:
+def test_spbleu_without_its_model(tmp_path, spbleu_home):
+    path, wanted = write_generated(tmp_path / "o.txt", ["a"], ["a"]), spbleu_home / "sacrebleu_tokenizer_spm.model"
+    with pytest.raises(UserError, match=rf"spbleu: needs .* http\S+; download it and put it at {wanted}$"):
         score(path, paper="spbleu")
-    wanted = spbleu_home / "sacrebleu_tokenizer_spm.model"
-    assert str(e.value).endswith(str(wanted)) and not wanted.exists()
 
 
-WORDS = {  # language -> a line, and its words by hand, or by the library that tok.sh calls
-    "de": ("Er sagt: „Hallo“, 3,5%.", 'Er sagt : " Hallo " , 3,5 % .'),
-    "ro": ("Știu, însă ţara «mare».", 'Stiu , insa tara " mare " .'),
-    "zh_CN": ("我是1个 student，真的。", "我 是 1 个 student , 真 的 ."),
-    "my": ("မြန်မာစာ", "မ ြ န ် မ ာ စ ာ"),
-    "ja": ("私は 学生です。", "私 は 学生 です ."),
-    "ko": ("나는 학생입니다.", "나 는 학생 입니다 ."),
-    "th": ("ฉันเป็นนักเรียนไทย", "ฉัน เป็น นักเรียน ไทย"),
-    "hi": ("मैं छात्र हूँ।", "मैं छात्र हूँ ।"),
+WORDS = {  # language -> a line, its words by hand or by the library that tok.sh calls, sacreBLEU's words if different
+    "de": ("Er sagt: „Hallo“, 3,5%.", 'Er sagt : " Hallo " , 3,5 % .', "Er sagt : „Hallo“ , 3,5 % ."),
+    "ro": ("Știu, însă ţara «mare».", 'Stiu , insa tara " mare " .', "Știu , însă ţara «mare» ."),
+    "zh_CN": ("我是1个 student，真的。", "我 是 1 个 student , 真 的 .", "我 是 1 个 student ， 真 的 。"),
+    "my": ("မြန်မာစာ", "မ ြ န ် မ ာ စ ာ", "မြန်မာစာ"),
+    "jpn_Jpan": ("私は 学生です。", "私 は 学生 です .", "私 は 学生 です 。"),
+    "ko": ("나는 학생입니다.", "나 는 학생 입니다 .", None),
+    "tha": ("ฉันเป็นนักเรียนไทย", "ฉัน เป็น นักเรียน ไทย", None),
+    "hin": ("मैं छात्र हूँ।", "मैं छात्र हूँ ।", None),
 }
+SACREBLEU = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in the signature
 LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
 
 
 @pytest.mark.parametrize("language", WORDS)
-def test_words_of_m2ms_protocol(language, tmp_path):
-    """BLEU of the words, like sacrebleu -tok none behind tok.sh; a translation of the same words has 100."""
-    pytest.importorskip(LIBRARIES.get(language, "sacrebleu"))
-    line, wanted = WORDS[language]
+def test_words_of_the_target_language(language, tmp_path):
+    """By M2M-100's protocol, and by default by sacreBLEU's tokenizer of the language."""
+    pytest.importorskip(LIBRARIES.get(base_language(language), "sacrebleu"))
+    line, wanted, by_default = WORDS[language]
     split, name = tokeniser(language)
     assert split(line).split() == wanted.split()
     path = write_generated(tmp_path / f"en-{language}.txt", [wanted, line], [line, wanted])
     result = score(path, paper="m2m")
     assert (result["kind"], result["bleu"]) == ("m2m", 100) and f"|tok:m2m.{name}|" in result["signature"]
+    assert bleu_of_language(language, False, None).tokenizer(line).split() == (by_default or wanted).split()
+    assert f"|tok:{SACREBLEU.get(language, '13a')}" in score(path)["signature"]
+    assert [bool(note) for note in score(path)["notes"]] == [True] * (language == "my")
+    assert "|tok:char|" in score(path, tokenize="char")["signature"]
+
+
+def test_numbers_of_a_language_are_those_of_the_sacrebleu_command(tmp_path):
+    """Without a language nothing is scored whose words 13a does not split."""
+    text = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
+    wrong = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
+    result = score(write_generated(tmp_path / "en-zho_Hans.txt", wrong, text))
+    found = [result["sacrebleu"][key] for key in ("score", "mean", "ci", "signature")]
+    assert found == sacrebleu(tmp_path, wrong, text, "-l", "en-zh")[0][:3] + [found[3]] and "tok:zh" in found[3]
+    with pytest.raises(UserError, match=r"o\.txt: which languages\? BLEU depends on it; .* or --tokenize"):
+        score(write_generated(tmp_path / "o.txt", wrong, text))
+    assert score(tmp_path / "o.txt", tokenize="zh")["bleu"] == result["bleu"]
 
 
 def test_a_language_whose_library_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    monkeypatch.setattr(tokenizer_ko_mecab, "MeCab", None)
     for language, module in LIBRARIES.items():
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=rf"{language} needs a library; pip install 'deepnet_fairseq\[m2m\]'$"):
             tokeniser(language)
+        if language != "hi":
+            with pytest.raises(UserError, match=rf"BLEU of {language} needs .*\[m2m\]', or .* --tokenize, as char$"):
+                bleu_of_language(language, False, None)
     with pytest.raises(UserError, match=r"o\.txt: which languages\?"):
         score(write_generated(tmp_path / "o.txt", ["a"], ["a"]), paper="m2m")
+    assert {base_language(code) for code in ("mya_Mymr", "npi", "sin", "ron-MD", "zh-Hans")} < set(TOKENISERS)
 
 
 NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}
@@ -259,7 +315,17 @@ def test_means_are_those_of_directions_scored_alone(tmp_path):
     assert result["from_english"] == pytest.approx((bleu["en-de"] + bleu["en-fr"]) / 2, abs=0.011)
     assert result["between_others"] == bleu["de-fr"]
     assert (result["kind"], result["generation"], result["missing"]) == ("sacrebleu", {"seconds": 7.5}, {})
-    assert [group(name) for name in ("de-eng", "eng_Latn-ces_Latn", "es-de")] == list(GROUPS)
+    assert [group(*pair) for pair in (("de", "eng"), ("eng_Latn", "ces_Latn"), ("es", "de"))] == list(GROUPS)
+
+
+@pytest.mark.parametrize("name", ["es_419-en", "zh-Hans-en", "en-sr-Latn-RS", "ca_valencia-eng_Latn"])
+def test_any_direction_counts_in_the_mean(name, tmp_path):
+    translate(tmp_path, ["de-en"])
+    write_generated(tmp_path / f"{name}.txt", noisy(TEXT["de-en"], 0.5), TEXT["de-en"], name)
+    result = score(tmp_path)
+    bleu = [result["directions"][direction]["bleu"] for direction in ("de-en", name)]
+    assert result["bleu"] == pytest.approx(fmean(bleu), abs=0.011)
+    assert result["from_english" if name.startswith("en-") else "to_english"] is not None
 
 
 def test_sets(tmp_path):
@@ -271,8 +337,7 @@ def test_sets(tmp_path):
         "flores": ["de-en", "en-de"], "ted": ["de-fr"]}  # fmt: skip
     assert result["bleu"] == pytest.approx(fmean(one["bleu"] for one in result["sets"].values()), abs=0.011)
     translate(tmp_path / "test", ["fr-en"])
-    result = score(tmp_path)
-    assert result["bleu"] == result["sets"]["test"]["bleu"] == result["directions"]["fr-en"]["bleu"]
+    assert (result := score(tmp_path))["bleu"] == result["directions"]["fr-en"]["bleu"]
 
 
 def test_missing_directions(tmp_path, capsys):
@@ -283,7 +348,8 @@ def test_missing_directions(tmp_path, capsys):
     with pytest.raises(UserError, match=r"2 directions .* missing in test \(de-fr, en-de\).*--partial"):
         score(folder, bin)
     main(["score", str(folder), "--data", str(bin), "--partial"])
-    result = json.loads(capsys.readouterr().out)
+    assert re.search(r"test +mean +\d+\.\d\d\n", table := capsys.readouterr().out) and "without de-fr, en-de" in table
+    result = score(folder, bin, partial=True)
     assert result["missing"] == {"test": ["de-fr", "en-de"]} and len(result["directions"]) == 3
     translate(tmp_path / "generated")
     assert score(folder, bin)["missing"] == {}
@@ -292,9 +358,8 @@ def test_missing_directions(tmp_path, capsys):
 def test_the_papers_kind_may_differ_by_test_set():
     assert kinds_of_bleu("sacrebleu,flores=spbleu") == {None: "sacrebleu", "flores": "spbleu"}
     assert (kinds_of_bleu(None), kinds_of_bleu("tokenised")) == ({None: "sacrebleu"}, {None: "tokenised"})
-    for words, wrong in (("bleu", "bleu"), ("tokenised,flores=perplexity", "perplexity")):
-        with pytest.raises(UserError, match=f"--paper {words}: {wrong} is none of tokenised, sacrebleu, spbleu"):
-            kinds_of_bleu(words)
+    with pytest.raises(UserError, match="--paper tokenised,flores=bleu: bleu is none of tokenised, sacrebleu, spbleu"):
+        kinds_of_bleu("tokenised,flores=bleu")
 
 
 STAMP = "2026-11-21 21:41:29 | INFO |"
@@ -322,6 +387,8 @@ def test_published_perplexities(tmp_path, capsys):
     for name, text in (("valid", CAUSAL), ("test", CAUSAL + CAUSAL.replace("4.3301", "5.0")), ("masked", MASKED)):
         (tmp_path / f"{name}.txt").write_text(text)
     main(["score", str(tmp_path), "--paper", "perplexity"])
+    assert re.search(r"valid +20\.11 +4\.33 +12,131 +3\.40\n", capsys.readouterr().out)
+    main(["score", str(tmp_path), "--paper", "perplexity", "--json"])
     found = json.loads(capsys.readouterr().out)["sets"]
     assert {name: one["perplexity"] for name, one in found.items()} == {"valid": 20.11, "test": 32.0, "masked": 3.31}
     assert found["valid"] == {"perplexity": 20.11, "loss": 4.3301, "tokens": 12131, "seconds": 3.4}

@@ -6,7 +6,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.study.scoring import compare_to_baseline, significance
+from deepnet_fairseq.study.scoring import significance
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_generated
@@ -41,8 +41,6 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
             assert all(same) and len(same) == 2 + (1 if value.p_value is None else 2)
     assert ours.results["BLEU"][1].p_value > 0.05 > ours.results["BLEU"][2].p_value
     assert all(signature in printed for signature in ours.signatures.values())
-    _, *found = (result.p_value for result in ours.results["BLEU"])
-    assert [compare_to_baseline(runs[0], other) for other in runs[1:]] == pytest.approx(found, abs=1e-9)
 
 
 def test_other_sentences_are_refused(tmp_path):
@@ -52,7 +50,7 @@ def test_other_sentences_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"short.generated\.txt: 100 sentences, 120 in"):
         significance(base, [record(tmp_path / "short", 0.2, text=TEXT[:100])])
     with pytest.raises(UserError, match="other references"):
-        compare_to_baseline(base, record(tmp_path / "other", 0.2, text=sentences(120, seed=5)))
+        significance(base, [record(tmp_path / "other", 0.2, text=sentences(120, seed=5))])
     write_generated(tmp_path / "many" / "de-en.txt", TEXT, TEXT)
     with pytest.raises(UserError, match="no direction"):
         significance(base, [tmp_path / "many"])
@@ -75,19 +73,8 @@ def test_directions(multilingual, capsys):
     assert list(comparisons) == [("test", "de-en"), ("test", "en-de"), ("test", "fr-en")]
     main(["significance", str(base), str(new)])
     printed = capsys.readouterr().out
-    assert "new: BLEU better in 1 and worse in 1 of 3 directions at p < 0.05" in printed
     lines = printed.splitlines()
     assert lines[0].split()[:4] == ["set", "direction", "system", "BLEU"] and re.search(r"0\.00\d\d\*", lines[3])
     assert lines[-2].startswith("BLEU: nrefs:1|bs:1000|") and lines[-1].startswith("chrF2: ")
     found = comparisons["test", "de-en"]
     assert found.systems == ["base", "new"] and found.results["BLEU"][1].p_value < 0.05
-
-
-def test_p_of_the_mean_over_directions(multilingual, tmp_path):
-    """+ 0.3 of the words in one direction, - 0.2 in another, nothing in the third: the mean is better for certain."""
-    base, new = multilingual
-    assert compare_to_baseline(base, new) < 0.05
-    for run_, rates in {"a": (0.3, 0.2), "b": (0.2, 0.3)}.items():  # what one gains the other loses
-        for n, rate in enumerate(rates):
-            write_generated(tmp_path / run_ / f"{('de-en', 'en-de')[n]}.txt", noisy(TEXT, rate), TEXT)
-    assert compare_to_baseline(tmp_path / "a", tmp_path / "b") == 1

@@ -24,14 +24,19 @@ def plan(args) -> None:
 
     How it is computed, and how far it is from measured peaks: docs/planning.md.
     """
-    from ..tools.plan.setting import parse
+    from ..tools.plan.setting import check_number, parse
     from ..tools.plan.summary import as_dict, as_text
+    from ..tools.plan.trace import no_compiler
 
-    if args.rows:
-        return _rows(args)
-    setting = parse(args.rest)
-    speed = _speed(args, setting)
-    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
+    for name in ("flops", "updates", "epochs", "corpus_tokens", "side_by_side"):
+        if getattr(args, name) is not None:
+            check_number(f"--{name.replace('_', '-')}", getattr(args, name))
+    with no_compiler():
+        if args.rows:
+            return _rows(args)
+        setting = parse(args.rest)
+        speed = _speed(args, setting)
+        print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
 
 
 def _rows(args) -> None:
@@ -55,8 +60,6 @@ def _speed(args, setting):
 
     if args.epochs is not None and args.corpus_tokens is None:
         raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
-    if args.flops is not None and args.flops <= 0:
-        raise UserError(f"--flops {args.flops}: must be above 0")
     updates = args.updates if args.epochs is None else updates_of(setting, args.epochs, args.corpus_tokens)
     if args.flops is not None:
         return speed(setting, args.flops * TERA, updates)

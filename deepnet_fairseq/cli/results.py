@@ -6,22 +6,26 @@ import json
 import logging
 from pathlib import Path
 
+# sacreBLEU's, and th, words by PyThaiNLP; none of them is downloaded
+TOKENIZERS = ("13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "th")
+
 
 def score(args) -> None:
-    """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities, as JSON
+    """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities
 
     With --data, against the raw references of a prepared corpus; without, against those in the output (lines T-n), as
-    they are. "bleu" is the number to put beside the paper's; "sacrebleu" and "chrf" come with the 95% interval of 1000
-    bootstrap samples.
+    they are. BLEU is sacreBLEU's, with the tokenizer of the target language. The 95% intervals are of 1,000 bootstrap
+    samples. In the JSON, "bleu" is the number to put beside the paper's.
     """
     from ..files import check_file, whole
-    from ..study.scoring import score
+    from ..study.scoring import score, score_table
 
     out = args.out and Path(args.out)
     if out:
         check_file("--out", out, (Path(args.generated),))
-    text = json.dumps(score(Path(args.generated), args.data, args.paper, args.partial))
-    print(text)
+    found = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
+    text = json.dumps(found)
+    print(text if args.json else score_table(found))
     if out:
         with whole(out) as part:
             part.write_text(text + "\n", encoding="utf-8")
@@ -37,7 +41,7 @@ def significance(args) -> None:
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
-    print(table(significance(Path(args.baseline), systems, args.data)))
+    print(table(significance(Path(args.baseline), systems, args.data, args.tokenize)))
 
 
 def table_report(args) -> None:
@@ -48,12 +52,9 @@ def table_report(args) -> None:
     """
     from ..study.tables.report import render_report
 
-    out, page = (path and Path(path) for path in (args.out, args.html))
-    text = render_report(Path(args.runs), args.table, out, page, args.baseline)
-    if not out and not page:
-        print(text, end="")
-    for path in filter(None, (out, page)):
-        print(f"wrote {path}")
+    out = args.out and Path(args.out)
+    text = render_report(Path(args.runs), args.table, out)
+    print(f"wrote {out}" if out else text, end="\n" if out else "")
 
 
 def figures(args) -> None:
@@ -62,7 +63,7 @@ def figures(args) -> None:
     Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.md. 10 is 9 too;
     `depth` draws the losses of the quickstart's runs, RUNS/quickstart; inverted_gain those of its script.
     """
-    from ..study.named_figures import chosen, redraw
+    from ..study.figures import chosen, redraw
 
     runs = Path(args.runs)
     out = Path(args.out) if args.out else runs
@@ -80,7 +81,8 @@ def add(command) -> None:
     sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="what `bleu` shall be, as in the paper: tokenised, "
                      "sacrebleu, spbleu or m2m; others by test set. perplexity: of language models' logs")  # fmt: skip
     sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
-    sub.add_argument("--out", metavar="FILE", help="JSON to write too, whole or not at all")
+    sub.add_argument("--json", action="store_true", help="print JSON for programs instead of a table")
+    sub.add_argument("--out", metavar="FILE", help="JSON file to write too, whole or not at all")
 
     sub = command("significance", significance)
     sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
@@ -91,9 +93,7 @@ def add(command) -> None:
     sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
     sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
                      "admin_iwslt14, normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
-    sub.add_argument("--out", metavar="FILE", help="Markdown file to write; without it and --html it is printed")
-    sub.add_argument("--html", metavar="FILE", help="the same page with its pictures as one HTML file")
-    sub.add_argument("--baseline", metavar="METHOD", help="method to test others against, instead of the table's own")
+    sub.add_argument("--out", metavar="FILE", help="Markdown file to write; without it the page is printed")
 
     sub = command("figures", figures)
     sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
@@ -103,3 +103,5 @@ def add(command) -> None:
 
 def _add_data(sub) -> None:
     sub.add_argument("--data", metavar="BIN", help="binarised data that was translated; recipe.json lies beside it")
+    sub.add_argument("--tokenize", metavar="NAME", choices=TOKENIZERS, help="sacreBLEU's tokenizer: "
+                     "%(choices)s (default: by target language zh, ja-mecab, ko-mecab or th, else 13a)")  # fmt: skip

@@ -19,7 +19,6 @@ READ = {  # of a row, by who logged it
 MORE = ("lr", "gnorm")  # kept besides, for who reads a record
 MEANT = {"train_inner": "training progress", "valid": "validation loss"}
 DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
-PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
 # Who speaks once a training runs: others, as what announces the processes, also speak before the next attempt begins.
@@ -27,11 +26,10 @@ RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fa
 
 
 def short(path: Path) -> dict:
-    """What is kept of a log, in the shape that a record of the run has it in.
+    """Return what is kept of a log, in the shape that a record of the run has it in.
 
-    parameters: of the model, None if the log does not say it. attempts: times of the settings and of the last line of
-    training, of each. diverged: was it stopped as such, by fairseq or by this package? train_inner, valid: fairseq's
-    rows, cut; an empty one for a line that is broken.
+    attempts: times of the settings and of the last line of training, of each. diverged: was it stopped as such, by
+    fairseq or by this package? train_inner, valid: fairseq's rows, cut; an empty one for a line that is broken.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     attempts: list[list[str]] = []
@@ -40,13 +38,11 @@ def short(path: Path) -> dict:
             attempts.append([match.group(1)] * 2)
         elif attempts and (match := RUNNING.match(line)):
             attempts[-1][1] = match.group(1)
-    found = PARAMETERS.search(text)
-    number = int(found.group(1).replace(",", "")) if found else None
     rows: dict[str, list[dict]] = {tag: [] for tag in READ}
     for tag, content in ROW.findall(text):
         row = parse_row(content)
         rows[tag].append({key: row[key] for key in (*READ[tag], *MORE) if key in row})
-    return {"parameters": number, "attempts": attempts, "diverged": bool(DIVERGED.search(text)), **rows}
+    return {"attempts": attempts, "diverged": bool(DIVERGED.search(text)), **rows}
 
 
 @dataclass(frozen=True)
@@ -76,19 +72,9 @@ class Validation:
     losses: list[float]
 
     @property
-    def end(self) -> int:
-        """Updates made at the last validation; 0 without one."""
-        return self.updates[-1] if self.updates else 0
-
-    @property
     def final(self) -> float:
         """Loss of the last validation, bits per token; NaN without one."""
         return self.losses[-1] if self.losses else math.nan
-
-    @property
-    def once_an_epoch(self) -> bool:
-        """Does no epoch have two validations?"""
-        return len(set(self.epochs)) == len(self.epochs)
 
 
 def training_curve(log: dict, where: object) -> RunLog:

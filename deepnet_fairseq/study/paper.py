@@ -37,7 +37,6 @@ FIGURE8 = _pairs("FIGURE8")
 # count from 1 (the paper's from 0), slots go by this package's names
 NORMFORMER_SETTING = "125M parameters, 12 layers"
 NORMFORMER_ERROR = "by eye, from a reproduction"
-NORMFORMER_LAYERS = 12
 
 # Figure 3 has no axis that could be read; what its text says of gradients by layer, first layer over last
 NORMFORMER_FIGURE3 = {"post_ln": "far below 1", "pre_ln": "far above 1", "normformer": "nearer to 1 than Pre-LN"}

@@ -1,6 +1,6 @@
-"""Pictures of recorded numbers: curves, bars and maps. Measured is solid, a paper's is dashed and hollow.
+"""Pictures of recorded numbers: curves. Measured is solid, a paper's is dashed and hollow.
 
-A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG or SVG, `text` as Markdown.
+A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `text` as Markdown.
 """
 
 from __future__ import annotations
@@ -32,44 +32,26 @@ class Style:
     marker: str
 
 
-STYLES = {  # colours of Okabe and Ito (2008) and shades between them; methods of one panel differ by colour or marker
-    "deepnorm": Style("DeepNorm", "#D55E00", "o"),
-    "post_ln": Style("Post-LN", "#000000", "s"),
-    "post_ln_init": Style("Post-LN-init", "#009E73", "D"),
-    "ds_init": Style("DS-Init", "#E69F00", "^"),
-    "admin": Style("Admin", "#0072B2", "v"),
-    "admin_torch": Style("Admin (2022)", "#56B4E9", "<"),
-    "branchnorm": Style("BranchNorm", "#CC79A7", ">"),
-    "rezero": Style("ReZero", "#2B2D7C", "s"),
-    "r_fixup": Style("R-Fixup", "#74C7A5", "D"),
-    "t_fixup": Style("T-Fixup", "#D9CB1E", "^"),
-    "pre_ln": Style("Pre-LN", "#4D4D4D", "s"),
-    "dlcl": Style("DLCL", "#B5489A", "v"),
-    "normformer": Style("NormFormer", "#9CC7EC", "D"),
-    "sub_ln": Style("Sub-LN", "#C9A66B", "^"),
-    "b2t": Style("B2T", "#670A23", "h"),
-    "complete_p": Style("CompleteP", "#5608F6", ">"),
-    "gpas": Style("GPAS", "#05F321", "<"),
-    "hybrid_norm": Style("HybridNorm", "#495B0E", "p"),
-    "keel": Style("Keel", "#3863FF", "X"),
-    "ln_scaling": Style("LN-Scaling", "#F02957", "X"),
-    "mhc": Style("mHC", "#B9E781", "*"),
-    "mix_ln": Style("Mix-LN", "#479E04", "p"),
-    "peri_ln": Style("Peri-LN", "#D92AE3", "h"),
-    "resi_dual": Style("ResiDual", "#1BF79A", "d"),
-    "siamese_norm": Style("SiameseNorm", "#ADA0FD", "d"),
-}
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#D55E00")  # settings of one method
-MARKERS = "osD^v<"
+LABELS = {
+    "deepnorm": "DeepNorm", "post_ln": "Post-LN", "post_ln_init": "Post-LN-init", "ds_init": "DS-Init",
+    "admin": "Admin", "admin_torch": "Admin (2022)", "branchnorm": "BranchNorm", "pre_ln": "Pre-LN",
+    "normformer": "NormFormer", "rezero": "ReZero", "r_fixup": "R-Fixup", "t_fixup": "T-Fixup", "dlcl": "DLCL",
+    "sub_ln": "Sub-LN", "b2t": "B2T", "complete_p": "CompleteP", "gpas": "GPAS", "hybrid_norm": "HybridNorm",
+    "keel": "Keel", "ln_scaling": "LN-Scaling", "mhc": "mHC", "mix_ln": "Mix-LN", "peri_ln": "Peri-LN",
+    "resi_dual": "ResiDual", "siamese_norm": "SiameseNorm",
+}  # fmt: skip
+COLOURS = ("#D55E00", "#000000", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#7F5B3A")  # Okabe and Ito's
+MARKERS = "osD^v<>"  # as many as have no divisor in common with the colours
 
 
 def style_of(method: str) -> Style:
-    """Return how a method looks; one without a line above is grey."""
-    return STYLES.get(method, Style(method, PLAIN, "P"))
+    """Return how a method looks; one without a label above is grey."""
+    known = list(LABELS)
+    return style_of_setting(known.index(method), LABELS[method]) if method in LABELS else Style(method, PLAIN, "P")
 
 
 def style_of_setting(rank: int, label: str) -> Style:
-    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 42."""
+    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 56."""
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
 
 
@@ -94,8 +76,7 @@ class Series:
 class Panel:
     """Series on one pair of axes.
 
-    log: logarithmic axes, "x", "y" or "xy". top: label of an x axis above for the paper's series, "" if all share one.
-    bars: draw bars instead of lines.
+    log: logarithmic axes, "x", "y" or "xy".
     """
 
     title: str
@@ -103,17 +84,6 @@ class Panel:
     y: str
     series: list[Series]
     log: str = ""
-    top: str = ""
-    bars: bool = False
-
-
-@dataclass(frozen=True)
-class Map:
-    """A square of values by row and column; (row, column) pairs that are missing stay blank."""
-
-    title: str
-    labels: Sequence[str]
-    values: Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -121,29 +91,22 @@ class Picture:
     """A figure. paper: setting of the paper's points. tables, notes: what its text has besides the panels' numbers."""
 
     heading: str
-    panels: Sequence[Panel | Map]
+    panels: Sequence[Panel]
     paper: str = ""
     tables: Sequence[list[list[str]]] = ()
     notes: Sequence[str] = ()
     columns: int = 3
 
 
-def draw(picture: Picture, path: Path, dpi: int = 110) -> None:
-    """Write a PNG, or an SVG if `path` ends so; the same numbers give the same bytes. The file is whole or absent."""
-    from matplotlib import rc_context
+def draw(picture: Picture, path: Path) -> None:
+    """Write a PNG; the same numbers give the same bytes. The file is whole or absent."""
     from PIL import Image
 
-    svg, content = path.suffix == ".svg", io.BytesIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if svg else ("Software",))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
-        _figure(picture).savefig(content, format="svg" if svg else "png", dpi=dpi, metadata=metadata)
-    with whole(path) as part:
-        if svg:
-            part.write_bytes(content.getvalue())
-        else:  # fewer colours halve the file: lines and letters on white lose little
-            Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE).save(
-                part, format="png", optimize=True
-            )
+    content = io.BytesIO()
+    _figure(picture).savefig(content, format="png", dpi=110, metadata={"Software": None})
+    with whole(path) as part:  # fewer colours halve the file: lines and letters on white lose little
+        image = Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE)
+        image.save(part, format="png", optimize=True)
 
 
 def _figure(picture: Picture) -> Any:
@@ -151,17 +114,12 @@ def _figure(picture: Picture) -> Any:
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    maps = [panel for panel in picture.panels if isinstance(panel, Map)]
-    labels = max((len(panel.labels) for panel in maps), default=0)
-    highest = max((value for panel in maps for value in panel.values.values()), default=1.0)
-    width, height = (max(4.2, 1.2 + 0.16 * labels),) * 2 if labels else (4.2, 3.4)
-    figure = Figure(figsize=(columns * width, rows * height + 0.4), layout="constrained")
+    width = 4.2
+    figure = Figure(figsize=(columns * width, rows * 3.4 + 0.4), layout="constrained")
     handles: dict[str, Any] = {}
     for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
         if panel is None:
             axes.set_visible(False)
-        elif isinstance(panel, Map):
-            _draw_map(panel, axes, highest)
         else:
             _draw_panel(panel, axes, handles)
     if handles:
@@ -181,22 +139,16 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_title(panel.title, fontsize=10)
     axes.set(xlabel=panel.x, ylabel=panel.y)
-    above = axes.twiny() if panel.top else axes
     for rank, series in enumerate(panel.series):
-        style, on = series.style, above if series.paper else axes
+        style = series.style
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
         if not series.paper or style.label not in handles:
             handles[style.label] = Line2D([], [], label=style.label, **look)
         x, y = list(series.points), list(series.points.values())
-        if panel.bars:
-            width = 0.8 / len(panel.series)
-            places = [place - 0.4 + (rank + 0.5) * width for place in x]
-            bars = {"fill": False, "linestyle": "--"} if series.paper else {}
-            axes.bar(places, y, 0.9 * width, color=style.colour, edgecolor=style.colour, **bars)
-        else:
-            on.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
+        axes.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
         if series.band:
-            on.fill_between(list(series.band), *zip(*series.band.values(), strict=True), color=style.colour, alpha=0.2)
+            ends = zip(*series.band.values(), strict=True)
+            axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
             ends = [min(series.law), max(series.law)]
             axes.plot(ends, [series.law[end] for end in ends], look["linestyle"], color=style.colour, linewidth=1.2)
@@ -209,40 +161,24 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             axis.set_major_formatter(ScalarFormatter())
     if "x" not in panel.log:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-    if panel.top:
-        above.set_xlabel(panel.top, fontsize=9)
-        axes.set_xlim(left=0)
-        above.set_xlim(left=0)
-
-
-def _draw_map(panel: Map, axes: Any, highest: float) -> None:
-    labels = panel.labels
-    values = [[panel.values.get((row, column), math.nan) for column in labels] for row in labels]
-    image = axes.imshow(values, vmin=0, vmax=highest or 1, cmap="viridis")
-    axes.set(title=panel.title, xlabel="target", ylabel="source")
-    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
-    axes.set_yticks(range(len(labels)), labels, fontsize=6)
-    axes.figure.colorbar(image, ax=axes, shrink=0.7)
 
 
 def text(picture: Picture) -> str:
     """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes."""
-    rows = [_numbers(panel) for panel in picture.panels if isinstance(panel, Panel)]
-    tables = [markdown(table) for table in [*rows, *picture.tables] if len(table) > 1]
+    tables = [markdown(table) for table in [*map(_numbers, picture.panels), *picture.tables] if len(table) > 1]
     return "\n\n".join([picture.heading, *tables, *picture.notes]) + "\n"
 
 
 def _numbers(panel: Panel) -> list[list[str]]:
-    """Return a row for each x, a column for each label: measured (paper), but for papers' points on their own axis."""
-    shown = [series for series in panel.series if not (series.paper and panel.top)]
-    ours, theirs = ({x for one in shown if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
+    """Return a row for each x, a column for each label: measured (paper)."""
+    ours, theirs = ({x for one in panel.series if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
                     for paper in (False, True))  # fmt: skip
     places = sorted({*_some(sorted(ours)), *(theirs if len(theirs) <= ROWS else ())})
-    labels = list(dict.fromkeys(series.style.label for series in shown))
+    labels = list(dict.fromkeys(series.style.label for series in panel.series))
     rows = [[f"{panel.title}: {panel.x}", *labels]]
     for x in places:
         cells = {label: ["", ""] for label in labels}
-        for series in shown:
+        for series in panel.series:
             value = _value(series, x)
             if value:
                 cells[series.style.label][series.paper] = value

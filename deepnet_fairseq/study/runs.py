@@ -17,7 +17,7 @@ from .logs import RunLog, Validation, short, training_curve, training_hours, val
 RECORDS = ".jsonl"  # behind the name of a folder of runs: the file of their records
 FILES = {  # in a live folder, by the part of a record
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
-    "stuck": "stuck", "check": "check.json", "score": "score.json", "paired": "paired.json",
+    "stuck": "stuck", "check": "check.json", "score": "score.json",
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
 KINDS = {"name": str, "command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
@@ -34,8 +34,7 @@ class RecordedRun:
     run lies, or would lie if it were live. parts: the contents, by FILES. facts: the part "run", with method, a name of
     METHODS, and encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there
     has 0 layers. seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was
-    not recorded. command, score: None where there is none. paired: address of a baseline's run -> p, of a record, which
-    has neither translations nor references. log_file: where its log stands.
+    not recorded. command, score: None where there is none. log_file: where its log stands.
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
@@ -62,7 +61,7 @@ class RecordedRun:
         self.method: str = facts["method"]
         self.seed: int | None = facts.get("seed")
         self.encoder_layers, self.decoder_layers = (facts.get(key, 0) for key in STACKS)
-        self.environment, self.paired = (self.parts.get(part, {}) for part in ("environment", "paired"))
+        self.environment = self.parts.get("environment", {})
         self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
     def where(self, part: str = "run") -> str:
@@ -137,12 +136,6 @@ class RecordedRun:
         """Of training, all attempts together; None if the log does not tell."""
         return training_hours(self.parts.get("log", {}), self.where("log"))
 
-    @property
-    def parameters(self) -> int | None:
-        """How many its model has, by its log; None if that does not say it."""
-        known = self.parts.get("log", {}).get("parameters")
-        return known if isinstance(known, int) else None
-
     @cached_property
     def record(self) -> Record:
         """What the probes found; nothing if there were none, UserError if that is broken."""
@@ -208,11 +201,6 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     if not finished:
         raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
     return finished
-
-
-def unfinished(folder: Path, figure: int | str) -> list[str]:
-    """Names of the figure's runs below folder that were begun and are not over."""
-    return [place.name for place in live_runs(folder / folder_of(figure)) if not is_over(place)]
 
 
 def holds_runs(folder: Path) -> bool:

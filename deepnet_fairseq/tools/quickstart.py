@@ -23,7 +23,7 @@ from ..data import language
 from ..data.parallel_text import prepare_text
 from ..errors import UserError
 from ..files import whole
-from ..study.named_figures import depth
+from ..study.figures import training_losses
 from ..study.plots import draw
 from ..study.runs import RecordedRun
 from ..study.scoring.generated import read_generated
@@ -214,7 +214,7 @@ def _result(setting: Setting) -> str:
     every = [RecordedRun(folder) for folder in folders]
     runs = [run for run in every if run.parts.get("log", {}).get("train_inner")]  # others ended before the first row
     if runs:
-        draw(depth(runs), setting.out / "loss.png")
+        draw(training_losses(runs), setting.out / "loss.png")
     rows = [["method", "updates", "final loss", "BLEU", "train time"]]
     rows += [[run.name, "-", "- (diverged at once)", "-", "-"] for run in every if run not in runs]
     for run in runs:

@@ -208,7 +208,6 @@ finish() {  # finish figure N | table NAME: waits for what is queued; draws the 
 finish_figure() { deepnet figures "$out" --only "$1" --out "$out"; }
 
 finish_table() {  # the table as text, and as a page beside the runs
-    deepnet report "$out" --table "$1" --out "$out/$experiment.md" --html "$out/$experiment.html"
+    deepnet report "$out" --table "$1" --out "$out/$experiment.md"
     cat "$out/$experiment.md"
-    echo "page: $out/$experiment.html"
 }

@@ -167,5 +167,5 @@ run_perplexity() {  # run_perplexity NAME: RUN/evaluated/SUBSET.txt and score.js
                 logged "${words[@]}"
         fi
     done
-    do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$run/evaluated" --paper perplexity
+    do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$run/evaluated" --json --paper perplexity
 }

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
 # Hyper-parameters of the papers, a function each: sets setting (flags of the training), average (checkpoints) and
-# average_epochs (last:N or A-B), beam, metric (what the paper reports) and, by batch, batch_flags. A later flag
-# overrides an earlier one of the same name.
+# average_epochs (last:N or A-B), beam, metric and tokenizer (what the paper reports) and, by batch, batch_flags. A later
+# flag overrides an earlier one of the same name.
 
 apart="" apart_setting=()         # methods that the paper trains otherwise, and their flags
 full_precision=""                 # methods that the paper trains in fp32
@@ -10,7 +10,7 @@ vocabulary=32000 corpus_tokens=0  # pieces, and target tokens of an epoch, about
 layer_size=1                      # memory of a layer, in layers of width 512
 half=""                           # memory-efficient- for weights without a copy in fp32
 arch=deepnet_transformer criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.1)
-beam=(--beam 5)
+beam=(--beam 5) tokenizer=()
 
 settle() {  # settle WARMUP FLAGS...: setting, of the width, the batch, and FLAGS; the schedule is the same in all papers
     local shared="${SHARE_EMBEDDINGS:-1}"
@@ -67,7 +67,7 @@ wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
 }
 
 opus100_setting() {  # DeepNet, Table 7
-    metric=sacrebleu beam=(--beam 5 --lenpen 1.0) vocabulary=250000 corpus_tokens=4700000000
+    metric=sacrebleu tokenizer=(--tokenize 13a) beam=(--beam 5 --lenpen 1.0) vocabulary=250000 corpus_tokens=4700000000
     averages 1
     batch 4096 128
     width 512 2048 8

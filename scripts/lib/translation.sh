@@ -17,7 +17,8 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
     for subset in "${@:2}"; do
         run_translate "$run" "$model" "$subset"
     done
-    do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --data "$data" --paper "$metric"
+    do_once "scoring $run" "$run/score.json" "$run/score.log" deepnet score "$result" --json --data "$data" \
+        --paper "$metric" "${tokenizer[@]}"
 }
 
 tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights beside the averaged, unless KEEP=all

@@ -6,7 +6,7 @@ import json
 import math
 
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.study import paper_figures
+from deepnet_fairseq.study import figures
 from deepnet_fairseq.study.runs import folder_of
 
 from .reported import run
@@ -63,7 +63,7 @@ def every_figure(root):
             probes = {0: {"gradient_norm": norms}}
             record(root, 3, f"profile-{method}-{layers}", method, layers, probes, part="profile")
         record(root, 3, f"curve-{method}", method, valid={100: (1, 8.0), 200: (2, 6.5)}, part="curve")
-    for series in paper_figures.FIGURE4:
+    for series in figures.FIGURE4:
         record(root, 4, series, "post_ln", probes=watched(), series=series)
     for method, exponent in (("post_ln", 1.1), ("deepnorm", 0.5)):
         for layers in (6, 24, 50):
@@ -71,7 +71,7 @@ def every_figure(root):
     for method in METHODS:
         record(root, 6, method, method, 6, bleu=30.0)
     record(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
-    for panel in paper_figures.FIGURE7:
+    for panel in figures.FIGURE7:
         for value in ("1e-3", "5e-4"):
             record(root, 7, f"{panel}{value}", valid={100: (1, 7.0), 200: (1, 5.0)}, panel=panel, value=value)
     for layers in (6, 10, 50):

@@ -4,7 +4,7 @@ score() makes the content of score.json, significance() compares systems; all BL
 here, by sacreBLEU or from fairseq's logs.
 """
 
-from .paired import compare_to_baseline, significance
-from .scores import score
+from .paired import significance
+from .scores import score, score_table
 
-__all__ = ["compare_to_baseline", "score", "significance"]
+__all__ = ["score", "score_table", "significance"]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sacremoses import MosesDetokenizer
@@ -16,43 +18,69 @@ from sacremoses import MosesDetokenizer
 from ...data.lines import read_lines
 from ...errors import UserError
 from ...files import WRONG_VALUES, parse
+from ...languages import parse_pair, readings
+from .words import base_language
 
 SENTENCE = {
     "translations": re.compile(r"^D-(\d+)\t[^\t\n]*\t(.*)$", re.MULTILINE),
     "references": re.compile(r"^T-(\d+)\t(.*)$", re.MULTILINE),
 }
-SPEED = re.compile(r"Translated .* in ([\d.]+)s \(([\d.]+) sentences/s, ([\d.]+) tokens/s\)$")
-TEST_SET = re.compile(r" (\S+) ([^\s-]+-[^\s-]+) \d+ examples$")
+SPEED = re.compile(
+    r"Translated (?P<sentences>[\d,]+) .* in (?P<seconds>[\d.]+)s "
+    r"\((?P<sentences_per_second>[\d.]+) sentences/s, (?P<tokens_per_second>[\d.]+) tokens/s\)$"
+)
+TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
 OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
-NAME = re.compile(r"[A-Za-z]{2,3}(_[A-Za-z]+)*-[A-Za-z]{2,3}(_[A-Za-z]+)*\.txt")
+PEEKED = 1 << 16  # bytes of a file that tell whether it holds translations
+PIECES: dict[str, tuple[re.Pattern, Callable[[str], str]]] = {  # by the mark of a segmentation
+    "▁": (re.compile("▁"), lambda line: line.replace(" ", "").replace("▁", " ").strip()),
+    "@@": (re.compile(r"\S@@( |$)"), lambda line: re.sub(r"@@( |$)", "", line)),
+}
 
 
 @dataclass(frozen=True)
 class Output:
-    """subset and direction ("test", "de-en") where the file's place tells; direction None: a bilingual run's."""
+    """A file of translations; its test set and direction ("test", "de-en") where its place in a folder tells them."""
 
     file: Path
     subset: str | None = None
     direction: str | None = None
 
 
-def find_outputs(path: Path) -> list[Output]:
-    """path: a file, a run's folder, or a folder of SRC-TGT.txt (subset "test") or SUBSET/SRC-TGT.txt.
+def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
+    """List the outputs at `path`: a file, a run's folder, or a folder of SRC-TGT.txt or SUBSET/SRC-TGT.txt.
 
-    UserError for a folder that holds neither; a file is not looked for yet.
+    A file directly in the folder is of the subset "test". known: codes of languages in use. Raise UserError for a
+    folder without outputs, and for a file of translations in it whose name is no direction; a single file is not
+    looked for yet.
     """
     if not path.is_dir():
-        return [Output(path, None, path.stem if NAME.fullmatch(path.name) else None)]
+        return [Output(path)]
     if (path / "generated.txt").is_file():
         return [Output(path / "generated.txt")]
     if (path / "generated").is_dir():
-        return find_outputs(path / "generated")
-    files = sorted(file for file in [*path.glob("*.txt"), *path.glob("*/*.txt")] if NAME.fullmatch(file.name))
-    if not files:
+        return find_outputs(path / "generated", known)
+    outputs = []
+    for file in sorted([*path.glob("*.txt"), *path.glob("*/*.txt")]):
+        if readings(file.stem, known, words=False):
+            parse_pair(f"{file}: the name", file.stem, known)
+        elif _holds_translations(file):
+            raise UserError(
+                f"{file}: holds translations, and its name is no direction; name it SRC-TGT.txt, as de-en.txt"
+            )
+        else:
+            continue
+        outputs.append(Output(file, "test" if file.parent == path else file.parent.name, file.stem))
+    if not outputs:
         raise UserError(
             f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
         )
-    return [Output(file, "test" if file.parent == path else file.parent.name, file.stem) for file in files]
+    return outputs
+
+
+def _holds_translations(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return re.search(rb"^D-\d+\t", opened.read(PEEKED), re.MULTILINE) is not None
 
 
 @dataclass(frozen=True)
@@ -60,16 +88,20 @@ class Generated:
     """Translations and references, one a sentence, in the order of the test set.
 
     `references` is what the model's dictionary leaves of them: a word that it lacks reads <<unk>>, so that no
-    translation matches it; None where fairseq knew no references.
+    translation matches it; None where fairseq knew no references. notes: what a reader of the scores has to know.
     """
 
     path: Path
     translations: list[str]
     references: list[str] | None
+    notes: tuple[str, ...] = ()
 
 
 def read_generated(path: Path) -> Generated:
-    """UserError if a sentence is missing or there twice, or if there are translations without their references."""
+    """Read a file that fairseq-generate printed, and join pieces of words that it left.
+
+    Raise UserError if a sentence is missing or there twice, or if some translations lack their references.
+    """
     text = read_text(path)
     if text and not text.endswith("\n"):
         raise UserError(f"{path}: ends in the middle of a line; generate again")
@@ -77,14 +109,29 @@ def read_generated(path: Path) -> Generated:
     translations, references = found["translations"], found["references"]
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
-    return Generated(path, translations, references or None)
+    notes, join = _pieces(path, translations)
+    return Generated(path, list(map(join, translations)), list(map(join, references)) or None, notes)
+
+
+def _pieces(path: Path, translations: list[str]) -> tuple[tuple[str, ...], Callable[[str], str]]:
+    """Return notes on the marks of pieces in translations, and what joins them: in most lines they are no text."""
+    for mark, (pattern, join) in PIECES.items():
+        count, lines = sum(bool(pattern.search(line)) for line in translations), sum(map(bool, translations))
+        said = f"{path}: {count:,} of {lines:,} translations hold pieces of words ({mark})"
+        if 2 * sum(f"{mark}" in line and " " not in line for line in translations) > lines and mark == "@@":
+            raise UserError(f"{said} without blanks; generate again, with --remove-bpe alone")
+        if 2 * count > lines:
+            return (f"{said}, which were joined; fairseq-generate does so with --remove-bpe",), join
+        if count:
+            return (f"{said}; they are scored as they are",), str
+    return (), str
 
 
 def generation_speed(generated: Path) -> dict[str, float] | None:
-    """Seconds of translating, sentences and tokens a second, as fairseq printed them; None if it did not."""
-    match = _last(SPEED, generated)
+    """Return seconds of translating, sentences and tokens a second, as fairseq logged them; None if it did not."""
+    found = _logged(SPEED, generated)
     names = ("seconds", "sentences_per_second", "tokens_per_second")
-    return match and dict(zip(names, map(float, match.groups()), strict=True))
+    return {name: float(found[-1][name]) for name in names} if found else None
 
 
 def read_text(path: Path) -> str:
@@ -111,16 +158,15 @@ def _sentences(pattern: re.Pattern, text: str, what: str, path: Path) -> list[st
     return [found[number] for number in sorted(found)]
 
 
-def _last(pattern: re.Pattern, generated: Path) -> re.Match | None:
-    """The last match in fairseq's log, which stands in the output itself or in a file beside it."""
+def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
+    """Return the matches in fairseq's log, which stands in the output itself or in a file beside it."""
     log = generated.with_name("generate.log" if generated.name == "generated.txt" else f"{generated.stem}.log")
-    for path in (log, generated):
+    for path in (generated, log):
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            matches = [match for line in lines if not OF_SENTENCE.match(line) and (match := pattern.search(line))]
-            if matches:
-                return matches[-1]
-    return None
+            if found := [m for line in lines if not OF_SENTENCE.match(line) and (m := pattern.search(line))]:
+                return found
+    return []
 
 
 @dataclass(frozen=True)
@@ -132,21 +178,24 @@ class Corpus:
 
     folder: Path | None = None
     binarised: Path | None = None
-    segmentation: str | None = None
     detokenise: bool = False
     lowercase: bool = False
 
-    @property
-    def in_words(self) -> bool:
-        """Whether the text without its pieces is split into words, so that BLEU on it is "tokenised BLEU"."""
-        return self.detokenise or self.segmentation == "subword_nmt"
+    @cached_property
+    def languages(self) -> set[str]:
+        """The codes of its dictionaries, by which names of directions are read."""
+        return {path.name[5:-4] for path in self.binarised.glob("dict.*.txt")} if self.binarised else set()
+
+    def target(self, direction: str) -> str:
+        """Return the target language of "SRC-TGT"."""
+        return parse_pair("direction", direction, self.languages)[1]
 
     def reference(self, subset: str, direction: str) -> Path | None:
-        """The file of raw references, or None if the corpus has none for this test set."""
-        if not self.folder:
-            return None
-        path = self.folder / "reference" / f"{subset}.{direction}.{direction.split('-')[1]}"
-        return path if path.is_file() else None
+        """Return the raw references of a test set, by a recipe or by prepare-text; None if there are none."""
+        target = self.target(direction)
+        recipes = self.folder and self.folder / "reference" / f"{subset}.{direction}.{target}"
+        texts = self.binarised and self.binarised / "raw" / f"{subset}.{target}"
+        return next((path for path in (recipes, texts) if path and path.is_file()), None)
 
     def with_references(self, subset: str) -> set[str]:
         """The directions that have raw references in this subset."""
@@ -183,7 +232,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
         if (path := folder / "recipe.json").is_file():
             try:
                 recipe = parse(path.read_text(encoding="utf-8"))
-                said = recipe["pieces"], bool(recipe["detokenise"]), bool(recipe["lowercase"])
+                said = bool(recipe["detokenise"]), bool(recipe["lowercase"])
             except WRONG_VALUES as error:
                 raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
             return Corpus(folder, binarised, *said)
@@ -195,53 +244,72 @@ class AlignedText:
     """All lists have one entry a sentence, in the order of the test set.
 
     hypotheses, references: as text is published, for sacreBLEU; generated: as fairseq-generate printed them.
-    direction: as "de-en", None where nothing tells. raw: the references are the corpus's, not the detokenised T- lines,
+    target: the language, None where nothing tells. raw: the references are the corpus's, not the detokenised T- lines,
     in which a word that the model's dictionary lacks is spoilt.
     """
 
     generated: Generated
     corpus: Corpus
-    direction: str | None
+    target: str | None
     hypotheses: list[str]
     references: list[str]
     raw: bool
 
 
 def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
-    """UserError if sentences are missing, doubled, or not as many as the raw references."""
+    """Read an output beside its references: those of the corpus, or else those that fairseq-generate printed.
+
+    Raise UserError if sentences are missing, doubled, or not as many as the log says or the references are.
+    """
     generated = read_generated(output.file)
     subset, direction = _test_set(output, corpus)
+    _check_count(generated, direction)
     raw = direction and corpus.reference(subset, direction)
     if not raw and generated.references is None:
         raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")
     references, hypotheses = list(read_lines(raw)) if raw else generated.references, generated.translations
     if len(references) != len(hypotheses):
         raise UserError(f"{output.file}: {len(hypotheses)} translations for {len(references)} lines of {raw}")
+    target = direction and corpus.target(direction)
     if corpus.detokenise:
-        target = target_of(output.file, direction)
-        hypotheses = _detokenise(hypotheses, target)
-        references = references if raw else _detokenise(references, target)
-    return AlignedText(generated, corpus, direction, hypotheses, references, bool(raw))
+        hypotheses = _detokenise(hypotheses, need_target(output.file, target))
+        references = references if raw else _detokenise(references, need_target(output.file, target))
+    return AlignedText(generated, corpus, target, hypotheses, references, bool(raw))
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
-    """Subset and direction: from the file's name, else from fairseq's log, else the only one of the corpus."""
-    if output.direction:
-        return output.subset or "test", output.direction
-    if logged := _last(TEST_SET, output.file):
-        return logged[1], logged[2]
+    """Return subset and direction: by the file's place, fairseq's log, the file's name, or the corpus's only one."""
+    if output.subset:
+        return output.subset, output.direction
+    if logged := _logged(TEST_SET, output.file):
+        return logged[-1][1], logged[-1][2]
+    if readings(output.file.stem, corpus.languages, words=False):
+        return "test", output.file.stem
     known = _directions(corpus.binarised, "test.*-*.*.idx") or corpus.with_references("test")
     return "test", known.pop() if len(known) == 1 else None
 
 
-def target_of(path: Path, direction: str | None) -> str:
-    """The target language; UserError, naming the file, where nothing tells."""
-    if direction is None:
+def _check_count(generated: Generated, direction: str | None) -> None:
+    """Raise UserError unless the output holds as many sentences as its log says.
+
+    The log names the size of the test set, and the sentences of each process where several translated shards of it.
+    """
+    found = len(generated.translations)
+    sizes = [int(m[3]) for m in _logged(TEST_SET, generated.path) if m[2] == direction]
+    translated = [int(m["sentences"].replace(",", "")) for m in _logged(SPEED, generated.path)]
+    if (sizes and sizes[-1] != found) or (translated and translated[-1] > found):
+        logged = sizes[-1] if sizes else translated[-1]
+        raise UserError(f"{generated.path}: {found:,} translations, and its log says {logged:,}; generate again")
+
+
+def need_target(path: Path, target: str | None) -> str:
+    """Return the target language; raise UserError, naming the file, where nothing tells it."""
+    if target is None:
         raise UserError(f"{path}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
-    return direction.split("-")[1]
+    return target
 
 
 def _detokenise(sentences: list[str], language: str) -> list[str]:
-    """Undoes Moses tokens and their escapes (&apos; and the like)."""
-    moses = MosesDetokenizer(lang=language.split("_")[0])
+    """Undo Moses tokens and their escapes (&apos; and the like)."""
+    moses = MosesDetokenizer(lang=base_language(language))
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]

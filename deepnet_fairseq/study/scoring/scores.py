@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +13,8 @@ from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
 from ...errors import UserError
 from ...files import WRONG_VALUES, parse
+from ...languages import parse_pair
+from ...text_table import render
 from .generated import (
     AlignedText,
     Corpus,
@@ -21,17 +22,21 @@ from .generated import (
     align_with_references,
     find_outputs,
     generation_speed,
+    need_target,
     read_corpus,
     read_text,
-    target_of,
 )
-from .words import tokeniser
+from .words import Words, base_language, bleu_metric, bleu_of_language, tokeniser, written_without_blanks
 
 RESAMPLES = 1000
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
 SPBLEU = "flores101"  # sacreBLEU's name of the pieces that spBLEU is of
-ENGLISH = {"en", "eng"}
 GROUPS = ("to_english", "from_english", "between_others")
+MEANS = {"bleu": "mean"} | dict(zip(GROUPS, ("into English", "from English", "between others"), strict=True))
+REFERENCES = {
+    "raw": "references: raw text of the corpus",
+    "generated": "references: lines T-n of fairseq-generate; --data BIN compares with raw text where the corpus has it",
+}
 NAMED = 5  # directions that a message lists
 PERPLEXITY = "perplexity"
 CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
@@ -40,40 +45,64 @@ MASKED = re.compile(r"\| INFO \| (\S+) \| (\{.*_loss.*\})$", re.MULTILINE)
 HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
 
 
-def score(path: Path, data: str | Path | None = None, paper: str | None = None, partial: bool = False) -> dict:
-    """The content of score.json: scores in 0..100, seconds, tokens a second; or perplexities, if `paper` asks for them.
+def score(
+    path: Path,
+    data: str | Path | None = None,
+    paper: str | None = None,
+    partial: bool = False,
+    tokenize: str | None = None,
+) -> dict:
+    """Return the content of score.json: scores in 0..100, lengths, speed; or perplexities, if `paper` asks for them.
 
-    path: see find_outputs and perplexity; data: see read_corpus; paper: what "bleu" is, see kinds_of_bleu. UserError if
-    directions are missing, unless `partial`.
+    path: see find_outputs and perplexity; data: see read_corpus; paper: what "bleu" is, see kinds_of_bleu; tokenize:
+    sacreBLEU's tokenizer, by default that of the target language. Raise UserError if directions are missing, unless
+    `partial`.
     """
     if paper == PERPLEXITY:
-        if data is not None or partial:
-            raise UserError("--paper perplexity: is of logs; drop --data and --partial")
+        if data is not None or partial or tokenize:
+            raise UserError("--paper perplexity: is of logs; drop --data, --partial and --tokenize")
         return perplexity(path)
-    outputs, corpus, kinds = find_outputs(path), read_corpus(data), kinds_of_bleu(paper)
+    corpus, kinds = read_corpus(data), kinds_of_bleu(paper)
+    outputs = find_outputs(path, corpus.languages)
+
+    def scored(output: Output) -> dict:
+        kind = kinds.get(output.subset, kinds[None])
+        return score_output(align_with_references(output, corpus), kind, tokenize)
+
     if len(outputs) == 1 and outputs[0].subset is None:
-        return _rounded(score_output(align_with_references(outputs[0], corpus), kinds[None]))
+        return _rounded(scored(outputs[0]))
     sets: dict[str, dict[str, Output]] = {}
     for output in outputs:
-        sets.setdefault(output.subset, {})[output.direction] = output
+        sets.setdefault(output.subset or "", {})[output.direction or ""] = output
     missing = check_complete(path, sets, corpus, partial)
     scores = {
-        subset: {
-            direction: score_output(align_with_references(output, corpus), kinds.get(subset, kinds[None]))
-            for direction, output in found.items()
-        }
-        for subset, found in sets.items()
+        subset: {direction: scored(output) for direction, output in found.items()} for subset, found in sets.items()
     }
-    return _rounded(summarise(scores) | {"missing": missing})
+    return _rounded(summarise(scores, corpus) | {"missing": missing})
 
 
-def score_output(aligned: AlignedText, paper: str = "sacrebleu") -> dict:
-    """score.json of one direction, not rounded; UserError if the paper's kind of BLEU cannot be had."""
+def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
+    """Return the BLEU of a text: with the tokenizer of its language, unless `tokenize` names one.
+
+    Raise UserError where nothing tells the language of a text that the usual tokenizer does not split.
+    """
+    if not (aligned.target or tokenize) and written_without_blanks(aligned.references):
+        raise UserError(
+            f"{aligned.generated.path}: which languages? BLEU depends on it; keep fairseq-generate's log beside it, "
+            "name the file SRC-TGT.txt, or give --data or --tokenize"
+        )
+    return bleu_of_language(aligned.target, aligned.corpus.lowercase, tokenize)
+
+
+def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
+    """Return score.json of one direction, not rounded; raise UserError if the paper's BLEU cannot be had."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
-    bleu = bleu_metric(lowercase)
+    bleu, notes = metric_of(aligned, tokenize), list(aligned.generated.notes)
+    if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
+        notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
     kinds = {
         "sacrebleu": score_with_interval(bleu, *text),
-        "tokenised": _tokenised(aligned) if aligned.corpus.in_words or paper == "tokenised" else None,
+        "tokenised": _tokenised(aligned) if paper == "tokenised" else None,
         "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
         "m2m": _m2m(aligned) if paper == "m2m" else None,
     }
@@ -90,6 +119,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu") -> dict:
         "sentences": len(aligned.hypotheses),
         "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
         "generation": generation_speed(aligned.generated.path),
+        "notes": notes,
     }
 
 
@@ -109,10 +139,9 @@ def _ter(aligned: AlignedText) -> dict:
 
 def _m2m(aligned: AlignedText) -> dict:
     """BLEU of words as M2M-100's authors split them; the signature names the tokeniser."""
-    split, name = tokeniser(target_of(aligned.generated.path, aligned.direction))
-    metric = bleu_metric(aligned.corpus.lowercase, "none")
-    found = score_with_interval(metric, *(list(map(split, side)) for side in (aligned.hypotheses, aligned.references)))
-    return found | {"signature": found["signature"].replace("tok:none", f"tok:m2m.{name}")}
+    split, name = tokeniser(need_target(aligned.generated.path, aligned.target))
+    metric = bleu_metric(aligned.corpus.lowercase, Words(split, f"m2m.{name}"))
+    return score_with_interval(metric, aligned.hypotheses, aligned.references)
 
 
 def _rounded(value, digits: int = 2):
@@ -122,10 +151,9 @@ def _rounded(value, digits: int = 2):
     return round(value, digits) if isinstance(value, float) else value
 
 
-def group(direction: str) -> str:
-    """Which of GROUPS; languages by ISO 639 code, also with a script or country (eng_Latn)."""
-    source, target = (language.split("_")[0].lower() in ENGLISH for language in direction.split("-"))
-    return GROUPS[0] if target else GROUPS[1] if source else GROUPS[2]
+def group(source: str, target: str) -> str:
+    """Return which of GROUPS a direction is of."""
+    return GROUPS[0] if base_language(target) == "en" else GROUPS[1] if base_language(source) == "en" else GROUPS[2]
 
 
 def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
@@ -141,12 +169,14 @@ def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: b
     return lost
 
 
-def summarise(sets: dict[str, dict[str, dict]]) -> dict:
-    """sets: subset -> direction -> its scores. The top level repeats the subset "test", or else is the sets' mean."""
-    summaries = {
-        subset: _means([scores | {group(name): scores["bleu"]} for name, scores in directions.items()], directions)
-        for subset, directions in sets.items()
-    }
+def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
+    """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the sets' mean."""
+
+    def grouped(directions: dict[str, dict]) -> list[dict]:
+        pairs = (parse_pair("direction", name, corpus.languages) for name in directions)
+        return [one | {group(*pair): one["bleu"]} for pair, one in zip(pairs, directions.values(), strict=True)]
+
+    summaries = {subset: _means(grouped(directions), directions) for subset, directions in sets.items()}
     times = [scores["generation"] for directions in sets.values() for scores in directions.values()]
     only = next(iter(sets.values())) if len(sets) == 1 else {}  # several sets may have the same directions
     return {
@@ -170,6 +200,46 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
         **{name: mean(name) for name in GROUPS},
         "directions": directions,
     }
+
+
+def score_table(found: dict) -> str:
+    """Return the content of score.json as tables for a reader, with notes and signatures."""
+    if found["kind"] == PERPLEXITY:
+        rows = [["set", "perplexity", "bits a token", "tokens", "seconds"]]
+        for name, one in (found.get("sets") or {"": found}).items():
+            rows.append([name, *(_cell(one.get(key)) for key in ("perplexity", "loss", "tokens", "seconds"))])
+        return render(rows)
+    sets = found.get("sets") or {"": {"directions": {"": found}}}
+    scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
+    kinds = sorted({one["kind"] for one in scores.values()} - {"sacrebleu"})
+    header = ["set", "direction", "sentences", *(f"BLEU ({kind})" for kind in kinds)]
+    header += ["BLEU", "95% interval", "chrF2", "95% interval", "length ratio", "sentences/s"]
+    rows, lines = [header], []
+    for (subset, direction), one in scores.items():
+        row = [subset, direction, f"{one['sentences']:,}"]
+        row += [_cell(one["bleu"] if one["kind"] == kind else None) for kind in kinds]
+        for metric in (one["sacrebleu"], one["chrf"]):
+            low, high = (metric["mean"] + sign * metric["ci"] for sign in (-1, 1))
+            row += [_cell(metric["score"]), f"{low:.2f} to {high:.2f}"]
+        rows.append([*row, f"{one['length_ratio']:.3f}", _cell((one["generation"] or {}).get("sentences_per_second"))])
+        lines += [f"note: {note}" for note in one["notes"]]
+        lines += [f"TER: {one['ter']['score']:.2f}"] if one["ter"] else []
+        lines += [f"{name}: {one[name]['signature']}" for name in (*KINDS, "chrf") if one[name]]
+        lines.append(REFERENCES[one["reference"]])
+    for subset, summary in found.get("sets", {}).items():
+        place = 3 + (kinds.index(summary["kind"]) if summary["kind"] in kinds else len(kinds))
+        for key, name in MEANS.items():
+            if summary[key] is not None:
+                row = [subset, name, *[""] * (len(header) - 2)]
+                row[place] = _cell(summary[key])
+                rows.append(row)
+    lines += [f"{subset}: without {', '.join(names)}" for subset, names in found.get("missing", {}).items()]
+    keep = [i for i in range(len(header)) if any(row[i] for row in rows[1:])]
+    return "\n".join([render([[row[i] for i in keep] for row in rows]), "", *dict.fromkeys(lines)])
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def perplexity(path: Path) -> dict:
@@ -211,24 +281,13 @@ def _masked(tag: str, row: str) -> str | None:
         return None
 
 
-def bleu_metric(lowercase: bool = False, tokenize: str = "13a") -> BLEU:
-    """sacreBLEU with this tokenizer of its own."""
-    return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # text that looks tokenised is what we have
-
-
 def _spbleu(lowercase: bool) -> BLEU:
-    """Lets sacreBLEU fetch the SentencePiece model that it lacks; its own mistakes come with a traceback, or none."""
+    """Return the BLEU of SentencePiece's pieces; raise UserError where sacreBLEU would download their model."""
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
-    try:
-        return bleu_metric(lowercase, SPBLEU)
-    except (OSError, RuntimeError, HTTPException, SystemExit) as error:
-        if path.is_file() and not path.stat().st_size:
-            path.unlink()  # a download that broke off leaves this, and would not be tried again
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"tokenizer {SPBLEU}: no SentencePiece model ({reason}); download {url} and put it at {path}"
-        ) from None
+    if not path.is_file():
+        raise UserError(f"--paper spbleu: needs the SentencePiece model {url}; download it and put it at {path}")
+    return bleu_metric(lowercase, SPBLEU)
 
 
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:

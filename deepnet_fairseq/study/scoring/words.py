@@ -1,6 +1,7 @@
-"""Words of each target language by M2M-100's protocol: fairseq's examples/m2m_100/tok.sh LANG, then BLEU of them.
+"""Tokenisers of the target language, for sacreBLEU: its own by default, or those of M2M-100's protocol.
 
-Each tokeniser is a library's. Where that is not tok.sh's own: docs/reports.md, "M2M-100's protocol".
+The protocol is fairseq's examples/m2m_100/tok.sh LANG, then BLEU of the words. Each tokeniser is a library's. Where
+that is not tok.sh's own: docs/reports.md, "M2M-100's protocol".
 """
 
 from __future__ import annotations
@@ -10,10 +11,27 @@ from functools import partial
 from importlib.metadata import version
 
 import regex
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from ...errors import UserError
 
+DEFAULT = {"ja": "ja-mecab", "ko": "ko-mecab", "th": "th", "zh": "zh"}  # by target language; of all others 13a
+TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a tokeniser knows
+    "asm": "as", "ben": "bn", "bur": "my", "cat": "ca", "ces": "cs", "chi": "zh", "cmn": "zh", "cze": "cs",
+    "deu": "de", "dut": "nl", "ell": "el", "eng": "en", "est": "et", "fin": "fi", "fra": "fr", "fre": "fr",
+    "ger": "de", "gle": "ga", "gre": "el", "guj": "gu", "hin": "hi", "hun": "hu", "ice": "is", "isl": "is",
+    "ita": "it", "jpn": "ja", "kan": "kn", "kor": "ko", "lav": "lv", "lit": "lt", "lvs": "lv", "lzh": "zh",
+    "mal": "ml", "mar": "mr", "mya": "my", "nep": "ne", "nld": "nl", "npi": "ne", "ori": "or", "ory": "or",
+    "pan": "pa", "pol": "pl", "por": "pt", "ron": "ro", "rum": "ro", "rus": "ru", "sin": "si", "slk": "sk",
+    "slo": "sk", "slv": "sl", "spa": "es", "swe": "sv", "tam": "ta", "tel": "te", "tha": "th", "wuu": "zh",
+    "yue": "zh", "zho": "zh",
+}  # fmt: skip
+SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # of long words
+UNSPLIT = regex.compile("[" + "".join(rf"\p{{{script}}}" for script in SCRIPTS) + "]")
+LETTER = regex.compile(r"\p{L}")
+EXTRA = "pip install 'deepnet_fairseq[m2m]'"
 Split = Callable[[str], str]  # a line -> its words between blanks
 PLAIN_ROMANIAN = str.maketrans("ŞşŢţȘșȚțĂăÂâÎî", "SsTtSsTtAaAaIi")  # normalise-romanian.py, then remove-diacritics.py
 NOT_PRINTED = regex.compile(r"\p{C}")
@@ -90,13 +108,66 @@ TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # by target langu
 }  # fmt: skip
 
 
-def tokeniser(language: str) -> tuple[Split, str]:
-    """What splits lines in `language` ("zh", "zh_CN"), and its name with its version, for a signature.
+def base_language(code: str) -> str:
+    """Return the language of a code with a script or country, by two letters where tokenisers know it: zho_Hans, zh."""
+    base = regex.split("[_-]", code)[0].lower()
+    return TWO_LETTERS.get(base, base)
 
-    UserError, naming the extra to install, where its library is missing.
+
+def tokeniser(language: str) -> tuple[Split, str]:
+    """Return M2M-100's split of lines in `language` ("zh", "zho_Hans"), and its name with its version.
+
+    Raise UserError, naming the extra to install, where its library is missing.
     """
-    code = language.split("_")[0]
+    base = base_language(language)
     try:
-        return TOKENISERS.get(code, _moses)(code)
+        return TOKENISERS.get(base, _moses)(base)
     except (ImportError, RuntimeError):  # the latter is sacreBLEU's
-        raise UserError(f"--paper m2m: {language} needs a library; pip install 'deepnet_fairseq[m2m]'") from None
+        raise UserError(f"--paper m2m: {language} needs a library; {EXTRA}") from None
+
+
+class Words(BaseTokenizer):
+    """A tokeniser that sacreBLEU lacks, as one of its own."""
+
+    def __init__(self, split: Split, name: str):
+        self.split, self.name = split, name
+
+    def __call__(self, line: str) -> str:
+        """Return the words of a line between blanks."""
+        return self.split(line)
+
+    def signature(self) -> str:
+        """Return its name in the signature."""
+        return self.name
+
+
+def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
+    """Return sacreBLEU's metric with a tokenizer of its own, "th" for PyThaiNLP's words, or one made here."""
+    if tokenize == "th":
+        tokenize = Words(*_thai("th"))
+    own = isinstance(tokenize, Words)
+    metric = BLEU(tokenize="none" if own else tokenize, lowercase=lowercase, force=True)  # we do have tokenised text
+    if own:
+        metric.tokenizer, metric.tokenizer_signature = tokenize, tokenize.signature()
+    return metric
+
+
+def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) -> BLEU:
+    """Return sacreBLEU's metric with the tokenizer `tokenize`, or else with the one of the target language.
+
+    Raise UserError where the library of that language is missing; nothing is downloaded.
+    """
+    name = tokenize or DEFAULT.get(base_language(target or ""), "13a")
+    try:
+        return bleu_metric(lowercase, name)
+    except (ImportError, RuntimeError):  # the latter is sacreBLEU's
+        raise UserError(
+            f"tokenizer {name}: BLEU of {target or 'this language'} needs a library; {EXTRA}, or choose another with "
+            "--tokenize, as char"
+        ) from None
+
+
+def written_without_blanks(lines: list[str]) -> bool:
+    """Return whether most letters are of SCRIPTS, whose words sacreBLEU's usual tokenizer does not split."""
+    text = "".join(LETTER.findall("".join(lines)))
+    return 2 * len(UNSPLIT.findall(text)) > len(text)

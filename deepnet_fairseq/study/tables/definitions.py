@@ -55,15 +55,14 @@ class Row:
     """A system of the paper.
 
     facts: what run.json of its runs holds under the table's keys; empty for a system that is not trained here.
-    published: key of a column -> number or "diverged"; a number that is not given has no key. parameters: as the paper
-    prints them. label, layers: only for a system that is not trained here.
+    published: key of a column -> number or "diverged"; a number that is not given has no key. label, layers:
+    only for a system that is not trained here.
     """
 
     facts: Mapping[str, Any]
     published: Mapping[str, float | str]
     label: str = ""
     layers: int | None = None
-    parameters: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,9 @@ class Table:
     name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: what records them; paper: its
     "citation" (authors, year and title) and "url"; place: where in the paper the numbers stand. keys: of run.json, by
     which its rows differ; runs that differ in others alone, as in the seed, share a row. grid: print it as methods by
-    depths, for tables of one column. baseline: the method whose run at the same depth the others are compared with.
-    figure: of the DeepNet paper, drawn from the same runs. tuned: a key of run.json that was searched over: the row's
-    numbers are of the value whose runs have the best mean in the first column. notes: a paragraph each, below the
-    table.
+    depths, for tables of one column. figure: of the DeepNet paper, whose points are its numbers. tuned: a key of
+    run.json that was searched over: the row's numbers are of the value whose runs have the best mean in the first
+    column. notes: a paragraph each, below the table.
     """
 
     name: str
@@ -90,7 +88,6 @@ class Table:
     rows: tuple[Row, ...]
     keys: tuple[str, ...] = DEPTH
     grid: bool = False
-    baseline: str = ""
     figure: int | None = None
     tuned: str = ""
     notes: tuple[str, ...] = ()
@@ -134,8 +131,7 @@ def _rows(fields: dict[str, Any], keys: tuple[str, ...]) -> Iterator[dict[str, A
 def _row(keys: tuple[str, ...], columns: tuple[Column, ...], toml_row: dict[str, Any]) -> Row:
     facts = {key: toml_row[key] for key in keys} if toml_row["method"] else {}
     published = {column.key: toml_row[column.key] for column in columns if toml_row.get(column.key, "") != ""}
-    label, parameters = toml_row.get("label", ""), toml_row.get("parameters", "")
-    return Row(facts, published, label, toml_row.get("layers") or None, parameters)
+    return Row(facts, published, toml_row.get("label", ""), toml_row.get("layers") or None)
 
 
 TABLES = read_tables(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))

@@ -1,30 +1,291 @@
-"""`deepnet report`: a table with its runs as one Markdown page, and the same page as HTML with its pictures."""
+"""`deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
+
+A Result is a row, its Entries the runs that differ in their seed alone.
+"""
 
 from __future__ import annotations
 
-import base64
 import os
-import re
-import tempfile
-from collections.abc import Iterator
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from urllib.parse import quote
 
 from ...errors import UserError
 from ...files import check_file, whole
 from ...text_table import escape, markdown
-from ..named_figures import FIGURES, training_losses
-from ..plots import Picture, draw
-from ..runs import RecordedRun
-from .definitions import DEPTH, TABLES, number_at
-from .results import Cell, Entry, Result, TableReport, collect, described, shallow_first
+from ..plots import style_of
+from ..runs import RecordedRun, recorded_below
+from .definitions import DEPTH, TABLES, Column, Row, Table, number_at
 
 DASH, MINUS = "–", "−"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
 FURTHER = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "spBLEU": "spbleu", "TER": "ter"}  # by their keys in score.json
 SIGNED = {"tokenised": "tokenised BLEU", "m2m": "BLEU by M2M-100's protocol"} | {k: name for name, k in FURTHER.items()}
+NAMES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # of packages, where the usual one differs
+SCORED, UNSCORED = "scored", "not scored"
+Published = float | str | None  # a number, "diverged", or None: not given
 Rows = list[list[str]]
+
+
+@dataclass
+class Entry:
+    """One run of a table."""
+
+    table: Table
+    run: RecordedRun
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, behind the experiment's where a table reads several."""
+        return self.run.name if len(self.table.folders) == 1 else self.run.address
+
+    @property
+    def miniature(self) -> bool:
+        """Whether it was trained on generated data; the scripts write "smoke" into its run.json."""
+        return self.run.facts.get("smoke") is True
+
+    @property
+    def key(self) -> tuple:
+        """Return the values of run.json under the table's keys; raise UserError if one is missing."""
+        table, facts = self.table, self.run.facts
+        if "system" in facts:  # trained elsewhere, and scored here
+            facts = facts | {"method": facts["system"]}
+        for key in filter(None, (*table.keys, table.tuned)):
+            if not isinstance(facts.get(key), (str, int)):
+                raise UserError(f"{self.run.where()}: {key} is missing; table {table.name} tells its rows apart by it")
+        return tuple(facts[key] for key in table.keys)
+
+    @cached_property
+    def status(self) -> str:
+        """Return the state of the run. A score counts once the training is over and no direction is missing."""
+        run = self.run
+        if run.ended_in_nan:
+            return "diverged" if run.diverged_at is None else f"diverged at update {run.diverged_at}"
+        if run.stuck:
+            return "stuck (at the frequencies of words)"
+        if not run.finished:
+            return f"running (update {self.updates or 0})"
+        if run.score is None:
+            return UNSCORED
+        return "scored in part" if run.score.get("missing") else SCORED
+
+    @cached_property
+    def score(self) -> dict:
+        """Content of score.json, empty unless the run is scored; UserError if it lacks all that the table asks for."""
+        score = (self.run.score or {}) if self.status == SCORED else {}
+        if score and all(column.read(score) is None for column in self.table.columns):
+            asked = " or ".join(f'"{column.path}"' for column in self.table.columns)
+            raise UserError(f"{self.run.where('score')}: holds no number {asked}; score the run again")
+        return score
+
+    @cached_property
+    def updates(self) -> int | None:
+        """The last update that its log names; None before the first."""
+        try:
+            return self.run.log.updates[-1]
+        except UserError:
+            return None
+
+    @property
+    def cost(self) -> str:
+        """Wall time times GPUs, or on a CPU wall time, as "0.042 GPU-hours"; a dash if either is not recorded."""
+        gpus, hours = self.run.environment.get("gpus"), self.run.hours
+        if hours is None or not isinstance(gpus, int):
+            return DASH
+        value = hours * (gpus or 1)
+        return f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {'GPU' if gpus else 'CPU'}-hours"
+
+
+def environment_of(run: RecordedRun) -> dict:
+    """Return commit, modified, versions and hardware; not when or on how many GPUs it ran."""
+    found = run.environment
+    versions = found.get("versions")
+    return {
+        "commit": found.get("commit"),
+        "modified": bool(found.get("modified")),
+        "versions": versions if isinstance(versions, dict) else {},
+        "hardware": found.get("hardware"),
+    }
+
+
+def described(environment: dict) -> str:
+    """Describe an environment in one line."""
+    if not environment["commit"] and not environment["versions"] and not environment["hardware"]:
+        return "environment not recorded"
+    modified = " (modified)" if environment["modified"] else ""
+    parts = [f"commit {environment['commit'] or 'not recorded'}{modified}"]
+    parts += [f"{NAMES.get(name, name)} {version}" for name, version in environment["versions"].items()]
+    return f"{', '.join(parts)}; {environment['hardware'] or 'hardware not recorded'}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number over the seeds of its runs, beside the published one. others: how the runs without one stand."""
+
+    values: Sequence[float]
+    others: Sequence[str]
+    published: Published = None
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the seeds; None without values."""
+        return statistics.fmean(self.values) if self.values else None
+
+    def __str__(self) -> str:
+        """Format as "27.53 ± 0.12, n=3, diverged at update 400"; the deviation is the sample's."""
+        parts = [f"{self.mean:.2f}"] if self.mean is not None else []
+        if len(self.values) > 1:
+            parts = [f"{parts[0]} ± {statistics.stdev(self.values):.2f}, n={len(self.values)}"]
+        counts = Counter(self.others)
+        parts += [text if count == 1 else f"{text}, n={count}" for text, count in counts.items()]
+        return ", ".join(parts) or "not run"
+
+
+@dataclass
+class Result:
+    """A row of the paper or, without published numbers, of runs that the paper does not have.
+
+    entries: its runs, which differ in their seed and, in a tuned table, in what was searched over.
+    """
+
+    table: Table
+    row: Row
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def method(self) -> str | None:
+        """Its method; None for a system that is not trained here."""
+        return self.row.facts.get("method")
+
+    @property
+    def label(self) -> str:
+        """The system as the paper names it, else the method's name in figures and tables."""
+        return self.row.label or style_of(str(self.method)).label
+
+    @property
+    def depth(self) -> str:
+        """Depth as "18L-18L", behind what else the table's rows differ by."""
+        if not self.row.facts:
+            return str(self.row.layers)
+        layers = [f"{self.row.facts[key]}L" for key in DEPTH[1:] if key in self.table.keys]
+        return " ".join([*self.others, "-".join(layers)]).strip()
+
+    @property
+    def others(self) -> list[str]:
+        """Name what distinguishes this row from others of the same method and depth."""
+        return [str(self.row.facts.get(key, "")) for key in self.table.others]
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of encoder and decoder together; None in a table that does not tell rows apart by them."""
+        found = [self.row.facts[key] for key in DEPTH[1:] if key in self.row.facts]
+        return sum(found) if found else self.row.layers
+
+    @cached_property
+    def best(self) -> list[Entry]:
+        """The runs that its numbers are of: all, in a tuned table those of the best value; all while none has one."""
+        if not self.table.tuned:
+            return self.entries
+        groups: dict[object, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.run.facts[self.table.tuned], []).append(entry)
+        sign = 1 if self.table.metric.higher_is_better else -1
+        means = {value: cell_of(self.table.columns[0], entries).mean for value, entries in groups.items()}
+        found = {value: sign * mean for value, mean in means.items() if mean is not None}
+        return groups[max(found, key=found.__getitem__)] if found else self.entries
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """Key of a column -> its measured and its published number."""
+        return {c.key: cell_of(c, self.best, self.row.published.get(c.key)) for c in self.table.columns}
+
+
+def cell_of(column: Column, entries: list[Entry], published: Published = None) -> Cell:
+    """Return the column's number of these runs."""
+    found = [(entry.status, column.read(entry.score)) for entry in entries]
+    values = [value for _, value in found if value is not None]
+    return Cell(values, [UNSCORED if s == SCORED else s for s, value in found if value is None], published)
+
+
+@dataclass
+class TableReport:
+    """A table with its runs. environments: what they were trained with, each once."""
+
+    table: Table
+    runs: Path
+    results: list[Result]
+    warnings: list[str]
+    miniature: bool
+    environments: list[dict]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All runs, those of one result together."""
+        return [entry for result in self.results for entry in result.entries]
+
+
+def collect(runs: Path, table: Table) -> TableReport:
+    """Read RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken. A miniature has no rows without runs."""
+    found = [run for folder in table.folders for run in recorded_below(runs / folder)]
+    if not found:
+        raise UserError(f"{runs / table.folders[0]}: holds no runs; record some with {table.script} (OUT={runs})")
+    entries = [Entry(table, run) for run in found]
+    miniature = any(entry.miniature for entry in entries)
+    results = [result for result in _results(table, entries) if result.entries or not miniature]
+    environments: list[dict] = []
+    for environment in (environment_of(entry.run) for result in results for entry in result.entries):
+        environments += [environment] * (environment not in environments)
+    return TableReport(table, runs, results, list(_caveats(table, entries)), miniature, environments)
+
+
+def _results(table: Table, entries: Sequence[Entry]) -> list[Result]:
+    """Return the paper's rows, then those that only runs have: models in the paper's order, each by depth."""
+    found = {tuple(row.facts.get(key, n) for key in table.keys): Result(table, row) for n, row in enumerate(table.rows)}
+
+    def order(entry: Entry) -> list:
+        facts = [*entry.key, entry.run.seed or 0, entry.name]
+        return [(isinstance(fact, str), fact) for fact in facts]
+
+    for entry in sorted(entries, key=order):
+        row = Row(dict(zip(table.keys, entry.key, strict=True)), {})
+        found.setdefault(entry.key, Result(table, row)).entries.append(entry)
+    return _shallow_first(found.values(), with_label=True)
+
+
+def _shallow_first(results: Iterable[Result], with_label: bool) -> list[Result]:
+    """Order from shallow to deep within each group, groups by their first; a group: label, if asked for, and others."""
+    results = list(results)
+    groups = {id(one): (one.label if with_label else "", *one.others) for one in results}
+    ranks = list(dict.fromkeys(groups.values()))
+    return sorted(results, key=lambda result: (ranks.index(groups[id(result)]), result.layers or 0))
+
+
+def _caveats(table: Table, entries: list[Entry]) -> Iterator[str]:
+    """Yield what keeps the numbers from meaning what they seem to, a line each, with the runs by name."""
+    modified = [entry.name for entry in entries if entry.run.environment.get("modified")]
+    if modified:
+        yield f"trained from a modified working tree, so the commit does not tell all: {', '.join(modified)}"
+    kind = table.metric.kind
+    others = [f"{entry.name} ({entry.score['kind']})" for entry in entries if entry.score.get("kind", kind) != kind]
+    if kind and others:
+        yield f"the published numbers are {kind} BLEU, these are not: {', '.join(others)}"
+    for key, text in (
+        ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
+        ("batch_tokens", "an update has {} tokens, the paper's {}"),
+    ):
+        different: dict[tuple, list[str]] = {}
+        for entry in entries:
+            own, published = entry.run.facts.get(key), entry.run.facts.get(f"paper_{key}")
+            if own and published and own != published and not entry.miniature:
+                different.setdefault((own, published), []).append(entry.name)
+        for values, names in different.items():
+            yield f"{text.format(*values)}: {', '.join(names)}"
+    if len({entry.miniature for entry in entries}) > 1:
+        yield "miniatures and runs in full stand in one table"
 
 
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
@@ -38,90 +299,49 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
     ]
     several = "over several seeds mean ± standard deviation of the sample"
     for title, caption, rows in (
-        ("Overview", f"{table.metric.name}: measured (published)", _overview(report)),
-        ("Beside the paper", f"{table.metric.name}; {several}", _beside_paper(report)),
+        ("Overview", f"{table.metric.name}: measured (published); {several}", _overview(report)),
         ("Runs", "one row a training", _runs(report, start)),
-        ("Into each language", "mean BLEU of the directions into it, of all test sets", _by_language(report)),
     ):
-        if len(rows) > 1:
-            parts += [f"## {title}", escape(caption), markdown(rows)]
+        parts += [f"## {title}", escape(caption), markdown(rows)] if len(rows) > 1 else []
     parts += ["## Notes", "\n".join(f"- {escape(note)}" for note in _notes(report)), "Trained with:"]
-    parts.append("\n".join(f"- <sup>{k}</sup> {escape(described(e))}" for k, e in report.environments.items()))
+    parts.append("\n".join(f"{n}. {escape(described(e))}" for n, e in enumerate(report.environments, 1)))
     return "\n\n".join(parts) + "\n"
-
-
-def published(cell: Cell, missing: str = DASH) -> str:
-    """Return the paper's number, with the digits that it gives."""
-    return missing if cell.published is None else str(cell.published)
 
 
 def _overview(report: TableReport) -> Rows:
     """Methods by depths where the table is a grid, else rows by columns; a cell: measured (published)."""
     table = report.table
-    if not table.grid:
-        names = [*_names(report)[0], "parameters", *(column.name for column in table.columns)]
-        rows = zip(report.results, _names(report)[1:], strict=True)
-        return [names, *([*row, _size(one), *(_cell(report, one, k) for k in one.cells)] for one, row in rows)]
-    found = {(result.label, result.depth): result for result in report.results}
-    depths = list(dict.fromkeys(result.depth for result in shallow_first(report.results, with_label=False)))
-    key, labels = table.columns[0].key, dict.fromkeys(result.label for result in report.results)
-    rows = [[label, *(_cell(report, found.get((label, depth)), key) for depth in depths)] for label in labels]
-    return [["method", *map(escape, depths)], *rows]
+    if table.grid:
+        found = {(result.label, result.depth): result for result in report.results}
+        depths = list(dict.fromkeys(result.depth for result in _shallow_first(report.results, with_label=False)))
+        key, labels = table.columns[0].key, dict.fromkeys(result.label for result in report.results)
+        rows = [[label, *(_cell(found.get((label, depth)), key) for depth in depths)] for label in labels]
+        return [["method", *map(escape, depths)], *rows]
+    deep = [result.layers for result in report.results] if DEPTH[1] in table.keys else []
+    names = ["model", *table.others, *["layers"] * bool(deep), *filter(None, [table.tuned])]
+    rows = [[*names, *(column.name for column in table.columns)]]
+    for result in report.results:
+        row = [escape(result.label), *(escape(value) or DASH for value in result.others)]
+        row += [str(result.layers)] if deep else []
+        if table.tuned:
+            values = {str(entry.run.facts[table.tuned]) for entry in result.best}
+            row.append(values.pop() if len(values) == 1 else DASH)
+        rows.append([*row, *(_cell(result, key) for key in result.cells)])
+    return rows
 
 
-def _cell(report: TableReport, result: Result | None, key: str) -> str:
-    """Measured (published), with the letters of its environments where the table has several."""
+def _cell(result: Result | None, key: str) -> str:
+    """Measured (published)."""
     if result is None:
         return "not run"
-    cell = result.cells[key]
-    letters = sorted({entry.environment for entry in result.entries}, key=lambda letter: (len(letter), letter))
-    marks = f"<sup>{', '.join(letters)}</sup>" if letters and len(report.environments) > 1 else ""
-    theirs = published(cell, missing="" if result.method else DASH)
-    return f"{cell if result.method else DASH}{marks}" + (f" ({theirs})" if theirs else "")
+    cell, measured = result.cells[key], str(result.cells[key]) if result.method else DASH
+    if cell.published is None:
+        return measured if result.method else f"{DASH} ({DASH})"
+    return f"{measured} ({cell.published})"
 
 
-def _names(report: TableReport) -> Rows:
-    """Columns that tell rows apart: model, the table's own, and the depth, as 18L-18L in a grid, else in all."""
-    table = report.table
-    rows = [["model", *table.others, *["layers"] * (DEPTH[1] in table.keys), *filter(None, [table.tuned])]]
-    for result in report.results:
-        row, facts = [escape(result.label), *(escape(value) or DASH for value in result.others)], result.row.facts
-        if DEPTH[1] in table.keys:
-            row.append(f"{facts[DEPTH[1]]}L-{facts[DEPTH[2]]}L" if table.grid else str(result.layers))
-        rows.append([*row, result.tuned or DASH] if table.tuned else row)
-    return rows
-
-
-def _size(result: Result) -> str:
-    """Parameters as papers give them, 61M or 3.8B, with the published number."""
-    count, said = result.parameters, DASH
-    for unit, name in ((1, ""), (1e3, "K"), (1e6, "M"), (1e9, "B")):
-        if count and count >= unit:
-            said = f"{count / unit:.{0 if count >= 10 * unit or unit == 1 else 1}f}{name}"
-    return said + (f" ({result.row.parameters})" if result.row.parameters else "")
-
-
-def _beside_paper(report: TableReport) -> Rows:
-    """A row a result, with the difference from the paper; a grid's rows without runs stand in the overview alone."""
-    columns = report.table.columns
-    names = _names(report)
-    header = [*names[0], "parameters", "runs"]
-    for column in columns:
-        name = f"{column.name}, " if len(columns) > 1 else ""
-        header += [column.name, f"{name}paper"] + [f"{name}difference"] * (not report.miniature)
-    rows = [header]
-    for result, name in zip(report.results, names[1:], strict=True):
-        if result.entries or not report.table.grid:
-            row = [*name, _size(result), str(len(result.best))]
-            for cell in result.cells.values():
-                row += [str(cell) if result.method else DASH, published(cell)]
-                row += [] if report.miniature else [_number(cell.difference, "+")]
-            rows.append(row)
-    return rows
-
-
-def _number(value: float | None, sign: str = "") -> str:
-    return DASH if value is None else f"{value:{sign}.2f}".replace("-", MINUS)
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}".replace("-", MINUS)
 
 
 def _further_metrics(report: TableReport) -> dict[str, str]:
@@ -134,11 +354,9 @@ def _further_metrics(report: TableReport) -> dict[str, str]:
 def _runs(report: TableReport, start: Path) -> Rows:
     """Every run: how it stands, its scores, what it took, with what it was trained."""
     table, metrics = report.table, _further_metrics(report)
-    tested = any(entry.p is not None for entry in report.entries)
     header = ["run", "method", "layers" if DEPTH[1] in table.keys else "row", *filter(None, [table.tuned]), "seed"]
     header += ["state", *(column.name for column in table.columns), *(f"{name} [95%]" for name in metrics)]
-    header += [f"p against {report.baseline}"] * tested + ["updates", "cost", "trained with", "log"]
-    rows = [list(map(escape, header))]
+    rows = [list(map(escape, [*header, "updates", "cost", "trained with", "log"]))]
     for result in report.results:
         for entry in result.entries:
             path, facts = entry.run.log_file, entry.run.facts
@@ -148,8 +366,9 @@ def _runs(report: TableReport, start: Path) -> Rows:
                 *(str(facts.get(key, DASH)) for key in filter(None, [table.tuned])),
                 DASH if entry.run.seed is None else str(entry.run.seed), entry.status,
                 *(_number(column.read(entry.score)) for column in table.columns),
-                *(_interval(entry.score, key) for key in metrics.values()), *[_p(entry, report.baseline)] * tested,
-                DASH if entry.updates is None else str(entry.updates), _hours(entry), entry.environment,
+                *(_interval(entry.score, key) for key in metrics.values()),
+                DASH if entry.updates is None else str(entry.updates), entry.cost,
+                str(report.environments.index(environment_of(entry.run)) + 1),
                 f"[log]({link})" if path.exists() else DASH,
             ])  # fmt: skip
     return rows
@@ -164,34 +383,6 @@ def _interval(score: dict, metric: str) -> str:
     return escape(f"{value:.2f} [{middle - half:.2f}, {middle + half:.2f}]")
 
 
-def _p(entry: Entry, baseline: str) -> str:
-    if entry.run.method == baseline:
-        return "baseline"
-    return DASH if entry.p is None else escape("<0.001" if entry.p < 0.001 else f"{entry.p:.3f}")
-
-
-def _hours(entry: Entry) -> str:
-    """Cost with at most three decimals: 0.042 GPU-hours, 1250 GPU-hours."""
-    if entry.cost is None:
-        return DASH
-    value, unit = entry.cost
-    return f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {unit}-hours"
-
-
-def _by_language(report: TableReport) -> Rows:
-    """BLEU into each language, a column a run of many directions: about 0 where the model writes another language."""
-    columns: dict[str, dict[str, list[float]]] = {}
-    for entry in report.entries:
-        for scores in entry.score.get("sets", {}).values():
-            for direction, values in scores.get("directions", {}).items():
-                into = columns.setdefault(entry.name, {}).setdefault(direction.split("-")[1], [])
-                into.append(values["bleu"])
-    rows = [["language", *map(escape, columns)]]
-    for language in sorted(set().union(*columns.values())):
-        rows.append([language, *(_number(fmean(c[language]) if language in c else None) for c in columns.values())])
-    return rows
-
-
 def _notes(report: TableReport) -> list[str]:
     """Explain how to read the tables, and how their numbers were computed."""
     better = "Higher" if report.table.metric.higher_is_better else "Lower"
@@ -202,9 +393,7 @@ def _notes(report: TableReport) -> list[str]:
     ]
     if _further_metrics(report):
         found.append("In brackets the 95% interval of 1,000 bootstrap samples of the test set.")
-    if any(entry.p is not None for entry in report.entries):
-        found.append(f"p: paired test of sacreBLEU, same sentences, against {report.baseline}'s run at the same depth.")
-    if any(entry.cost for entry in report.entries):
+    if any(entry.cost != DASH for entry in report.entries):
         found.append(
             "Cost: wall time of the training, all its attempts, times its GPUs; on a CPU wall time alone. "
             "Translating and scoring are not in it."
@@ -222,59 +411,17 @@ def _signatures(score: dict) -> Iterator[tuple[str, str]]:
             yield from _signatures(value)
 
 
-def pictures(report: TableReport) -> Iterator[Picture]:
-    """Yield the training losses by depth, and the figure that is drawn from the same runs, if there is one."""
-    curves: dict[str, list[RecordedRun]] = {}
-    for result in report.results:
-        for entry in result.entries:
-            if entry.updates is not None:
-                curves.setdefault(result.depth, []).append(entry.run)
-    if curves:
-        yield training_losses(curves, "Training loss")
-    over = [entry.run for entry in report.entries if entry.status.startswith(("scored", "diverged", "stuck"))]
-    square = [run for run in over if run.decoder_layers == run.encoder_layers]
-    if report.table.figure and square:
-        yield FIGURES[report.table.figure](square)
+def render_report(runs: Path, table: str, out: Path | None = None) -> str:
+    """Return the page of a table, and write it to `out`. The same runs give the same bytes.
 
-
-STYLE = """body { font: 16px/1.5 sans-serif; margin: 2rem; } table { border-collapse: collapse; }
-th, td { border: 1px solid #bbb; padding: .3rem .6rem; white-space: nowrap; } blockquote { background: #fff4d6; }"""
-
-
-def html(text: str, drawn: list[Picture]) -> str:
-    """Return a Markdown page as one HTML file that needs nothing else, with its pictures at its end."""
-    from markdown import Markdown  # type: ignore[import-untyped]  # without types of its own
-
-    for picture in drawn:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "picture.png"
-            draw(picture, path)
-            data = base64.b64encode(path.read_bytes()).decode("ascii")
-        text += f"\n## {escape(picture.heading)}\n\n![{escape(picture.heading)}](data:image/png;base64,{data})\n"
-    text = re.sub(r"\\([<>|&~$])", lambda mark: f"&#{ord(mark[1])};", text)  # GitHub's escapes, unknown to Markdown
-    body, title = Markdown(extensions=["tables"]).convert(text), text.splitlines()[0].strip("# ").replace("\\", "")
-    head = f'<meta charset="utf-8">\n<title>{title}</title>\n<style>\n{STYLE}\n</style>'
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
-
-
-def render_report(
-    runs: Path, table: str, out: Path | None = None, page_out: Path | None = None, baseline: str | None = None
-) -> str:
-    """Return the page of a table and write it. out: Markdown; page_out: HTML. The same runs give the same bytes.
-
-    UserError for an unknown table or method, for runs that are not there or broken, and for a path not to be written.
+    Raise UserError for an unknown table, for runs that are not there or broken, and for a path not to be written.
     """
     if table not in TABLES:
         raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
-    for flag, path in (("--out", out), ("--html", page_out)):
-        if path:
-            check_file(flag, path)
-    report = collect(runs, TABLES[table], baseline)
-    text = markdown_page(report, out)
-    texts = {out: text} if out else {}
-    if page_out:
-        texts[page_out] = html(markdown_page(report, page_out), list(pictures(report)))
-    for path, content in texts.items():
-        with whole(path) as part:
-            part.write_text(content, encoding="utf-8")
+    if out:
+        check_file("--out", out)
+    text = markdown_page(collect(runs, TABLES[table]), out)
+    if out:
+        with whole(out) as part:
+            part.write_text(text, encoding="utf-8")
     return text

@@ -5,7 +5,7 @@ Hours are operations over an assumed rate; the bytes of checkpoints follow from 
 
 from __future__ import annotations
 
-import argparse
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from ...core import archs
 from ...errors import UserError
 from ...text_table import render
 from .needs import TERA, count, flops, updates_of
-from .setting import OPTIMIZERS, Setting, parse
+from .setting import OPTIMIZERS, Parser, Setting, check_number, parse
 
 ASSUMED = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
 MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4  # bytes a parameter: Adam's, float32 copies, weights
 WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and the one that is being written
 GB = 1e9
+EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,21 @@ def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
 
 def _row(words: list[str], rate: float | None, known: dict[str, SimpleNamespace]) -> Row:
     name, *words = words
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own = Parser(add_help=False, allow_abbrev=False)
     own.add_argument("--done", action="store_true")
     own.add_argument("--kept", type=int, default=1)
     for flag in ("--corpus-tokens", "--max-update", "--max-epoch"):
         own.add_argument(flag, type=float, default=0)
     own.add_argument("--distributed-world-size", type=int, default=1)
     own.add_argument("--optimizer", default=OPTIMIZERS[0])
-    own.add_argument("--epoch-weights")
-    args, words = own.parse_known_args(words)
-    flat = ["--optimizer", args.optimizer] if args.optimizer in OPTIMIZERS else []
+    own.add_argument("--epoch-weights", default="")
     try:
+        args, words = own.parse_known_args(words)
+        flat = ["--optimizer", args.optimizer] if args.optimizer in OPTIMIZERS else []
+        for flag in ("corpus_tokens", "max_update", "max_epoch", "kept"):
+            check_number(f"--{flag.replace('_', '-')}", getattr(args, flag), zero=True)
+        if not EPOCHS.fullmatch(args.epoch_weights):
+            raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
         setting = parse([*words, *flat, "--gpus", str(args.distributed_world_size)], strict=False)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
@@ -101,7 +106,7 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
     master = MASTER if setting.precision in ("fp16", "bf16") else 0
     whole = weights + parameters * (MOMENTS + master)
-    match = (args.epoch_weights or "").removeprefix("last:").split("-")
+    match = args.epoch_weights.removeprefix("last:").split("-")
     epochs = 0 if not args.epoch_weights else int(match[-1]) - (int(match[0]) if len(match) == 2 else 0) + 1
     return WHOLE * whole + (epochs + 1) * weights, args.kept * weights
 

@@ -18,6 +18,7 @@ from ...plugin.chunked_loss import NAME, PLAIN
 
 GIB = 2**30
 FLOAT32 = 4
+MOST = 10**8  # of any whole number that is given
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPTIMIZERS = ADAM, FUSED = "adam", "deepnet_adam"
 SHARDED = "--zero-sharding os"
@@ -91,12 +92,14 @@ class Setting:
 
     def _mistakes(self) -> Iterator[tuple[bool, str]]:
         """Yield conditions that make the setting invalid, and the message for each."""
-        lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus", "gpu_memory"), 1)
+        lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus"), 1)
         for name, least in (lowest | {"loss_chunk_tokens": 0}).items():
             number = getattr(self, name)
-            yield number < least, f"--{name.replace('_', '-')} {number}: must be at least {least}"
+            yield not least <= number <= MOST, f"--{name.replace('_', '-')} {number}: must be from {least} to {MOST:,}"
+        yield self.gpu_memory < 1, f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0"
+        yield not 0 < self.mask_prob <= 1, f"--mask-prob {self.mask_prob}: must be above 0 and at most 1"
         sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.loss_chunk_tokens}"
-        yield min(self.vocab) < 1, f"{sizes}: a vocabulary has at least 1 entry"
+        yield not 1 <= min(self.vocab) <= max(self.vocab) <= MOST, f"{sizes}: a vocabulary has 1 to {MOST:,} entries"
         too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
         yield self.length > self.max_tokens, too_long
         whole, chunked = self.objective.criterion, self.objective.chunked
@@ -183,9 +186,18 @@ def recomputation(every: int) -> str:
 FLAGS = ("max_tokens", "update_freq", "criterion", "loss_chunk_tokens", "mask_prob", "gpus")  # named as the fields
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UserError for a mistake."""
+
     def error(self, message: str):
+        """Raise UserError."""
         raise UserError(message.removeprefix("argument "))
+
+
+def check_number(flag: str, value: float, zero: bool = False) -> None:
+    """Raise UserError, naming the flag, unless the value is a number above 0 or, with `zero`, 0."""
+    if not (0 < value < 1e18 or (zero and value == 0)):  # which is false of nan
+        raise UserError(f"{flag} {value}: must be a number {'from' if zero else 'above'} 0")
 
 
 def parse(flags: list[str], strict: bool = True) -> Setting:
@@ -193,7 +205,7 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
 
     strict: False ignores flags that memory and time do not depend on, as in a whole command of fairseq-train.
     """
-    first = _Parser(add_help=False, allow_abbrev=False)
+    first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
     if arch not in archs.PRESETS:
@@ -228,7 +240,7 @@ TYPES = {"int": int, "float": float, "str": str}
 def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.ArgumentParser:
     """Return the parser of the model's fields and of the flags of batch, precision, optimiser and machine."""
     objective = OBJECTIVES[archs.MODELS[arch]]
-    parser = _Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     parser.add_argument("--length", "--tokens-per-sample", type=int, default=objective.length)
     for name in fields.keys() - {"tokens_per_sample"}:

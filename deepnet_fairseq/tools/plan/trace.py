@@ -1,19 +1,24 @@
 """Memory and operations of a model's forward and backward passes, from a few of its layers run without storage.
 
-The model's own modules run on FakeTensors: nothing is computed, but every tensor has its shape and type, and dies when
-it would. A meter adds up the bytes that are alive and the operations of every kernel, stage by stage: embedding, each
-layer, the end of a stack, the loss. Layers between the first and the last are alike, so three of a stack stand for all.
-Whatever a method puts into its slots is thus counted by itself; what autograd keeps, and when it lets it go, is torch's
-own doing. The CPU is the device throughout; where a GPU differs, `AsOnGPU` says so.
+The model's own modules run without storage, for a GPU on torch's meta device, for the CPU on FakeTensors: nothing is
+computed, but every tensor has its shape and type, and dies when it would. A meter adds up the bytes that are alive and
+the operations of every kernel, stage by stage: embedding, each layer, the end of a stack, the loss. Layers between the
+first and the last are alike, so three of a stack stand for all. Whatever a method puts into its slots is thus counted
+by itself; what autograd keeps, and when it lets it go, is torch's own doing. Where a GPU differs from the meta device,
+`AsOnGPU` says so.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -43,6 +48,7 @@ BATCHED = (
     "bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )  # fmt: skip
+ON_GPU = {"is_cpu": False, "is_cuda": True, "device": torch.device("cuda")}  # attributes of tensors there
 
 
 @dataclass
@@ -127,12 +133,15 @@ class Meter(TorchDispatchMode):
 
 
 class AsOnGPU(TorchFunctionMode):
-    """Operations that differ on a GPU: dropout's mask is a byte a number, attention one kernel."""
+    """Tensors on the meta device pass for a GPU's: dropout's mask is a byte a number, attention one kernel."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func == vars(torch._C.TensorBase)["is_cpu"].__get__:  # another object each time
-            return False
+        for name, value in ON_GPU.items():
+            if func == vars(torch._C.TensorBase)[name].__get__:  # another object each time
+                return value
+        if kwargs.get("device"):
+            kwargs = kwargs | {"device": "meta"}
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
@@ -149,6 +158,41 @@ class AsOnGPU(TorchFunctionMode):
             attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
             return attend(q, k, v, None, True, dropout_p, is_causal)[0]
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+
+
+@contextmanager
+def no_compiler() -> Iterator[None]:
+    """Keep torch from loading its compiler, half of the time that a plan takes, until something needs it.
+
+    Operations of the meta device are marked at their first call as not to be compiled: torch then imports torch._dynamo
+    for its `disable` alone. Here a module with no more than that stands in for it; all is as it was at the end.
+    """
+    name, marked = "torch._dynamo", []
+
+    def load_it(attribute: str):
+        sys.modules.pop(name, None)
+        return getattr(importlib.import_module(name), attribute)
+
+    def disable(function, *_, **__):
+        marked.append(function)
+        return function
+
+    if name in sys.modules:
+        yield
+        return
+    stand_in: Any = ModuleType(name)
+    stand_in.disable, stand_in.__getattr__ = disable, load_it
+    stand_in.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]  # for who imports a module in it
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        for function in marked:  # torch keeps there what it has marked
+            vars(function).pop("__dynamo_disable", None)
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        if vars(torch).get("_dynamo") is stand_in:
+            del torch._dynamo
 
 
 _traces: dict[tuple, list[Stage]] = {}
@@ -201,10 +245,12 @@ class Run:
         self.shares = False  # whether layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
         with ExitStack() as stack:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if setting.device == "cuda":
                 stack.enter_context(AsOnGPU())
-            self._off_meta()
+                stack.enter_context(torch.device("meta"))
+            else:
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                self._off_meta()
             self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
@@ -245,7 +291,7 @@ class Run:
         memory: tuple[Tensor | None, ...] = ()
         for name, stack in self.model.stacks().items():
             x = self._stack(name, stack, memory)
-            memory = (x, None)
+            memory = (x, x.new_zeros(self.sentences, 1, 1, self.setting.length))
         return x
 
     def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
@@ -260,11 +306,13 @@ class Run:
                 positions = weight.new_empty(*tokens.shape, weight.size(1))
             x = stack.begin(stack.embed(tokens, positions)[0], state)
             del positions
+            queries = self.setting.length if name == "decoder" else 1
+            mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # it stays for all layers
             stage.output = x.nbytes
         for layer in stack.layers:
             x = self._boundary(x)
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
-                x = stack.mix(layer(x, None, *memory), state)
+                x = stack.mix(layer(x, mask, *memory), state)
                 stage.output = x.nbytes
         self.shares |= bool(state)
         x = self._boundary(x)
