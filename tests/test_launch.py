@@ -53,18 +53,27 @@ def test_two_processes(program, expected, data, tmp_path):
 
 
 @pytest.mark.smoke
-def test_two_processes_of_torchrun_and_hydra(expected, data, tmp_path):
-    """fairseq-hydra-train imports --user-dir in the processes alone, so that the backend must be named on a CPU."""
+def test_two_processes_of_hydra(data, tmp_path):
+    """fairseq-hydra-train imports --user-dir in its main alone, so that on CPUs all about processes is named."""
+    place = {"world_size": 2, "backend": "gloo", "init_method": f"file://{tmp_path}/meeting", "no_spawn": True}
     settings = {
         "common.user_dir": USER_DIR, "common.cpu": True, "task.data": data, "checkpoint.save_dir": tmp_path,
-        "model.encoder_layers": 1, "model.decoder_layers": 1, "optimization.max_update": 2,
-        "distributed_training.distributed_world_size": 2, "distributed_training.distributed_backend": "gloo",
-        "hydra.run.dir": tmp_path / "hydra",
-    }  # fmt: skip
-    config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")
-    words = ("--standalone", "--nproc_per_node", "2", "--no-python", BIN / "fairseq-hydra-train", *config)
-    done = run_cold("torchrun", *words, *(f"{name}={value}" for name, value in settings.items()))
-    assert "training on 2 devices" in done.stdout and "deepnet_fairseq.plugin.trainer" in done.stdout
+        "optimization.max_update": 2,
+    } | {f"distributed_training.distributed_{name}": value for name, value in place.items()}  # fmt: skip
+    words = [BIN / "fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart",
+             *(f"{name}={value}" for name, value in settings.items())]  # fmt: skip
+    commands = [
+        [*map(str, words), f"distributed_training.distributed_rank={rank}", f"hydra.run.dir={tmp_path}/hydra{rank}"]
+        for rank in (0, 1)
+    ]
+    second = subprocess.Popen(commands[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        first = run_cold(*commands[0])
+        assert second.wait(60) == 0
+    finally:
+        second.kill()
+    logged = first.stdout + "".join(path.read_text() for path in (tmp_path / "hydra0").glob("*.log"))
+    assert "training on 2 devices" in logged and "deepnet_fairseq.plugin.trainer" in logged
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 

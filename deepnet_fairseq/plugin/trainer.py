@@ -259,7 +259,8 @@ class DeepTrainer(Trainer):
         state = saving.on_cpu(self.state_dict())
         state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
         if "train_iterator" in extra_state:
-            state["extra_state"]["train_iterator"] |= {datasets.PROCESSES: self.data_parallel_world_size}
+            place = {key: value for key, value in extra_state["train_iterator"].items() if key != datasets.BEGUN}
+            state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}
         try:
             saving.write(state, filename)
             epoch_weights.write_too(state, saving.write)
