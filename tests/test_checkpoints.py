@@ -16,6 +16,7 @@ from fairseq.models.ema.ema import EMA
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, integrity
 from deepnet_fairseq.plugin.checkpoints.reading import move_to_cpu
+from deepnet_fairseq.plugin.optimisers.moving_average import MovingAverage
 
 from .support.helpers import small
 
@@ -172,14 +173,13 @@ def test_the_moving_average_is_fairseqs(dtype, precise):
         ema_decay=0.7, ema_fp32=precise, ema_seed_model=None, ema_start_update=2, ema_update_freq=1
     )
     model = small(2).to(dtype)
-    ours, theirs = EMA(model, cfg), EMA(model, cfg)
+    ours, theirs = MovingAverage(model, cfg), EMA(model, cfg)
     for update in range(1, 6):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * 0.1
         ours.step(model, update)
-        theirs._set_decay(ours.get_decay())
-        EMA._step_internal.__wrapped__(theirs, model, update)
+        theirs.step(model, update)
     assert bool(ours.fp32_params) == precise
     for found, expected in ((ours.get_model().state_dict(), theirs.get_model().state_dict()),
                             (ours.fp32_params, theirs.fp32_params)):  # fmt: skip

@@ -33,7 +33,7 @@ from . import calm_root_logger, command_line, datasets, settings, waits
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import stuck, watched_trainer
-from .optimisers import half_precision, papers
+from .optimisers import half_precision, moving_average, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -74,6 +74,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         zero.build_optimizer: "--zero-sharding os without fairscale",
         half_precision.build_on_cpu: "--fp16 and --amp without a GPU",
     },
+    (Trainer, "_build_ema"): {moving_average.build: "a few operations instead of some for every tensor"},
     (FP16Optimizer, "build_optimizer"): {
         half_precision.build_own: "an optimiser brings its own",
         half_precision.explain_refusal: "what an optimiser cannot do, in one line",
