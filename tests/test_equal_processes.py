@@ -127,6 +127,7 @@ def test_resumed_on_two_processes_bit_for_bit(precision, mode, data, tmp_path):
 REFUSED = {
     ("--ddp-backend", "fully_sharded"): "--ddp-backend fully_sharded: not supported; use --zero-sharding os",
     ("--zero-sharding", "os", "--optimizer", "adam"): "--zero-sharding os: with --optimizer deepnet_adam",
+    ("--zero-sharding", "os", "--optimizer", "deepnet_adam", "--amp"): "--zero-sharding os: not with --amp",
 }
 
 

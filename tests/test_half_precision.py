@@ -23,6 +23,7 @@ from .test_every_method import TRANSLATE
 MODES = {  # flags of a trainer in half precision
     "fp16": ("--fp16",),
     "amp": ("--amp",),
+    "amp, deepnet_adam": ("--amp", "--optimizer", "deepnet_adam"),
     "flat": ("--fp16", "--optimizer", "deepnet_adam"),
     "not flat": ("--fp16", "--optimizer", "deepnet_adam", "--fp16-no-flatten-grads"),
     "radam": ("--fp16", "--optimizer", "radam"),
@@ -92,7 +93,8 @@ def gates_clipped(data, limit, *mode):
     return seen[0]
 
 
-OTHERS = [(), ("--amp",), ("--fp16", "--optimizer", "deepnet_adam"), ("--memory-efficient-fp16",)]
+OURS = ("--optimizer", "deepnet_adam")
+OTHERS = [(), ("--amp",), ("--amp", *OURS), ("--fp16", *OURS), ("--memory-efficient-fp16",)]
 
 
 @pytest.mark.parametrize("mode", [("--fp16",), *(pytest.param(mode, marks=pytest.mark.smoke) for mode in OTHERS)])

@@ -17,6 +17,9 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
     if setting("distributed_training", "zero_sharding") == "os" and optimizer != deepnet_adam.NAME:
         only = f"with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam"
         raise UserError(f"--zero-sharding os: {only}; {optimizer} is not sharded")
+    for section, key in (("common", "amp"), ("optimization", "use_bmuf")):
+        if setting("distributed_training", "zero_sharding") == "os" and setting(section, key):
+            raise UserError(f"--zero-sharding os: not with --{key.replace('_', '-')}; drop one of them")
 
 
 def left_alone(trainer) -> bool:

@@ -1,4 +1,4 @@
-"""Optimisers and schedules that fairseq lacks: Adam on flat parameters (deepnet_adam), RAdam, T-Fixup's learning rate.
+"""Optimisers and schedules that fairseq lacks: Adam by a fused kernel (deepnet_adam), RAdam, T-Fixup's learning rate.
 
-deepnet_adam.py is fairseq's side of Adam, flat_adam.py torch's, its arithmetic and checkpoints, flat.py its memory.
+shard.py divides Adam's state among processes (--zero-sharding os); moving_average.py is --store-ema's.
 """

@@ -32,9 +32,7 @@ from .shard import Shard
 NAME = "deepnet_adam"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT = "weight"  # float32 weights among the state that ZeRO's processes gather
-LARGEST = (
-    2**18
-)  # elements of a gradient whose squares are summed at once: float32 sums of 2^24 are off by 6e-4 on a CPU
+LARGEST = 2**18  # elements whose squares are added up at once: a CPU's float32 norm of 2^24 elements is off by 6e-4
 WRONG = "the checkpoint's optimiser state is of other parameters; add --reset-optimizer"
 # (section of fairseq's config, setting): the value it is refused with, and why
 REFUSED = {
