@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {  # lines of code at most
-    "core": 3000, "plugin": 3300, "data": 2600, "study": 1950, "tools": 3200, "cli": 700,
-    "package and scripts": 15200, "benchmarks": 1000, "tests": 12500,
+    "core": 3000, "plugin": 3100, "data": 2600, "study": 1730, "tools": 3200, "cli": 700,
+    "package and scripts": 14900, "benchmarks": 1000, "tests": 12500,
 }  # fmt: skip
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

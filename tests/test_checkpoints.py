@@ -18,6 +18,8 @@ from deepnet_fairseq.plugin.checkpoints import atomic, integrity
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 from deepnet_fairseq.plugin.optimisers.moving_average import MovingAverage
 
+from .support.helpers import small
+
 
 def state(updates: int, size: int = 100) -> dict:
     weights = torch.arange(size, dtype=torch.float32) + updates
