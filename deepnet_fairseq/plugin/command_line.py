@@ -100,6 +100,8 @@ def _check(args: argparse.Namespace) -> None:
             _check_exists("--path", path)
     for _ in read_lines(Path(args.bpe_codes)) if getattr(args, "bpe_codes", None) else ():  # are they text?
         pass
+    if getattr(args, "replace_unk", None) is not None:  # an IndexError or a TypeError at the first <unk>
+        raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
@@ -125,6 +127,8 @@ def _check_training(args: argparse.Namespace) -> None:
         raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
+    if "ctc" in args.criterion:
+        raise UserError(f"--criterion {args.criterion}: is for speech; take label_smoothed_cross_entropy")
     method = from_config(cfg)
     if method.profiled and not _resumes(args):
         check_source(method.profile)
