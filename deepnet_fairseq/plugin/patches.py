@@ -33,7 +33,7 @@ from . import calm_root_logger, command_line, datasets, settings, waits
 from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import stuck, watched_trainer
-from .optimisers import half_precision, moving_average, papers
+from .optimisers import after_update, half_precision, moving_average, papers
 
 Handlers = dict[Callable[..., Any], str]  # handler: why
 # optimisers for half precision
@@ -92,6 +92,7 @@ PATCHES: dict[tuple[Any, str], Handlers] = {  # (module or class, function): its
         datasets.count_as_nothing: "an empty batch, whatever its loss counts",
         waits.note_logged: "losses come to the host with the norm",
     },
+    (FairseqTask, "optimizer_step"): {after_update.step: "Method.after_update"},
     (Trainer, "_aggregate_logging_outputs"): {
         waits.sums_on_host: "the sums of all ranks by one copy",
         train_loop.tell_others: "a signal is answered by all ranks after the same update",
