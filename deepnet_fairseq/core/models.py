@@ -6,7 +6,7 @@ B sentences, S source and T target tokens, C width, V symbols.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -43,6 +43,7 @@ class DeepModel(nn.Module):
 
     NAME: ClassVar[str]  # as fairseq knows the model
     built_from: Built | None = None  # None if `build` has not made it; saving.save writes it
+    after_update: Callable[[Mapping[str, Tensor]], None] | None = None  # Method.after_update, if the method has one
     encoder_class: ClassVar[type[Encoder]] = Encoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
@@ -55,6 +56,8 @@ class DeepModel(nn.Module):
         """
         model = cls.assemble(cfg, method, source_symbols, target_symbols)
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
+        if getattr(method.after_update, "__func__", None) is not Method.after_update:
+            model.after_update = method.after_update
         return model
 
     @classmethod

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..errors import UserError
 from .distributed import zero
 from .divergence.stuck import Stuck
+from .optimisers.after_update import apply_after_update
 from .probing import TrainingProbes
 from .settings import check_plain
 
@@ -41,6 +42,11 @@ class DeepTask:
         if ignore_grad:
             size, logged = size * 0, {key: value * 0 for key, value in logged.items()}
         return loss, size, logged
+
+    def optimizer_step(self, optimizer, model, update_num):
+        """Make an update, and let the method change the weights behind it."""
+        super().optimizer_step(optimizer, model, update_num)  # type: ignore[misc]
+        apply_after_update(optimizer, model)
 
     def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
         """Leave out sentences that are too long; raise a UserError where fairseq is told not to, or none is left.

@@ -15,11 +15,11 @@ docs/adding_a_method.md has a whole example.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import UserError
 from ..archs import depths
@@ -211,6 +211,13 @@ class Method:
     def constants(self, stack: str) -> dict[str, float]:
         """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
         return {}
+
+    def after_update(self, weights: Mapping[str, Tensor]) -> None:
+        """Change weights in place after each step of the optimiser, without gradients.
+
+        weights: the trained parameters by name, in float32 where half precision keeps such copies. A method changes
+        each by itself: on several processes with --zero-sharding os one may have a share of them only.
+        """
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:

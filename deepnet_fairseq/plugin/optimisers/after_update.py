@@ -1,0 +1,38 @@
+"""Method.after_update: what a method does to the weights behind each step of the optimiser."""
+
+from __future__ import annotations
+
+import torch
+from fairseq.optim import FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+from torch import nn
+
+from ...errors import UserError
+from ..checkpoints import exact_resume
+from .deepnet_adam import HalfPrecisionOptimizer
+
+
+@torch.no_grad()
+def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
+    """Give the weights that were just updated to the method of a DeepModel, if it changes them.
+
+    These are the float32 weights of an optimiser for half precision, and the model gets them again. Under ZeRO in half
+    precision each process changes those of its share. UserError where half precision has no float32 weights.
+    """
+    while hasattr(model, "module"):  # of several processes
+        model = model.module
+    after_update = getattr(model, "after_update", None)
+    if after_update is None:
+        return
+    if isinstance(optimizer, MemoryEfficientFP16Optimizer):
+        raise UserError("--memory-efficient-fp16, -bf16: not with a method that changes weights after each update")
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    half = isinstance(optimizer, FP16Optimizer)
+    if isinstance(optimizer, HalfPrecisionOptimizer):
+        updated = dict(zip(optimizer.own, optimizer.weights, strict=True))
+    elif half:
+        updated = dict(zip(optimizer.fp16_params, exact_resume.weights(optimizer), strict=True))
+    else:
+        updated = {parameter: parameter.data for parameter in names}
+    after_update({name: updated[parameter] for parameter, name in names.items() if parameter in updated})
+    if half:
+        optimizer._sync_fp32_params_to_fp16()
