@@ -32,9 +32,9 @@ class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
 
 
 class Chunked:
-    """Mixin before fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
+    """Mixin in front of fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
 
-    UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
+    Raises a UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
     """
 
     registered: str
@@ -46,7 +46,7 @@ class Chunked:
 
     @classmethod
     def build_criterion(cls, cfg, task):
-        """fairseq's, which passes on what its own criterion asks for; UserError for a chunk of less than no token."""
+        """Build the criterion as fairseq does; raise a UserError for a negative --loss-chunk-tokens."""
         criterion, chunk = super().build_criterion(cfg, task), cfg.loss_chunk_tokens
         if chunk < 0:
             raise UserError(f"--loss-chunk-tokens {chunk}: must be at least 1, or 0 to let it be chosen")
@@ -54,7 +54,7 @@ class Chunked:
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
-        """The batch's loss (a sum over tokens, nats), its sample size and what is logged; unreduced, fairseq's way."""
+        """Return the batch's loss (a sum over tokens, nats), sample size and logged values; fairseq's if unreduced."""
         if not reduce:
             return super().forward(model, sample, reduce)
         weight = projection(model, self.registered)
@@ -89,9 +89,9 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 
 
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
-    """The matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
+    """Return the matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
 
-    UserError, naming the flag, where there is no such matrix or none that autograd sees used.
+    Raises a UserError, naming the flag, if there is no such matrix or DistributedDataParallel would take it for unused.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")

@@ -25,7 +25,7 @@ SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 unt
 class Losses(NamedTuple):
     """Sums over tokens: the loss to train on and -log p of the targets, both in nats.
 
-    correct: how many targets were the likeliest word, None where that was not asked for.
+    correct: the number of targets that were the likeliest word, None unless asked for.
     """
 
     loss: Tensor
@@ -36,10 +36,10 @@ class Losses(NamedTuple):
 def label_smoothed_loss(
     features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int, count_correct: bool = False
 ) -> Losses:
-    """fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
+    """Compute fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
     features (N, C), weight (V, C), targets (N,) without padding; smoothing: epsilon; chunk: tokens at a time, 0 for a
-    number that is fast; count_correct: is Losses.correct wanted? Differentiable once with respect to features and
+    number that is fast; count_correct: compute Losses.correct too. Differentiable once with respect to features and
     weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
     (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
@@ -53,7 +53,7 @@ def label_smoothed_loss(
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """Keeps the gradients of the sum, to be multiplied by the gradient that arrives.
+    """Autograd function that computes the gradients in the forward pass; backward multiplies them by the incoming one.
 
     Everything is summed in float32, or float64 for float64.
     """
@@ -96,7 +96,7 @@ class _ProjectedLoss(torch.autograd.Function):
 
 
 def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:
-    """d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
+    """Return d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
     gradient = lprobs.exp_()
     if each:
         gradient -= each
@@ -104,7 +104,7 @@ def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tens
 
 
 def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | None, of_weight: Tensor | None) -> None:
-    """Writes a chunk's gradient with respect to its features to of_x, and adds that with respect to the weight."""
+    """Write a chunk's gradient with respect to its features to of_x, and add that with respect to the weight."""
     half = x.dtype != of_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0
     narrow = (of_logits * scale).to(x.dtype) if half else of_logits

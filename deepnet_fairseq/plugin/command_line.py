@@ -1,4 +1,4 @@
-"""fairseq's command line: flags that fail today, and one line instead of a page for a mistake."""
+"""Check fairseq's command line before any work is done, and explain a mistake in one line instead of a page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise a UserError for what can be known to fail before a file or folder is made."""
+    """Raise a UserError for flags and files that are bound to fail, before a file or folder is made."""
     task, model = getattr(args, "task", None), archs.MODELS.get(getattr(args, "arch", None))
     if model and TASKS.get(task, model) != model:
         usual = next(name for name, kind in TASKS.items() if kind == model)

@@ -1,4 +1,4 @@
-"""Probes in fairseq's training: when they look, what they compare with, where it is written.
+"""Run probes in fairseq's training: at which updates, against which reference, into which file.
 
 DeepTrainer calls them before each batch and around the clipping of gradients.
 """
@@ -106,9 +106,9 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
-    """F(x, theta_0) on the held batch: what the model gives now at update 0, else what `path` holds.
+    """Return F(x, theta_0) on the held batch: the model's outputs at update 0, later those that `path` holds.
 
-    A resumed run that finds no such file, or one of another batch, counts from where it is, and says so.
+    A resumed run without that file, or with one of another batch, warns and takes the outputs of now.
     """
     held = net_input["src_tokens"]
     if update:

@@ -1,4 +1,4 @@
-"""What fairseq forgets between two processes, so that a resumed training goes on as if it had not been interrupted.
+"""Save and restore the state that fairseq loses between processes: a resumed training goes on bit for bit.
 
 fairseq keeps averages, patience and counters in the process only. It rebuilds float32 weights from those in half
 precision, which have lost the lower bits. It saves before an epoch is over: the epoch's averages are still to be
@@ -136,7 +136,7 @@ def load_weights(optimizer, state_dict: dict) -> None:
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     """Finish the update and the epoch after which a checkpoint with that extra state was saved.
 
-    Returns what fairseq's `train` returns of an epoch: validation losses, and whether the training is over.
+    Return the validation losses and whether the training is over, as fairseq's `train` does for an epoch.
     """
     global averages
     ours, state = extra_state.get(KEY) or {}, extra_state["train_iterator"]

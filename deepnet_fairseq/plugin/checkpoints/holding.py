@@ -1,6 +1,6 @@
-"""A training holds its --save-dir: a second one there would replace and remove what the first saves.
+"""Lock a training's --save-dir, for a second training there would replace and remove the first one's checkpoints.
 
-The lock is filelock's, on a file in the folder; it ends with the process however that ends.
+The lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _lock: FileLock | None = None  # of this process
 
 
 def take(folder: Path) -> None:
-    """Hold `folder`, which is made, on rank 0 until `release`; raise a UserError on all ranks if another training does.
+    """Lock `folder` on rank 0 until `release`; raise a UserError on all ranks if another training holds it.
 
-    A second call for the same folder changes nothing, one for another lets go of the first.
+    The folder is made. A second call for the same folder changes nothing, one for another folder frees the first.
     """
     agreement.from_first(lambda: _take(folder.absolute()))
 
 
 def release() -> None:
-    """Let go of the folder; the next training may begin there."""
+    """Free the folder for the next training."""
     global _lock
     if _lock is not None:
         _lock.release()

@@ -1,6 +1,6 @@
-"""Is a checkpoint as it was written, and which one does a training resume from? The last, or the newest that is whole.
+"""Verify checkpoints by their checksums, and choose the one to resume from: the last, or the newest that is whole.
 
-torch stores a checksum for every tensor and does not look at it.
+torch stores a checksum for every tensor and never checks it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothin
 
 
 def check(path: str | Path) -> None:
-    """UserError if an archive of torch's is damaged; what is none is for torch to read or refuse."""
+    """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
     with open(path, "rb") as file:
         archive = file.read(2) == b"PK"
     if archive and (found := damage(path)):
@@ -36,7 +36,10 @@ def check(path: str | Path) -> None:
 
 
 def damage(path: str | Path) -> str | None:
-    """What is wrong with the checkpoint at `path` in a few words, or None. Reads all of it, once until it changes."""
+    """Describe in a few words what is wrong with the checkpoint at `path`; None if it is whole.
+
+    Reads the whole file, and remembers the answer until the file changes.
+    """
     path = Path(path)
     try:
         stat = path.stat()
@@ -61,7 +64,7 @@ def _of_file(path: Path, version: tuple) -> str | None:
 
 
 def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
-    """The table of contents is the one torch reads, and every member what its checksum and header say."""
+    """Check that zipfile and torch read the same table of contents, and every member's header and checksum."""
     members = archive.infolist()
     names = {info.filename.partition("/")[2] for info in members}
     if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
@@ -74,9 +77,10 @@ def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
 
 
 def other_than_last(folder: Path, suffix: str) -> Path | None:
-    """The checkpoint to resume from if it is not checkpoint_last; None: take that, or there is none at all.
+    """Return the checkpoint to resume from if it is not checkpoint_last; None to take that, or if there is none at all.
 
-    suffix: of this process's files, mostly "". Says in a line what was passed over; UserError if none is whole.
+    suffix: of this process's files, mostly "". The log names the files passed over. Raises a UserError if checkpoints
+    are there and none is whole.
     """
     last = folder / f"{atomic.LAST}{suffix}.pt"
     reason = damage(last) if last.is_file() else "missing"
@@ -100,7 +104,7 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
 
 
 def earlier(folder: Path, suffix: str) -> list[Path]:
-    """The checkpoints of the folder but the last one, the newest first, the best by validation at the end."""
+    """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     files = list(folder.iterdir()) if folder.is_dir() else []
     previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]
     numbered, best = (re.compile(pattern.format(re.escape(suffix))) for pattern in (NUMBERED, BEST))
@@ -117,7 +121,7 @@ def earlier(folder: Path, suffix: str) -> list[Path]:
 
 
 def updates(path: Path) -> int:
-    """The updates a checkpoint has had; -1 if it does not say. Reads little of it."""
+    """Return the number of updates before a checkpoint, -1 if it cannot be read. Reads little of the file."""
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         return state["optimizer_history"][-1]["num_updates"]

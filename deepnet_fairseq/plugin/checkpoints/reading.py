@@ -36,7 +36,7 @@ GATHERS = "45b0f76"  # the last commit that reads those
 
 
 def allow_plain_data() -> None:
-    """The smallest list with which training, resuming (on several ranks too), generation and validation work."""
+    """Allow torch to unpickle the classes that training, resuming (on several ranks too) and generation need."""
     multiarray = numpy._core.multiarray  # type: ignore[attr-defined]  # where the pickles' functions live
     torch.serialization.add_safe_globals(
         [
@@ -66,9 +66,9 @@ def allow_plain_data() -> None:
 
 
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq; UserError, naming the file, for one that is damaged, foreign or no checkpoint.
+    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
 
-    UserError for overrides that prune layers of our models, too, which fairseq would leave out without a word.
+    Overrides that prune layers of our models raise a UserError too; fairseq would drop the layers silently.
     """
 
     def load(*args, **kwargs):
@@ -91,7 +91,7 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
 
 
 def explained(load, path, *args, **kwargs):
-    """Return load(path, ...); UserError, naming the file, for whatever a file that is no checkpoint makes it raise."""
+    """Return load(path, ...); raise a UserError, naming the file, for any error that a bad file causes."""
     _check_ordinary(path)
     try:
         return load(path, *args, **kwargs)
@@ -128,7 +128,7 @@ def explaining_unusable(filename: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """The first sentence of what was raised; torch adds advice to it."""
+    """Return the first sentence of an error's message, without torch's advice after it."""
     lacks = "it lacks " if isinstance(error, KeyError) else ""
     first = lacks + str(error).split("\n")[0].split(". ")[0]
     return first if first and len(first) < 160 else type(error).__name__
@@ -142,9 +142,9 @@ def _refusal(path: str, message: str) -> str:
 
 
 def check_content(path: str, state: dict) -> None:
-    """UserError, naming the file, for what no checkpoint of fairseq holds.
+    """Raise a UserError, naming the file, if its content is not that of a usable checkpoint of fairseq.
 
-    state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
+    state: the file as checkpoint_utils.load_checkpoint_to_cpu returns it.
     """
     if SHARDS in state:
         raise UserError(
@@ -165,9 +165,9 @@ def check_content(path: str, state: dict) -> None:
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The first of the floating-point tensors with NaN or an infinity in it.
+    """Return the name of the first floating-point tensor that holds a NaN or an infinity; None if none does.
 
-    A sum takes a twentieth of the time of isfinite and is finite if its terms are, unless it grows too large.
+    The sum is tried first, at a twentieth of the time of isfinite: if it is finite, so are all of its terms.
     """
     for name, value in weights.items():
         kind = torch.float32 if value.dtype in HALF else None

@@ -1,4 +1,4 @@
-"""The saves of a training: one that fails is a line in the log, not the end of the run."""
+"""Save a training's checkpoints; a save that fails is a warning in the log, not the end of the run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _said: dict[str, int] = {}  # folder -> the size in bytes that the log has told
 
 
 def begin(cfg) -> None:
-    """Take the folder for this training; cfg: the config's part for checkpoints.
+    """Lock the folder for this training; cfg: the config's section for checkpoints.
 
-    UserError, before anything is written, if the folder is another training's.
+    Raises a UserError, before anything is written, if another training holds the folder.
     """
     global _failure
     if cfg.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
@@ -101,7 +101,7 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
 
 
 def _left(cfg) -> str:
-    """Say what a resume would find. cfg: the whole config, or its part for checkpoints."""
+    """Describe the checkpoint that a resume would start from. cfg: the whole config, or its section for checkpoints."""
     cfg = getattr(cfg, "checkpoint", cfg)
     folder, suffix = Path(cfg.save_dir), cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"

@@ -1,4 +1,4 @@
-"""Around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
+"""Handlers around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
 
 SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
 """
@@ -106,9 +106,9 @@ def _train_or_end(original, cfg, trainer, *args):
 
 
 def explain_lost_loader(cfg, error: Exception) -> None:
-    """Raise a UserError if `error` says that a process that loads data is gone.
+    """Raise a UserError if the cause of `error` is a data-loading process that was killed.
 
-    torch raises that wherever the training is; of one that is gone while it hands a batch over, the socket's error.
+    torch raises such an error at any place of the training; if the process was handing over a batch, a socket's error.
     """
     frames = traceback.extract_tb(error.__traceback__)
     halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
@@ -168,14 +168,14 @@ def received() -> int:
 
 
 def watch() -> None:
-    """Notice signals from now on; a second one of a kind does what it does by default. In the main thread only."""
+    """Catch signals from now on, in the main thread only; a second signal of a kind has its default effect."""
     if not _before and threading.current_thread() is threading.main_thread():
         _first.clear()
         _before.update({kind: signal.signal(kind, _notice) for kind in ANSWERED})
 
 
 def unwatch() -> None:
-    """Restore the handlers of before, and forget signals; one that the process's end answers is ignored from now on.
+    """Restore the previous handlers and forget signals; ignore the one that the end of this process answers.
 
     When one process has ended, torchrun sends the others the same signal again.
     """
@@ -193,9 +193,9 @@ def _notice(kind: int, frame) -> None:
 
 
 def spare_worker(original) -> None:
-    """Let a process that loads data ignore a signal that goes to all processes of a job, but for one of its parent.
+    """Make a data-loading process ignore signals sent to the whole job; only its parent's SIGTERM ends it.
 
-    It would die, and the training of its death, before that has saved.
+    Its death would end the training with an error before the checkpoint is saved.
     """
     original()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""A training that diverges or is stuck ends in one line and a status of its own.
+"""End a training that diverges or is stuck with one line and a status of its own.
 
 DeepTrainer notices numbers that are not finite and search.py finds the first layer that gives them; stuck.py compares
 validation losses with those of guessing. docs/troubleshooting.md.

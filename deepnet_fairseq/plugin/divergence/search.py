@@ -1,4 +1,4 @@
-"""The layer of a forward or backward pass that first gives a number that is not finite."""
+"""Find the first layer of a forward or backward pass whose output or gradient is not finite."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
 
 
 def headline(trainer, update: int, kind: str, samples: list) -> str:
-    """Return what happened in one line, the same in every process. Scripts look for how it begins.
+    """Describe a divergence in one line, the same in every process. Scripts look for its first words.
 
     The update is repeated, which names the first layer, unless that fails: then the line has no layer.
     """

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stuck:
-    """A watch over a training's validation losses: since when have they been those of guessing?
+    """Watch over a training's validation losses, which notes since when they have been those of guessing.
 
     limit: so many updates of that end the training, 0 for never; smoothing: the loss's label smoothing; padding: the
     target that does not count. since: the update of the first such validation in a row, None if the last was better;
@@ -46,7 +46,7 @@ class Stuck:
 
     @property
     def over(self) -> bool:
-        """Whether it has lasted long enough to end the training."""
+        """True once the losses have been those of guessing for `limit` updates."""
         return bool(self.limit) and self.since is not None and self.at - self.since >= self.limit
 
     def count(self, sample: dict | None, task) -> None:
@@ -72,7 +72,7 @@ class Stuck:
             self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
     def kept(self) -> dict:
-        """Return what a checkpoint's extra_state holds of it."""
+        """Return the watch's state for a checkpoint's extra_state."""
         return {KEY: [self.since, self.at]} if self.limit else {}
 
     def resume(self, extra_state: dict) -> None:
@@ -92,7 +92,7 @@ class Stuck:
         )
 
     def headline(self) -> str:
-        """Return what has happened in one line. Scripts look for how it begins."""
+        """Describe the end of the training in one line. Scripts look for its first words."""
         return (
             f"stuck at update {self.at}: since update {self.since} hardly better than guessing by the frequencies of "
             f"words; try --method deepnorm, a lower --lr, longer --warmup-updates; --stop-stuck 0 goes on"
