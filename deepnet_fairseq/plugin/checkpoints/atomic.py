@@ -19,7 +19,6 @@ from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
 LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own
-most: dict[Path, int] = {}  # folder -> bytes that its checkpoints have taken at most
 _cleaned: set[Path] = set()
 _spoilt: set[Path] = set()
 
@@ -45,10 +44,14 @@ def save(content, path: str | Path) -> None:
         torch.save(content, file)
 
 
-def copy(source: str | Path, path: str | Path) -> None:
-    """Give a checkpoint a second name by a hard link, since nothing writes into a checkpoint; SaveError on failure."""
-    with new_file(path) as part:
-        _link(source, part)
+def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str:
+    """Give a checkpoint a second name by a hard link, since nothing writes into a checkpoint; SaveError on failure.
+
+    fairseq copies over checkpoint_last.pt, which is lost if the run is killed meanwhile.
+    """
+    with new_file(dst_path) as part:
+        _link(src_path, part)
+    return dst_path
 
 
 @contextmanager
@@ -64,7 +67,6 @@ def new_file(path: str | Path) -> Iterator[Path]:
         with whole(path, follow=False) as part:
             yield part
             sync(part)
-            most[path.parent] = max(most.get(path.parent, 0), size(path.parent))
             keep_previous(path)
         sync(path.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
@@ -82,16 +84,6 @@ def keep_previous(path: str | Path) -> None:
         return
     with whole(previous, follow=False) as part:
         _link(path, part)
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of a folder's checkpoints, unfinished ones included; a file of two names counts once."""
-    found = {}
-    for file in folder.glob("*.pt*"):
-        with suppress(OSError):  # gone meanwhile
-            stat = file.stat()
-            found[stat.st_ino] = stat.st_size
-    return sum(found.values())
 
 
 def _link(source: str | Path, path: Path) -> None:

@@ -20,9 +20,7 @@ from . import atomic
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
-NUMBERED = r"checkpoint(?:(\d+)|_(\d+)_(\d+)){}\.pt"  # the end of an epoch; an update in it
-BEST = r"checkpoint(?:_best|\.best_.+){}\.pt"
-BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch < 1.6: a pickle, without checksums
+RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
 FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
 
@@ -30,8 +28,8 @@ FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothin
 def check(path: str | Path) -> None:
     """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
     with open(path, "rb") as file:
-        archive = file.read(2) == b"PK"
-    if archive and (found := damage(path)):
+        is_zip = file.read(2) == b"PK"
+    if is_zip and (found := damage(path)):
         raise UserError(f"{path}: truncated or damaged ({found}); take another checkpoint of the same folder")
 
 
@@ -51,14 +49,8 @@ def damage(path: str | Path) -> str | None:
 @functools.lru_cache(maxsize=64)
 def _of_file(path: Path, version: tuple) -> str | None:
     try:
-        with open(path, "rb") as file:
-            start = file.read(len(BEFORE_ZIP))
-            if not start:
-                return "it is empty"
-            if start == BEFORE_ZIP:
-                return None
-            with zipfile.ZipFile(file) as archive:
-                return _of_archive(path, archive)
+        with zipfile.ZipFile(path) as archive:
+            return _of_archive(path, archive)
     except UNREADABLE as error:
         return str(error).split("\n")[0] or type(error).__name__
 
@@ -105,19 +97,9 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
 
 def earlier(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
-    files = list(folder.iterdir()) if folder.is_dir() else []
-    previous = [path for path in files if path.name == f"{atomic.PREVIOUS}{suffix}.pt"]
-    numbered, best = (re.compile(pattern.format(re.escape(suffix))) for pattern in (NUMBERED, BEST))
-    # the end of an epoch comes after every update in it
-    by_number = {
-        path: (int(match[1]), 1, 0) if match[1] else (int(match[2]), 0, int(match[3]))
-        for path in files
-        if (match := numbered.fullmatch(path.name))
-    }
-    in_order = sorted(by_number, key=by_number.get, reverse=True)
-    newest = sorted(previous + in_order[:1], key=updates, reverse=True)
-    scored = sorted((path for path in files if best.fullmatch(path.name)), key=updates, reverse=True)
-    return newest + in_order[1:] + scored
+    pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
+    found = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
+    return sorted(found, key=lambda path: (found[path][1] is None, updates(path)), reverse=True)
 
 
 def updates(path: Path) -> int:

@@ -31,8 +31,6 @@ from . import integrity
 
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
-SHARDS = "deepnet_shards"  # in a checkpoint whose tensors lie in a file for each process
-GATHERS = "45b0f76"  # the last commit that reads those
 
 
 def allow_plain_data() -> None:
@@ -66,10 +64,7 @@ def allow_plain_data() -> None:
 
 
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
-
-    Overrides that prune layers of our models raise a UserError too; fairseq would drop the layers silently.
-    """
+    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none."""
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
@@ -81,12 +76,6 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
-    pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
-    if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
-        raise UserError(
-            f"--model-overrides {pruning[0]}: a method's constants hold for the depth that it was trained at; "
-            "export the model (deepnet export --to transformer) and prune the export"
-        )
     return state
 
 
@@ -110,8 +99,6 @@ def explained(load, path, *args, **kwargs):
 def _check_ordinary(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
-    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch takes it for no name at all
-        raise UserError(f"{path!r}: its name is not UTF-8; rename it")
 
 
 @contextlib.contextmanager
@@ -146,11 +133,9 @@ def check_content(path: str, state: dict) -> None:
 
     state: the file as checkpoint_utils.load_checkpoint_to_cpu returns it.
     """
-    if SHARDS in state:
-        raise UserError(
-            f"{path}: lies in shards, which commit {GATHERS} of this package gathers; resume the run there "
-            "without --use-sharded-state"
-        )
+    if "deepnet_shards" in state:  # its tensors lie in a file for each process
+        said = f"{path}: lies in shards, which commit 45b0f76 of this package gathers"
+        raise UserError(f"{said}; resume the run there without --use-sharded-state")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")

@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 
 from fairseq import utils
-from fairseq.checkpoint_utils import torch_persistent_save
-from fairseq.file_io import PathManager
 from torch import Tensor
 
 from ...errors import UserError
@@ -21,7 +19,6 @@ from .reading import HALF
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 _failure: SaveError | None = None  # of the latest save
-_said: dict[str, int] = {}  # folder -> the size in bytes that the log has told
 
 
 def begin(cfg) -> None:
@@ -61,22 +58,6 @@ def on_cpu(state: dict) -> dict:
     return utils.apply_to_sample(move, state)
 
 
-def write(state: dict, filename: str) -> None:
-    """Write a checkpoint that is whole or absent; fairseq tries three times into the same open file."""
-    if PathManager.supports_rename(str(filename)):
-        atomic.save(state, filename)
-    else:
-        torch_persistent_save(state, filename)
-
-
-def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
-    """Copy a checkpoint; fairseq copies over checkpoint_last.pt, which a run that is killed meanwhile has lost."""
-    if not PathManager.supports_rename(dst_path):
-        return original(src_path, dst_path, overwrite=overwrite)
-    atomic.copy(src_path, dst_path)
-    return dst_path
-
-
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     """Save a checkpoint; if that fails, write a warning and let the training go on.
 
@@ -93,10 +74,6 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
         log.warning(f"{_failure}; the training goes on, {_left(cfg)}")
         return None
     _failure = None
-    most = atomic.most.get(Path(cfg.save_dir), 0)
-    if most > _said.get(cfg.save_dir, 0):  # what the disk must have room for
-        _said[cfg.save_dir] = most
-        log.info(f"{cfg.save_dir}: checkpoints have taken {most} bytes")
     return path
 
 
