@@ -27,7 +27,6 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--restore-file", "nowhere.pt"): None,
     ("--finetune-from-model", "nowhere.pt"): None,
     ("--warmup-updates", "0"): None,
-    ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }

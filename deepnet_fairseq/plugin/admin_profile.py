@@ -7,7 +7,6 @@ profile when the first batch is known and before there is an optimiser; `deepnet
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import logging
 import sys
@@ -35,7 +34,7 @@ class Profile:
 
     omega: "STACK.LAYER.SUBLAYER" -> value, in forward order; encoder_layers N, decoder_layers M: 0 for a stack that the
     model does not have; widths in features, None if unknown; seed of weights and dropout; dropout: the three
-    probabilities; data: hash and size of the batch.
+    probabilities; data: size of the batch.
     """
 
     omega: dict[str, float]
@@ -75,17 +74,6 @@ class Profile:
         with whole(path) as part:
             part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
-    def write_official(self, path: Path) -> None:
-        """Write the authors' format: a line "index omega" for each branch, counted from 1 in each stack, encoder first.
-
-        Raises a UserError for a model of one stack: only the place of a line tells its stack, so the file needs both.
-        """
-        if not (self.encoder_layers and self.decoder_layers):
-            raise UserError("--official: the authors' columns are of two stacks, this model has one; drop the flag")
-        columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
-        with whole(path) as part:
-            part.write_text("".join(f"{index} {omega!r}\n" for index, omega in columns), encoding="utf-8")
-
     def of(self, stack: str) -> list[float]:
         """Return the omegas of one stack, in forward order."""
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
@@ -93,8 +81,6 @@ class Profile:
 
 def read_profile(path: str) -> Profile:
     """Read a profile from a file of either format; raise a UserError, naming it, if it cannot be read."""
-    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-        raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
     try:
         text = Path(path).read_text(encoding="utf-8")
         return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
@@ -110,9 +96,8 @@ def _from_json(text: str) -> Profile:
         raise ValueError(f"no file of format {FORMAT!r}")
     profile = Profile(**values)
     profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
-    for name in ("dropout", "data"):
-        if not isinstance(getattr(profile, name), dict):
-            raise ValueError(f"{name} {getattr(profile, name)!r}")
+    if not isinstance(profile.dropout, dict):
+        raise ValueError(f"dropout {profile.dropout!r}")
     return profile
 
 
@@ -201,9 +186,7 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
-    source, digest = net_input["src_tokens"], hashlib.sha256()
-    for tokens in (net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input):
-        digest.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
+    source = net_input["src_tokens"]
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
     return Profile(
@@ -211,7 +194,7 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
         seed=seed,
         dropout=dropouts(model),
-        data={"sha256": digest.hexdigest(), "sentences": len(source), "source_length": source.size(1)},
+        data={"sentences": len(source), "source_length": source.size(1)},
     )
 
 
@@ -221,14 +204,10 @@ FORCED = ("--method", "admin", "--admin-profile", "auto")
 def profile_run(flags: list[str]) -> Profile:
     """Return the profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from.
 
-    flags: DATA and flags of fairseq-train, for one process. Raises a UserError for another --method.
+    flags: DATA and flags of fairseq-train, for one process.
     """
     from . import trainer  # it imports this module
 
-    methods = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--method"]
-    methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]
-    if set(methods) - {"admin"}:
-        raise UserError(f"--method {methods[0]}: has no profile, only admin has")
     args = trainer.parse([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)
     built = trainer.build_trainer(args)

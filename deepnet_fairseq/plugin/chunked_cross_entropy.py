@@ -54,23 +54,22 @@ class Chunked:
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
-        """Return the batch's loss (a sum over tokens, nats), sample size and logged values; fairseq's if unreduced."""
-        if not reduce:
+        """Return the batch's loss (a sum over tokens, nats), its sample size and what is logged.
+
+        fairseq's own, with all logits, if unreduced, with --report-accuracy, or with --ignore-prefix-size.
+        """
+        if not reduce or self.report_accuracy or self.ignore_prefix_size:
             return super().forward(model, sample, reduce)
         weight = projection(model, self.registered)
         features, _ = model(**sample["net_input"], features_only=True)
-        skipped = max(0, self.ignore_prefix_size)
-        features = features[:, skipped:].flatten(0, 1)
-        targets = model.get_targets(sample, None)[:, skipped:].flatten()
+        features, targets = features.flatten(0, 1), model.get_targets(sample, None).flatten()
         kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
         features, targets = features.index_select(0, kept), targets.index_select(0, kept)
-        losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.report_accuracy)
+        losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         if self.registered == NAME:
             logged["nll_loss"] = losses.nll_loss.data
-        if losses.correct is not None:
-            logged |= {"n_correct": losses.correct, "total": len(kept)}
         return losses.loss, sample_size, logged | {"sample_size": sample_size}
 
 

@@ -16,7 +16,7 @@ from fairseq.file_io import PathManager
 
 from ..core import archs
 from ..core.modifiers import from_config
-from ..data.lines import read_lines, split_lines
+from ..data.lines import split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets
 from .admin_profile import check_source
@@ -33,10 +33,6 @@ TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains
     "multilingual_masked_lm": archs.MASKED_LM,
     "sentence_prediction": archs.MASKED_LM,
     "sentence_ranking": archs.MASKED_LM,
-}
-REFUSED_TASKS = {
-    "multilingual_translation": "trains a model for each pair of languages; take translation_multi_simple_epoch",
-    "translation_moe": "has a --method of its own, which is not ours; take translation",
 }
 
 
@@ -98,8 +94,6 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
-    for _ in read_lines(Path(args.bpe_codes)) if getattr(args, "bpe_codes", None) else ():  # are they text?
-        pass
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
@@ -113,16 +107,8 @@ def _check_training(args: argparse.Namespace) -> None:
     zero.check_settings(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
-    if getattr(args, "num_batch_buckets", 0):
-        raise UserError(
-            "--num-batch-buckets: fairseq's needs an older numpy; drop it, batches are made by length anyway"
-        )
     if args.arch not in archs.PRESETS:
         return
-    if args.task in REFUSED_TASKS:
-        raise UserError(f"--task {args.task}: {REFUSED_TASKS[args.task]}")
-    if args.criterion == "label_smoothed_cross_entropy_with_alignment":
-        raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
     method = from_config(cfg)

@@ -68,7 +68,7 @@ class DeepTask:
     def post_validate(self, model, stats, agg):
         """End the validation of a subset."""
         if self.stuck is not None:
-            self.stuck.compare(self, model, stats, first=self.validated == 0)
+            self.stuck.compare(self, stats, first=self.validated == 0)
         self.validated += 1
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)  # type: ignore[misc]

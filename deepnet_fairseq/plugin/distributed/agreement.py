@@ -57,15 +57,6 @@ def largest(number: int, device: torch.device) -> int:
     return int(numbers.item())
 
 
-def summed(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the sum of the ranks' tensors on every rank. device: the trainer's, from which the backend sends."""
-    if not several():
-        return numbers
-    found = numbers.to(device, copy=True)
-    distributed.all_reduce(found)
-    return found.to(numbers.device)
-
-
 def meet() -> None:
     """Wait for all ranks (barrier), so that rank 0 can finish writing before torchrun ends it with the others."""
     if several():

@@ -58,7 +58,7 @@ class Stuck:
         target = sample["target"].cpu()
         self.counts += torch.bincount(target[target.ne(self.padding)], minlength=len(self.counts))
 
-    def compare(self, task, model, stats: dict, first: bool) -> None:
+    def compare(self, task, stats: dict, first: bool) -> None:
         """Compare the loss of a validated subset with that of guessing. Only the first subset counts.
 
         All processes call it together, for the counts are sums over all of them.
@@ -66,7 +66,7 @@ class Stuck:
         if not self.limit:
             return
         mine = torch.zeros(len(task.target_dictionary), dtype=torch.long) if self.counts is None else self.counts
-        counts = agreement.summed(mine, next(model.parameters()).device)
+        counts = sum(agreement.gathered(mine))
         self.counts = None
         if first and counts.sum():
             self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
