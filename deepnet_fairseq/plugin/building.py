@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from ..core import archs
 from ..core.models import SPECIALS
@@ -53,10 +53,7 @@ def own_config(state: dict, path: str) -> Any:
 
     state: the checkpoint as fairseq's load_checkpoint_to_cpu returns it; path: its name, for messages.
     """
-    try:
-        saved = state["cfg"]["model"]
-    except (KeyError, TypeError, ConfigKeyError) as error:
-        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train") from error
+    saved = state["cfg"]["model"]
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")

@@ -18,10 +18,9 @@ from ..core import archs
 from ..core.modifiers import from_config
 from ..data.lines import split_lines
 from ..errors import UserError, user_error_line
-from . import config, datasets
+from . import config, datasets, stuck
 from .admin_profile import check_source
 from .distributed import zero
-from .divergence import stuck
 from .optimisers import deepnet_adam
 
 TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains

@@ -21,6 +21,7 @@ from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
 from .admin_profile import held_training_batch
+from .distributed import agreement
 from .probe_record import FILE, Writer
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
@@ -85,7 +86,7 @@ class TrainingProbes:
     def _open(self, update: int) -> None:
         """Start or continue the run's file, and settle on the held batch and F(x, theta_0)."""
         self._opened = True
-        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        first = agreement.is_first()
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
         if any(probe.needs_held for probe in self.session.kinds):

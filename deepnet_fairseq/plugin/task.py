@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
 from .distributed import zero
-from .divergence.stuck import Stuck
 from .probing import TrainingProbes
 from .settings import check_plain
+from .stuck import Stuck
 
 SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 

@@ -26,11 +26,11 @@ from fairseq.trainer import Trainer
 
 from ..core import archs
 from ..errors import UserError
-from . import datasets
+from . import datasets, stuck
 from .admin_profile import fill_profile
 from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
-from .divergence import FLOOR, GRADIENTS, LOSS, Diverged, stuck
+from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
 from .optimisers import half_precision, papers
 from .optimisers.moving_average import MovingAverage
 from .probing import probes_of

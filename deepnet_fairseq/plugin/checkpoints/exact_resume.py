@@ -89,10 +89,9 @@ def weights(optimizer) -> list[Tensor]:
         return []
     if not isinstance(params, dict):
         return [param.data for param in params]
-    # by device, all of its parameters in one
-    sizes = {device: [param.numel() for param in half if param.device.index == device] for device in params}
-    parts = {device: iter(flat.data[: sum(sizes[device])].split(sizes[device])) for device, flat in params.items()}
-    return [next(parts[param.device.index]).view(param.shape) for param in half]
+    [flat], sizes = params.values(), [param.numel() for param in half]  # of the one device: all weights in one tensor
+    parts = flat.data[: sum(sizes)].split(sizes)
+    return [part.view(param.shape) for part, param in zip(parts, half, strict=True)]
 
 
 def with_weights(optimizer, state: dict) -> dict:

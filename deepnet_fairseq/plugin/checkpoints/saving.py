@@ -1,23 +1,33 @@
-"""Save a training's checkpoints; a save that fails is a warning in the log, not the end of the run."""
+"""Save a training's checkpoints; a save that fails is a warning in the log, not the end of the run.
+
+A training locks its --save-dir, for a second training there would replace and remove the first one's checkpoints. The
+lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 from fairseq import utils
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ...errors import UserError
 from ..distributed import agreement
-from ..divergence import WEIGHTS, Diverged
-from ..divergence.search import all_finite
-from . import atomic, epoch_weights, holding, integrity
+from ..divergence import WEIGHTS, Diverged, all_finite
+from . import atomic, epoch_weights, integrity
 from .atomic import SaveError
 from .reading import HALF
 
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
+LOCK = ".lock"
+GRACE = 5.0  # seconds in which a process that was killed may still be on its way out
+_lock: FileLock | None = None  # of this process
 _failure: SaveError | None = None  # of the latest save
 
 
@@ -30,8 +40,47 @@ def begin(cfg) -> None:
     if cfg.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
     if not cfg.no_save:
-        holding.take(Path(cfg.save_dir))
+        take(Path(cfg.save_dir))
     _failure = None
+
+
+def take(folder: Path) -> None:
+    """Lock `folder` on rank 0 until `release`; raise a UserError on all ranks if another training holds it.
+
+    The folder is made. A second call for the same folder changes nothing, one for another folder frees the first.
+    """
+    agreement.from_first(lambda: _take(folder.absolute()))
+
+
+def release() -> None:
+    """Free the folder for the next training."""
+    global _lock
+    if _lock is not None:
+        _lock.release()
+        _lock = None
+
+
+def _take(folder: Path) -> None:
+    global _lock
+    file = folder / LOCK
+    if _lock is not None and Path(_lock.lock_file) == file:
+        return
+    release()
+    lock = FileLock(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=GRACE)
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = f" ({file.read_text().strip()[:100]})"
+        said = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
+        raise UserError(said) from None
+    except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot be written
+        return
+    _lock = lock
+    with suppress(OSError):
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
 
 
 def check(trainer) -> None:

@@ -21,10 +21,9 @@ from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
 from ...errors import UserError, behind
-from .. import divergence
+from .. import divergence, stuck
 from ..distributed import agreement
-from ..divergence import search, stuck
-from . import atomic, exact_resume, holding, integrity, saving
+from . import atomic, exact_resume, integrity, saving
 
 log = logging.getLogger(__name__)
 ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
@@ -82,7 +81,7 @@ def train(original, cfg, trainer, task, epoch_itr):
     finally:
         if ended:
             unwatch()
-            holding.release()
+            saving.release()
 
 
 def _train_or_end(original, cfg, trainer, *args):
@@ -98,7 +97,7 @@ def _train_or_end(original, cfg, trainer, *args):
     except (RuntimeError, OSError, EOFError) as error:
         explain_lost_loader(cfg, error)
         raise
-    line = line or search.headline(trainer, *found)
+    line = line or divergence.headline(trainer, *found)
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
     agreement.meet()  # torchrun ends all processes as soon as one has ended

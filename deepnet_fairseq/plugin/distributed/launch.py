@@ -13,7 +13,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,11 +25,12 @@ from fairseq.distributed import utils as distributed_utils
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ... import register
 from ...errors import UserError, behind, user_error_line
-from ..checkpoints import holding
+from ..checkpoints import saving
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -111,7 +111,7 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     elif not on_cpu and number > torch.cuda.device_count():
         raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
     else:
-        port = _free_port() if place.distributed_port <= 0 else place.distributed_port
+        port = get_free_port() if place.distributed_port <= 0 else place.distributed_port
         place.distributed_init_method = f"tcp://localhost:{port}"
     place.distributed_rank = None  # each process its own
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
@@ -199,12 +199,6 @@ def _pass_on(processes, kind: int, frame) -> None:
             os.kill(process.pid, kind)
 
 
-def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("localhost", 0))
-        return door.getsockname()[1]
-
-
 def _wait_at_most(seconds: int) -> None:
     """Set the timeout of collectives to --heartbeat-timeout; 0 or less keeps torch's."""
     if seconds > 0:
@@ -226,7 +220,7 @@ def _said_in_a_line(cfg):
             f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
     finally:
-        holding.release()
+        saving.release()
         _leave()
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-from ..distributed import agreement
+from ..errors import UserError
+from .distributed import agreement
 
 STATUS = 4  # of fairseq-train
 MARGIN = 0.5  # bits: hardly better than guessing; a language model of the quickstart's text is better by 3.5
