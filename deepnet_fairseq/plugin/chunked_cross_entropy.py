@@ -96,9 +96,8 @@ def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
     linear = getattr(getattr(model, "decoder", None), "output_projection", None)
     if not isinstance(linear, nn.Linear) or linear.bias is not None:
-        kind = "no output projection" if linear is None else f"a {type(linear).__name__} for output projection"
         plain = criterion.removeprefix(PREFIX)
-        raise UserError(f"--criterion {criterion}: the model has {kind}, not one matrix; take {plain}")
+        raise UserError(f"--criterion {criterion}: the model has no output projection of one matrix; take {plain}")
     return linear.weight
 
 

@@ -88,8 +88,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--task {task}: --arch {args.arch} is trained by --task {usual}")
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
-        if folder:
-            datasets.check_folder(task, folder, getattr(args, "regression_target", False))
+        if folder and task == "translation":
+            datasets.check_folder(folder)
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)

@@ -18,7 +18,7 @@ from ...errors import UserError, behind
 from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
-LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own
+LEFTOVERS = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
 _cleaned: set[Path] = set()
 _spoilt: set[Path] = set()
 

@@ -19,9 +19,8 @@ from torch import Tensor
 from ...errors import UserError
 from ..distributed import agreement
 from ..divergence import WEIGHTS, Diverged, all_finite
-from . import atomic, epoch_weights, integrity
+from . import atomic, epoch_weights, reading
 from .atomic import SaveError
-from .reading import HALF
 
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
@@ -101,7 +100,7 @@ def on_cpu(state: dict) -> dict:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in moved:
             cpu = tensor.detach().cpu()
-            moved[key] = cpu.float() if cpu.dtype in HALF else cpu
+            moved[key] = cpu.float() if cpu.dtype in reading.HALF else cpu
         return moved[key]
 
     return utils.apply_to_sample(move, state)
@@ -131,5 +130,5 @@ def _left(cfg) -> str:
     cfg = getattr(cfg, "checkpoint", cfg)
     folder, suffix = Path(cfg.save_dir), cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"
-    there = [last] if last.is_file() else integrity.earlier(folder, suffix)
+    there = [last] if last.is_file() else reading.earlier(folder, suffix)
     return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"

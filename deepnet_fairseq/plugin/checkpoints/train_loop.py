@@ -23,7 +23,7 @@ from fairseq.logging import metrics
 from ...errors import UserError, behind
 from .. import divergence, stuck
 from ..distributed import agreement
-from . import atomic, exact_resume, integrity, saving
+from . import atomic, exact_resume, reading, saving
 
 log = logging.getLogger(__name__)
 ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
@@ -44,13 +44,13 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     """
     saving.begin(cfg)
     trainer.over = None
-    if cfg.restore_file == integrity.DEFAULT:
+    if cfg.restore_file == reading.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := agreement.from_first(lambda: str(integrity.other_than_last(folder, suffix) or "")):
+        if path := agreement.from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / integrity.DEFAULT).exists()
+    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / reading.DEFAULT).exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
