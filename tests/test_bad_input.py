@@ -1,6 +1,5 @@
 """A user's mistake ends non-zero, in one line that names the flag or the file, with nothing written."""
 
-import shutil
 import subprocess
 
 import pytest
@@ -43,9 +42,7 @@ OF_LANGUAGE_MODELS = {  # data, flags, what is named
     "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
     "no encoder": ("text", (*LM, "--encoder-layers", "3"), "unknown: --encoder-layers"),
     "norm place": ("text", (*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
-    "classes of text": ("text", (*CLASSES, "--num-classes", "2"), "no input0/dict.txt", "docs/language_models.md"),
     "model": ("classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "--task language_modeling"),
-    "text of classes": ("classes", MASKED, "holds no dict.txt", "deepnet prepare-lm"),
 }
 
 
@@ -89,21 +86,18 @@ def test_a_validation_without_a_task(language_data, capsys):
     assert "--task: name the one that the checkpoint was trained with" in line
 
 
-def test_a_regression_needs_no_dictionary_of_labels(language_data, tmp_path):
-    folder = shutil.copytree(language_data / "classes", tmp_path / "numbers")
-    (folder / "label" / "dict.txt").unlink()
-    words = (*CLASSES, "--num-classes", "1", "--regression-target")
-    options.parse_args_and_arch(options.get_training_parser(), [str(folder), *words])
-
-
 @pytest.mark.parametrize("flags", [LM, MASKED], ids=["causal", "masked"])
-def test_a_part_that_is_not_there(flags, language_data):
+def test_a_part_or_a_dictionary_that_is_not_there(flags, language_data):
     """Its name in one line."""
     args = options.parse_args_and_arch(options.get_training_parser(), [str(language_data / "text"), *flags])
-    task = tasks.setup_task(convert_namespace_to_omegaconf(args).task)
+    cfg = convert_namespace_to_omegaconf(args).task
+    task = tasks.setup_task(cfg)
     with pytest.raises(FileNotFoundError, match="test") as error:
         task.load_dataset("test")
     assert user_error_line(error.value) == str(error.value)
+    cfg.data = str(language_data / "classes")
+    with pytest.raises(FileNotFoundError, match=r"classes/dict\.txt"):
+        tasks.setup_task(cfg)
 
 
 def test_a_mistake_ends_a_program(data, tmp_path):

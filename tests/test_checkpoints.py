@@ -14,7 +14,7 @@ from fairseq.file_io import PathManager
 from fairseq.models.ema.ema import EMA
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.checkpoints import atomic, integrity
+from deepnet_fairseq.plugin.checkpoints import atomic, reading
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 from deepnet_fairseq.plugin.optimisers.moving_average import MovingAverage
 
@@ -38,14 +38,14 @@ def test_previous_stays_until_the_next_is_whole(links, tmp_path, monkeypatch):
     last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
     for updates in (1, 2, 3):
         atomic.save(state(updates), last)
-        assert integrity.updates(last) == updates and previous.exists() == (updates > 1)
-    assert integrity.updates(previous) == 2 and names(tmp_path) == {last.name, previous.name}
+        assert reading.updates(last) == updates and previous.exists() == (updates > 1)
+    assert reading.updates(previous) == 2 and names(tmp_path) == {last.name, previous.name}
     atomic.save(state(4), tmp_path / "checkpoint_best.pt")
-    assert integrity.updates(previous) == 2
+    assert reading.updates(previous) == 2
     atomic.keep_previous(last)
     atomic.keep_previous(last)
     atomic.save(state(5), last)
-    assert integrity.updates(previous) == 3
+    assert reading.updates(previous) == 3
 
 
 @pytest.mark.parametrize("moment", ["save", "fsync", "link", "replace"])
@@ -59,11 +59,11 @@ def test_killed_while_it_saves(moment, tmp_path):
         atomic.save(state(2), last)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert integrity.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
+    assert reading.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
     atomic._cleaned.clear()  # as the process does that is started next
     (tmp_path / "generated.part").write_bytes(b"of another program")
     atomic.save(state(3), last)
-    assert integrity.updates(last) == 3 and integrity.updates(atomic.previous_of(last)) == 1
+    assert reading.updates(last) == 3 and reading.updates(atomic.previous_of(last)) == 1
     assert names(tmp_path) == {"checkpoint_last.pt", "checkpoint_previous.pt", "generated.part"}
 
 
@@ -84,7 +84,7 @@ def test_fairseqs_copies_are_ours(tmp_path):
     for updates, path in ((1, last), (2, other)):
         torch.save(state(updates), path)
     assert PathManager.copy(str(other), str(last), overwrite=True)
-    assert [integrity.updates(path) for path in (last, atomic.previous_of(last))] == [2, 1]
+    assert [reading.updates(path) for path in (last, atomic.previous_of(last))] == [2, 1]
 
 
 def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
@@ -98,13 +98,14 @@ def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
     for offset in range(len(content)):
         for bit in {0x10, 1 << offset % 8} if offset % 4 == 0 else (0x10,):
             path.write_bytes(content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :])
-            assert integrity.damage(path) is not None or torch.equal(torch.load(path)["w"], expected)
+            assert reading.damage(path) is not None or torch.equal(torch.load(path)["w"], expected)
 
 
 def test_older_formats_are_left_to_torch(tmp_path):
     path = tmp_path / "old.pt"
     torch.save(state(1), path, _use_new_zipfile_serialization=False)
-    assert integrity.damage(path) is None and integrity.damage(tmp_path / "none.pt") == "No such file or directory"
+    reading.check_whole(path)
+    assert reading.damage(tmp_path / "none.pt") == "No such file or directory"
 
 
 def damaged(path) -> None:
@@ -114,29 +115,29 @@ def damaged(path) -> None:
 
 
 def test_the_newest_that_is_whole(tmp_path, caplog):
-    """Previous or numbered, whichever has had more updates, then the numbered from the newest on, then the best."""
-    caplog.set_level(logging.WARNING, integrity.log.name)
+    """The one that has had most updates, under whatever name; the best by validation last."""
+    caplog.set_level(logging.WARNING, reading.log.name)
     updates = {"_last": 9, "_1_2": 2, "1": 4, "_2_6": 6, "_2_8": 8, "_previous": 7, "_best": 5, ".best_loss_1.5": 3}
     files = {name: tmp_path / f"checkpoint{name}.pt" for name in updates}
     for name, path in files.items():
         torch.save(state(updates[name]), path)
-    assert integrity.other_than_last(tmp_path, "") is None
+    assert reading.other_than_last(tmp_path, "") is None
     order, found = ["_last", "_2_8", "_previous", "_2_6", "1", "_1_2", "_best", ".best_loss_1.5"], []
     for name in order[:-1]:
         damaged(files[name])
-        found.append(integrity.other_than_last(tmp_path, ""))
+        found.append(reading.other_than_last(tmp_path, ""))
     assert found == [files[name] for name in order[1:]]
     assert f"{files['_last']}: truncated or damaged" in caplog.messages[0] and caplog.messages[0].endswith("_2_8.pt")
     damaged(files[order[-1]])
     with pytest.raises(UserError, match="holds no other checkpoint that is whole; nothing was changed"):
-        integrity.other_than_last(tmp_path, "")
+        reading.other_than_last(tmp_path, "")
 
 
 def test_a_missing_last_is_not_a_new_beginning(tmp_path):
-    assert integrity.other_than_last(tmp_path / "none", "") is None and integrity.other_than_last(tmp_path, "") is None
+    assert reading.other_than_last(tmp_path / "none", "") is None and reading.other_than_last(tmp_path, "") is None
     torch.save(state(3), tmp_path / "checkpoint_1_3.pt")
-    assert integrity.other_than_last(tmp_path, "") == tmp_path / "checkpoint_1_3.pt"
-    assert integrity.other_than_last(tmp_path, "-rank-0") is None
+    assert reading.other_than_last(tmp_path, "") == tmp_path / "checkpoint_1_3.pt"
+    assert reading.other_than_last(tmp_path, "-rank-0") is None
 
 
 def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
@@ -144,11 +145,11 @@ def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
     for updates in (1, 2):
         atomic.save(state(updates), last)
     damaged(last)
-    assert integrity.other_than_last(tmp_path, "") == atomic.previous_of(last)
+    assert reading.other_than_last(tmp_path, "") == atomic.previous_of(last)
     atomic.save(state(3), last)
-    assert integrity.updates(atomic.previous_of(last)) == 1
+    assert reading.updates(atomic.previous_of(last)) == 1
     atomic.save(state(4), last)
-    assert integrity.updates(atomic.previous_of(last)) == 3
+    assert reading.updates(atomic.previous_of(last)) == 3
 
 
 def test_ties_stay_ties():

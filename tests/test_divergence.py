@@ -8,7 +8,7 @@ import torch
 from fairseq.trainer import Trainer
 
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.plugin.divergence import STATUS, search
+from deepnet_fairseq.plugin import divergence
 from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from .conftest import TRAIN_FLAGS
@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
     training = Training(data, tmp_path, *TINY)
     criterion, compute = training.trainer.criterion, training.trainer.criterion.compute_loss
     monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k)))
-    monkeypatch.setattr(search, "repeat", None)
+    monkeypatch.setattr(divergence, "repeat", None)
     assert training.diverge() == "diverged at update 1: loss not finite"
 
 
@@ -80,7 +80,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monke
     monkeypatch.setattr(Trainer, "set_num_updates", break_weights)
     with pytest.raises(SystemExit) as ended:
         train(data, tmp_path, *TINY, "--max-update", "3")
-    assert ended.value.code == STATUS and (tmp_path / "checkpoint_last.pt").read_bytes() == good
+    assert ended.value.code == divergence.STATUS and (tmp_path / "checkpoint_last.pt").read_bytes() == good
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert line.endswith("error: diverged at update 3: weights not finite, first at encoder.2.ffn (forward)")
 

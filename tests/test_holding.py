@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.checkpoints import holding
+from deepnet_fairseq.plugin.checkpoints import saving
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
@@ -17,34 +17,34 @@ HOST = socket.gethostname()
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(holding, "GRACE", 0.4)
+    monkeypatch.setattr(saving, "GRACE", 0.4)
     yield
-    holding.release()
+    saving.release()
 
 
 def test_held_until_released(tmp_path):
     """The same process may ask again; another folder frees the first."""
     folder = tmp_path / "new" / "run"
-    holding.take(folder)
-    holding.take(folder)
-    holding._lock, kept = None, holding._lock  # as in another process
+    saving.take(folder)
+    saving.take(folder)
+    saving._lock, kept = None, saving._lock  # as in another process
     with pytest.raises(UserError, match=rf"another training holds it \(process {os.getpid()} on {HOST}\)"):
-        holding.take(folder)
-    holding._lock = kept
-    holding.take(tmp_path)
-    holding._lock = None  # as in another process
-    holding.take(folder)
+        saving.take(folder)
+    saving._lock = kept
+    saving.take(tmp_path)
+    saving._lock = None  # as in another process
+    saving.take(folder)
 
 
 def test_a_second_training_ends_in_one_line(data, tmp_path):
     """On each rank, before anything is written; one that saves nothing needs no folder."""
     run, log = tmp_path / "run", tmp_path / "log"
     flags = (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", run)
-    holding.take(run)
+    saving.take(run)
     ranks.train(2, log, *flags, check=False)
     said = [line for line in log.read_text().splitlines() if "error:" in line]
     assert len(said) == 2 and f"{run}: another training holds it (process {os.getpid()} on {HOST}" in said[0]
-    assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [holding.LOCK]
+    assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [saving.LOCK]
     assert live(log, *flags, "--no-save") == 0
-    holding.release()
+    saving.release()
     assert live(log, *flags) == 0

@@ -4,7 +4,6 @@ What is whole is read again as it was written.
 """
 
 import json
-import os
 from argparse import Namespace
 from datetime import timedelta
 
@@ -79,9 +78,7 @@ def test_own_formats(name, tmp_path):
 OTHERS = as_json(PROFILE, omega={"encoder.7.ffn": 1.5})
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, str, lambda path: path.write_bytes(OTHERS)], ids=["pipe", "none", "others"]
-)
+@pytest.mark.parametrize("make", [str, lambda path: path.write_bytes(OTHERS)], ids=["none", "others"])
 def test_training_with_a_profile(make, data, tmp_path):
     path = tmp_path / "profile.json"
     make(path)

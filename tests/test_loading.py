@@ -4,9 +4,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
-from deepnet_fairseq import register
 from deepnet_fairseq.core.archs import LM, MASKED_LM
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
@@ -37,13 +35,6 @@ OTHERS = [  # fields of the checkpoint's model, words of the refusal
 @pytest.mark.parametrize(("fields", "words"), OTHERS)
 def test_a_model_of_another_shape_is_refused(fields, words):
     refused(small(2, **fields).state_dict(), small(2), *words)
-
-
-def test_overrides_that_prune_layers_are_refused(trained):
-    """fairseq leaves them out without a word, for our configs have no field of that name."""
-    register()
-    with pytest.raises(UserError, match="encoder_layers_to_keep: .* export the model"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"), {"encoder_layers_to_keep": "0,2"})
 
 
 def test_another_vocabulary_is_refused():

@@ -89,8 +89,8 @@ def test_written_equals_read(profile, tmp_path):
     """The authors' columns are 2N lines of the encoder, then 3M of the decoder, each stack counted from 1."""
     profile.write(tmp_path / "json")
     assert read_profile(str(tmp_path / "json")) == profile
-    profile.write_official(tmp_path / "columns")
-    assert [line.split()[0] for line in (tmp_path / "columns").read_text().splitlines()] == [*"1234123456"]
+    lines = zip([*range(1, 5), *range(1, 7)], profile.omega.values(), strict=True)
+    (tmp_path / "columns").write_text("".join(f"{index} {omega!r}\n" for index, omega in lines))
     read = read_profile(str(tmp_path / "columns"))
     assert read.omega == profile.omega
     read.check(small(2, method="admin"), "columns")
@@ -107,8 +107,6 @@ def test_profile_of_a_stack_alone(kind, tmp_path):
     profile.write(path)
     assert read_profile(str(path)) == profile
     profile.check(admin(kind), str(path))
-    with pytest.raises(UserError, match="--official: .* this model has one; drop the flag"):
-        profile.write_official(tmp_path / "columns")
     path.write_text("".join(f"{i} {omega}\n" for i, omega in enumerate(profile.omega.values(), 1)))
     with pytest.raises(UserError, match="not a whole profile .*twice at 1"):
         read_profile(str(path))

@@ -51,7 +51,7 @@ def test_ends_in_a_row_of_the_report(whole):
     kept = sorted(run.glob("*.pt"))  # weights, of the average and the last; all that was there is said
     assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
     assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
-    assert (run / "disk").read_text().startswith("checkpoints: at most ") and "while it trained" in printed
+    assert (run / "disk").read_text() in printed
     again = script(name, *SHORT, SMOKE=1, OUT=table.parent, **setting).stdout
     assert "training " not in again and "translating " not in again and row(run) == score
 

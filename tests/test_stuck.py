@@ -9,8 +9,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from fairseq.logging import metrics
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin import config
-from deepnet_fairseq.plugin.divergence import stuck
+from deepnet_fairseq.plugin import config, stuck
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from .conftest import TRAIN_FLAGS

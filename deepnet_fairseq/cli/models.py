@@ -20,7 +20,7 @@ def profile(args) -> None:
 
     check_file("--out", Path(args.out))
     found = profile_run(args.rest)
-    (found.write_official if args.official else found.write)(Path(args.out))
+    found.write(Path(args.out))
     ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
     print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: {', '.join(ends)}")
     print(f"train with the same flags and --method admin --admin-profile {args.out}")
@@ -128,10 +128,9 @@ def add(command) -> None:
     sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
     sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")
 
-    flags = "DATA --arch ARCH --max-tokens N --out FILE [--official] [flags of fairseq-train]"
+    flags = "DATA --arch ARCH --max-tokens N --out FILE [flags of fairseq-train]"
     sub = command("profile", profile, flags)
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
-    sub.add_argument("--official", action="store_true", help="the authors' two columns instead of JSON")
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT")

@@ -1,6 +1,6 @@
-"""How fairseq trains, saves, resumes and loads the models of the core; patches.py lists what is different in fairseq.
+"""Train, save, resume and load the models of the core with fairseq; patches.py lists what it changes in fairseq.
 
-Here are the lines a user sees at every start and can do nothing about, silenced by their exact text.
+This file silences warnings that appear at every start and that a user can do nothing about, by their exact text.
 """
 
 import logging
@@ -25,7 +25,7 @@ MESSAGES = (
 
 
 def silence() -> None:
-    """Before fairseq is imported: warning filters, and a logger that asks for tensorboardX then. Idempotent."""
+    """Filter warnings, and a logger that asks for tensorboardX; call it before fairseq is imported. Idempotent."""
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)
     # fairseq's unsigned offsets at an empty line, shifted by two tokens: used by nothing but "past" targets
@@ -35,7 +35,7 @@ def silence() -> None:
 
 
 def calm_root_logger() -> None:
-    """Back to INFO and fairseq's own format: importing fairseq sets the root logger to DEBUG."""
+    """Set the root logger, which importing fairseq sets to DEBUG, to INFO and fairseq's own format."""
     root = logging.getLogger()
     if "LOGLEVEL" not in os.environ and root.level == logging.DEBUG:
         root.setLevel(logging.INFO)

@@ -1,14 +1,12 @@
-"""Admin's profile (core/profile.py) on disk, and when a model takes it.
+"""Read and write Admin's profiles (core/profile.py), and fill a model's omegas before its training.
 
-Files are JSON of our own, and the two columns of the authors' `profile.ratio.init`. A profile is taken before a
-training, when the first batch is known and there is no optimiser yet, for omega must be set; or alone, for
-`deepnet profile`.
+Two file formats are read: our own JSON, and the two columns of the authors' `profile.ratio.init`. A training takes its
+profile when the first batch is known and before there is an optimiser; `deepnet profile` takes one alone.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import logging
 import sys
@@ -32,10 +30,11 @@ FORMAT = "deepnet_fairseq admin profile 1"
 
 @dataclass
 class Profile:
-    """What was profiled (Liu et al. 2020), and one omega a branch: "STACK.LAYER.SUBLAYER" -> value, in forward order.
+    """Profile of Admin (Liu et al. 2020): one omega for each residual branch, and the model that it was taken of.
 
-    encoder_layers N, decoder_layers M, 0 for a stack that the model does not have; widths in features, None if unknown;
-    seed of weights and dropout; dropout: the three probabilities; data: hash and size of the batch.
+    omega: "STACK.LAYER.SUBLAYER" -> value, in forward order; encoder_layers N, decoder_layers M: 0 for a stack that the
+    model does not have; widths in features, None if unknown; seed of weights and dropout; dropout: the three
+    probabilities; data: size of the batch.
     """
 
     omega: dict[str, float]
@@ -51,7 +50,7 @@ class Profile:
     method: str = "admin"
 
     def check(self, model: nn.Module, path: str) -> None:
-        """UserError if the profile, read from `path`, was taken of a model of other depth or width.
+        """Raise a UserError if the profile, read from `path`, belongs to a model of other depth or width.
 
         Other dropout is a warning in the log.
         """
@@ -71,30 +70,17 @@ class Profile:
                 logger.warning(f"--admin-profile {path}: taken with {taken}, this model has {value}")
 
     def write(self, path: Path) -> None:
-        """JSON; the file appears whole or not at all."""
+        """Write the profile as JSON; the file appears whole or not at all."""
         with whole(path) as part:
             part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
-    def write_official(self, path: Path) -> None:
-        """One line "index omega" a branch, counted from 1 in each stack, encoder first.
-
-        UserError for a stack alone: the authors' file says which stack a line is of by its place, so it needs both.
-        """
-        if not (self.encoder_layers and self.decoder_layers):
-            raise UserError("--official: the authors' columns are of two stacks, this model has one; drop the flag")
-        columns = [pair for stack in ("encoder", "decoder") for pair in enumerate(self.of(stack), 1)]
-        with whole(path) as part:
-            part.write_text("".join(f"{index} {omega!r}\n" for index, omega in columns), encoding="utf-8")
-
     def of(self, stack: str) -> list[float]:
-        """The omegas of one stack, in forward order."""
+        """Return the omegas of one stack, in forward order."""
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
 
 
 def read_profile(path: str) -> Profile:
-    """A profile from a file of either format; UserError, naming it, if there is none or it is none."""
-    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-        raise UserError(f"--admin-profile {path}: is no ordinary file; `deepnet profile` writes one")
+    """Read a profile from a file of either format; raise a UserError, naming it, if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
@@ -110,9 +96,8 @@ def _from_json(text: str) -> Profile:
         raise ValueError(f"no file of format {FORMAT!r}")
     profile = Profile(**values)
     profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
-    for name in ("dropout", "data"):
-        if not isinstance(getattr(profile, name), dict):
-            raise ValueError(f"{name} {getattr(profile, name)!r}")
+    if not isinstance(profile.dropout, dict):
+        raise ValueError(f"dropout {profile.dropout!r}")
     return profile
 
 
@@ -131,7 +116,7 @@ def _from_columns(text: str) -> Profile:
 
 
 def positive(value) -> float:
-    """`value` as an omega, a finite number above 0; ValueError for anything else."""
+    """Return `value` as an omega, a finite number above 0; raise ValueError for anything else."""
     value = float(value)
     if not 0 < value < float("inf"):
         raise ValueError(f"omega {value}")
@@ -144,7 +129,7 @@ HELD_SENTENCES = 32  # of a batch that stays the same
 def fill_profile(model: nn.Module, iterator) -> None:
     """Fill the omegas of a model, before its first update, from its profile_source: a file, or "auto".
 
-    iterator: fairseq's, of the training's batches. UserError if there is no source or it does not fit.
+    iterator: fairseq's, over the training's batches. Raises a UserError if there is no source or it does not fit.
     """
     source: Any = model.profile_source
     profile = check_source(source)
@@ -160,7 +145,7 @@ def fill_profile(model: nn.Module, iterator) -> None:
 
 
 def check_source(source: str | None) -> Profile | None:
-    """The profile in file `source`, None for "auto"; UserError, with the way to one, without a source or a profile."""
+    """Return the profile in the file `source`, None for "auto"; raise a UserError if either is missing."""
     if source is None:
         raise UserError(
             "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
@@ -170,15 +155,15 @@ def check_source(source: str | None) -> Profile | None:
 
 
 def first_training_batch(iterator) -> dict:
-    """net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
+    """Return net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
 
-    Under --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
+    With --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
     """
     return _net_input(iterator, _first_epoch(iterator)[0])
 
 
 def held_training_batch(iterator, device: torch.device) -> dict:
-    """net_input on `device` of the batch that epoch 1 comes to last, or its first sentences; the same on every rank."""
+    """Return net_input, on `device`, of the first sentences of epoch 1's last batch, the same on every rank."""
     net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
     return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
 
@@ -195,15 +180,13 @@ def _net_input(iterator, batch) -> dict:
 
 
 def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
-    """The profile of `model` on one batch, measured in float32; rank 0's on every rank."""
+    """Measure the profile of `model` on one batch, in float32; every rank returns rank 0's."""
     device = next(model.parameters()).device
     net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
-    source, digest = net_input["src_tokens"], hashlib.sha256()
-    for tokens in (net_input[name] for name in ("src_tokens", "prev_output_tokens") if name in net_input):
-        digest.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
+    source = net_input["src_tokens"]
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
     return Profile(
@@ -211,7 +194,7 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
         seed=seed,
         dropout=dropouts(model),
-        data={"sha256": digest.hexdigest(), "sentences": len(source), "source_length": source.size(1)},
+        data={"sentences": len(source), "source_length": source.size(1)},
     )
 
 
@@ -219,16 +202,12 @@ FORCED = ("--method", "admin", "--admin-profile", "auto")
 
 
 def profile_run(flags: list[str]) -> Profile:
-    """The profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from, on one process.
+    """Return the profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from.
 
-    flags: DATA and flags of fairseq-train. UserError for those that no Admin model can be trained with.
+    flags: DATA and flags of fairseq-train, for one process.
     """
     from . import trainer  # it imports this module
 
-    methods = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--method"]
-    methods += [flag.split("=", 1)[1] for flag in flags if flag.startswith("--method=")]
-    if set(methods) - {"admin"}:
-        raise UserError(f"--method {methods[0]}: has no profile, only admin has")
     args = trainer.parse([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)
     built = trainer.build_trainer(args)

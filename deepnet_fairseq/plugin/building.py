@@ -1,4 +1,4 @@
-"""fairseq's models without data: of made-up symbols, or from a checkpoint."""
+"""Build fairseq's models without data: over made-up symbols, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from ..core import archs
 from ..core.models import SPECIALS
@@ -23,7 +23,7 @@ PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 
 
 def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
-    """Stands for a task over made-up symbols; one shared dictionary unless two sizes are given.
+    """Return a stand-in for a task over made-up symbols, with one shared dictionary unless two sizes are given.
 
     Sizes in symbols, fairseq's four (bos, pad, eos, unk) included.
     """
@@ -40,23 +40,20 @@ def _dictionary(size: int) -> Dictionary:
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
-    """Build a model as core.models.build does, but one that fairseq takes for its own, over made-up symbols.
+    """Build a model as core.models.build does, but as a model of fairseq, over made-up symbols.
 
-    fields: flags of a training too.
+    fields: settings of the model by name, and flags of TrainingFlags.
     """
     check_names(arch, fields)
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
 def own_config(state: dict, path: str) -> Any:
-    """The filled model config in a loaded checkpoint; UserError, naming the file, if it is another model's or broken.
+    """Return the filled model config of a loaded checkpoint; raise a UserError if it is another model's or broken.
 
-    state: what fairseq's load_checkpoint_to_cpu gives; path: for the message.
+    state: the checkpoint as fairseq's load_checkpoint_to_cpu returns it; path: its name, for messages.
     """
-    try:
-        saved = state["cfg"]["model"]
-    except (KeyError, TypeError, ConfigKeyError) as error:
-        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train") from error
+    saved = state["cfg"]["model"]
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
@@ -75,10 +72,10 @@ def own_config(state: dict, path: str) -> Any:
 
 
 def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
-    """The model of one of our checkpoints, in evaluation mode, and its run's config (model section filled).
+    """Load one of our checkpoints; return its model, in evaluation mode, and its config, with the model section filled.
 
-    Needs neither data nor dictionaries, but deepnet_fairseq.register() before. UserError, naming the file, if it is no
-    checkpoint or another model's.
+    Call deepnet_fairseq.register() before; neither data nor dictionaries are needed. Raises a UserError, naming the
+    file, if it is no checkpoint or another model's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
@@ -102,6 +99,6 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
 
 
 def _vocabularies(weights: dict) -> tuple[int, int]:
-    """Symbols that the first stack reads, and those that the model predicts; KeyError if there is no telling."""
+    """Return the sizes of the vocabularies that the model reads and predicts; raise KeyError if weights lack them."""
     read, predicted = (next((n for n in names if n in weights), names[0]) for names in (EMBEDDINGS, PROJECTIONS))
     return weights[read].size(0), weights[predicted].size(0)

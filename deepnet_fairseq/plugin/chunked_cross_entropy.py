@@ -32,9 +32,9 @@ class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
 
 
 class Chunked:
-    """Mixin before fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
+    """Mixin in front of fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
 
-    UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
+    Raises a UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
     """
 
     registered: str
@@ -46,7 +46,7 @@ class Chunked:
 
     @classmethod
     def build_criterion(cls, cfg, task):
-        """fairseq's, which passes on what its own criterion asks for; UserError for a chunk of less than no token."""
+        """Build the criterion as fairseq does; raise a UserError for a negative --loss-chunk-tokens."""
         criterion, chunk = super().build_criterion(cfg, task), cfg.loss_chunk_tokens
         if chunk < 0:
             raise UserError(f"--loss-chunk-tokens {chunk}: must be at least 1, or 0 to let it be chosen")
@@ -54,23 +54,22 @@ class Chunked:
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
-        """The batch's loss (a sum over tokens, nats), its sample size and what is logged; unreduced, fairseq's way."""
-        if not reduce:
+        """Return the batch's loss (a sum over tokens, nats), its sample size and what is logged.
+
+        fairseq's own, with all logits, if unreduced, with --report-accuracy, or with --ignore-prefix-size.
+        """
+        if not reduce or self.report_accuracy or self.ignore_prefix_size:
             return super().forward(model, sample, reduce)
         weight = projection(model, self.registered)
         features, _ = model(**sample["net_input"], features_only=True)
-        skipped = max(0, self.ignore_prefix_size)
-        features = features[:, skipped:].flatten(0, 1)
-        targets = model.get_targets(sample, None)[:, skipped:].flatten()
+        features, targets = features.flatten(0, 1), model.get_targets(sample, None).flatten()
         kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
         features, targets = features.index_select(0, kept), targets.index_select(0, kept)
-        losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.report_accuracy)
+        losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         if self.registered == NAME:
             logged["nll_loss"] = losses.nll_loss.data
-        if losses.correct is not None:
-            logged |= {"n_correct": losses.correct, "total": len(kept)}
         return losses.loss, sample_size, logged | {"sample_size": sample_size}
 
 
@@ -89,17 +88,16 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 
 
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
-    """The matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
+    """Return the matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
 
-    UserError, naming the flag, where there is no such matrix or none that autograd sees used.
+    Raises a UserError, naming the flag, if there is no such matrix or DistributedDataParallel would take it for unused.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
     linear = getattr(getattr(model, "decoder", None), "output_projection", None)
     if not isinstance(linear, nn.Linear) or linear.bias is not None:
-        kind = "no output projection" if linear is None else f"a {type(linear).__name__} for output projection"
         plain = criterion.removeprefix(PREFIX)
-        raise UserError(f"--criterion {criterion}: the model has {kind}, not one matrix; take {plain}")
+        raise UserError(f"--criterion {criterion}: the model has no output projection of one matrix; take {plain}")
     return linear.weight
 
 

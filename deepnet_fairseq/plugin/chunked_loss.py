@@ -23,25 +23,19 @@ SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 unt
 
 
 class Losses(NamedTuple):
-    """Sums over tokens: the loss to train on and -log p of the targets, both in nats.
-
-    correct: how many targets were the likeliest word, None where that was not asked for.
-    """
+    """Sums over tokens: the loss to train on and -log p of the targets, both in nats."""
 
     loss: Tensor
     nll_loss: Tensor
-    correct: Tensor | None
 
 
-def label_smoothed_loss(
-    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int, count_correct: bool = False
-) -> Losses:
-    """fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
+def label_smoothed_loss(features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int) -> Losses:
+    """Compute fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
     features (N, C), weight (V, C), targets (N,) without padding; smoothing: epsilon; chunk: tokens at a time, 0 for a
-    number that is fast; count_correct: is Losses.correct wanted? Differentiable once with respect to features and
-    weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
-    (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
+    number that is fast. Differentiable once with respect to features and weight; where no gradient is wanted none is
+    computed. With eps_i = epsilon / (V - 1) a token's loss is (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v
+    -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
     device = features.device.type
     if torch.is_autocast_enabled(device):
@@ -49,22 +43,21 @@ def label_smoothed_loss(
         features, weight = features.to(dtype), weight.to(dtype)
     chunk = chunk or max(FEWEST, BUDGET.get(device, BUDGET["cuda"]) // (4 * weight.size(0)))
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
-    return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, count_correct, wanted))
+    return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, wanted))
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """Keeps the gradients of the sum, to be multiplied by the gradient that arrives.
+    """Autograd function that computes the gradients in the forward pass; backward multiplies them by the incoming one.
 
     Everything is summed in float32, or float64 for float64.
     """
 
     @staticmethod
-    def forward(ctx, features, weight, targets, smoothing, chunk, count_correct, wanted):
+    def forward(ctx, features, weight, targets, smoothing, chunk, wanted):
         new = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
         each = smoothing / (weight.size(0) - 1)
         of_target = 1.0 - smoothing - each
         loss, nll_loss = torch.zeros((), **new), torch.zeros((), **new)
-        correct = torch.zeros((), dtype=torch.long, device=features.device) if count_correct else None
         of_features = torch.empty(features.shape, **new) if wanted[0] else None
         of_weight = torch.zeros(weight.shape, **new) if wanted[1] else None
         number = max(1, math.ceil(len(targets) / chunk))
@@ -78,25 +71,23 @@ class _ProjectedLoss(torch.autograd.Function):
                 loss += of_target * of_chunk
                 if each:
                     loss -= each * lprobs.sum()
-                if count_correct:
-                    correct += lprobs.argmax(1, keepdim=True).eq(y).sum()
                 if any(wanted):
                     _add_gradients(x, weight, _of_logits(lprobs, y, each, of_target), of_x, of_weight)
         ctx.dtypes = features.dtype, weight.dtype
         ctx.save_for_backward(of_features, of_weight)
         ctx.mark_non_differentiable(nll_loss)
-        return loss, nll_loss, correct
+        return loss, nll_loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient, *_):
         kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         found = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None
 
 
 def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:
-    """d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
+    """Return d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
     gradient = lprobs.exp_()
     if each:
         gradient -= each
@@ -104,7 +95,7 @@ def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tens
 
 
 def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | None, of_weight: Tensor | None) -> None:
-    """Writes a chunk's gradient with respect to its features to of_x, and adds that with respect to the weight."""
+    """Write a chunk's gradient with respect to its features to of_x, and add that with respect to the weight."""
     half = x.dtype != of_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0
     narrow = (of_logits * scale).to(x.dtype) if half else of_logits

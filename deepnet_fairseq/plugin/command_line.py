@@ -1,4 +1,4 @@
-"""fairseq's command line: flags that fail today, and one line instead of a page for a mistake."""
+"""Check fairseq's command line before any work is done, and explain a mistake in one line instead of a page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from ..core import archs
 from ..core.modifiers import from_config
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
-from . import config, datasets
+from . import config, datasets, stuck
 from .admin_profile import check_source
 from .distributed import zero
-from .divergence import stuck
 from .optimisers import deepnet_adam
 
 TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains
@@ -34,9 +33,12 @@ TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains
     "sentence_prediction": archs.MASKED_LM,
     "sentence_ranking": archs.MASKED_LM,
 }
-REFUSED_TASKS = {
-    "multilingual_translation": "trains a model for each pair of languages; take translation_multi_simple_epoch",
-    "translation_moe": "has a --method of its own, which is not ours; take translation",
+UNSUPPORTED = {  # setting and value, which fail with our models -> why
+    ("task", "multilingual_translation"): "trains a model for each pair; take translation_multi_simple_epoch",
+    ("task", "translation_moe"): "has a --method of its own, which is not ours; take translation",
+    ("criterion", "label_smoothed_cross_entropy_with_alignment"): "needs attention weights, which no training computes",
+    ("criterion", "label_smoothed_cross_entropy_with_ctc"): "is for speech; take label_smoothed_cross_entropy",
+    ("criterion", "ctc"): "is for speech; take label_smoothed_cross_entropy",
 }
 
 
@@ -86,15 +88,15 @@ def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise a UserError for what can be known to fail before a file or folder is made."""
+    """Raise a UserError for flags and files that are bound to fail, before a file or folder is made."""
     task, model = getattr(args, "task", None), archs.MODELS.get(getattr(args, "arch", None))
     if model and TASKS.get(task, model) != model:
         usual = next(name for name, kind in TASKS.items() if kind == model)
         raise UserError(f"--task {task}: --arch {args.arch} is trained by --task {usual}")
     for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
         _check_exists("the data folder", folder)
-        if folder:
-            datasets.check_folder(task, folder, getattr(args, "regression_target", False))
+        if folder and task == "translation":
+            datasets.check_folder(folder)
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
@@ -116,19 +118,14 @@ def _check_training(args: argparse.Namespace) -> None:
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if getattr(args, "num_batch_buckets", 0):
-        raise UserError(
-            "--num-batch-buckets: fairseq's needs an older numpy; drop it, batches are made by length anyway"
-        )
+        raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
     if args.arch not in archs.PRESETS:
         return
-    if args.task in REFUSED_TASKS:
-        raise UserError(f"--task {args.task}: {REFUSED_TASKS[args.task]}")
-    if args.criterion == "label_smoothed_cross_entropy_with_alignment":
-        raise UserError(f"--criterion {args.criterion}: deepnet_transformer computes no attention weights in training")
     cfg = config.namespace(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
-    if "ctc" in args.criterion:
-        raise UserError(f"--criterion {args.criterion}: is for speech; take label_smoothed_cross_entropy")
+    for (flag, value), reason in UNSUPPORTED.items():
+        if getattr(args, flag) == value:
+            raise UserError(f"--{flag} {value}: {reason}")
     method = from_config(cfg)
     if method.profiled and not _resumes(args):
         check_source(method.profile)

@@ -1,6 +1,6 @@
-"""The models' settings as flags of fairseq: what core/config.py has, and what is of a training alone.
+"""Config classes of the models, of which fairseq makes flags and YAML sections.
 
-A config class for each model that fairseq makes flags and YAML sections of; some of its fields follow the task's.
+Each has the fields of core/config.py and those of a training; some of its fields follow the task's.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from .checkpoints import epoch_weights
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that concern its training: probes, when it is given up, what is saved of an epoch."""
+    """Flags of every model that concern its training: probes, --stop-stuck and --epoch-weights."""
 
     deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
@@ -37,7 +37,7 @@ class TrainingFlags:
 
 @dataclass
 class FineTuningFlags:
-    """Flags of `deepnet_masked_lm` that are of its classification heads."""
+    """Flags of `deepnet_masked_lm` for its classification heads."""
 
     pooler_activation_fn: str = flag("tanh", "activation in classification heads", ACTIVATIONS)
     pooler_dropout: float = flag(0.0, "dropout in classification heads")
@@ -82,18 +82,18 @@ CONFIGS = {
 
 
 def config_of(cfg) -> type:
-    """The config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
+    """Return the config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
     return CONFIGS[archs.model_of(cfg)]
 
 
 def check_names(arch: str, fields: Iterable[str]) -> None:
-    """Refuse names as core.config.check_names does; the flags of a training are fields too."""
+    """Refuse unknown names as core.config.check_names does; the flags of a training are known too."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
     core_config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 
 
 def namespace(arch: str, **fields) -> argparse.Namespace:
-    """As core.config.namespace, with the flags of a training too."""
+    """Return core.config.namespace with the flags of a training added."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
     defaults = {one.name: one.default for kind in kinds for one in dataclasses.fields(kind)}
     cfg = core_config.namespace(arch, **(defaults | fields))
@@ -102,7 +102,7 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
 
 
 def complete(cfg) -> None:
-    """Gives a config from before some of our flags what they are by default, in place."""
+    """Add the flags that a config from an older release lacks, with their defaults, in place."""
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
         for one in dataclasses.fields(config_of(cfg)):
             if not hasattr(cfg, one.name) and not str(one.default).startswith("${"):  # one that follows another
@@ -110,7 +110,7 @@ def complete(cfg) -> None:
 
 
 def check(cfg) -> None:
-    """UserError naming the flag for the first value of TrainingFlags or FineTuningFlags that cannot be."""
+    """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
     get_probes(cfg.deepnet_probe)
     epoch_weights.check(cfg.epoch_weights)
     if cfg.probe_interval < 1:

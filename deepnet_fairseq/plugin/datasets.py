@@ -23,12 +23,6 @@ MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
 MEND = "binarise the text anew"
-DICTIONARIES = {  # task -> its dictionaries as patterns, and what makes them
-    "translation": (("dict.*.txt",), "scripts/prepare_text.sh"),
-    "language_modeling": (("dict.txt",), "`deepnet prepare-lm`"),
-    "masked_lm": (("dict.txt",), "`deepnet prepare-lm`"),
-    "sentence_prediction": (("input0/dict.txt", "label/dict.txt"), "fairseq-preprocess, docs/language_models.md,"),
-}
 
 
 def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
@@ -78,13 +72,10 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
-def check_folder(task: str | None, folder: str, regression: bool = False) -> None:
-    """Raise a UserError if the dictionaries of the task are not in the folder of its data."""
-    patterns, maker = DICTIONARIES.get(task, ((), ""))
-    for pattern in patterns[: 1 if regression else None]:
-        if not any(Path(folder).glob(pattern)):
-            name = pattern.replace("*", "LANG")
-            raise UserError(f"the data folder {folder}: holds no {name}; {maker} makes one")
+def check_folder(folder: str) -> None:
+    """Raise a UserError if a folder of translation data holds no dictionaries; other tasks' errors name the file."""
+    if not any(Path(folder).glob("dict.*.txt")):
+        raise UserError(f"the data folder {folder}: holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
 
 
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):

@@ -1,7 +1,7 @@
-"""The models that fairseq knows by name: core's, in fairseq's shells. Importing this registers them.
+"""Register the models of the core with fairseq, each as a subclass of core's model and fairseq's.
 
-`deepnet_transformer` translates, `deepnet_lm` is for language_modeling, `deepnet_masked_lm` for masked_lm and
-fine-tuning. Names of the masked model's heads are RoBERTa's.
+`deepnet_transformer` is for translation, `deepnet_lm` for language_modeling, `deepnet_masked_lm` for masked_lm and
+fine-tuning. The masked model's heads have the names of RoBERTa's.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 
 class EncoderShell(Encoder, FairseqEncoder):
-    """An Encoder that fairseq takes for one of its own; `dictionary` is given by the model."""
+    """core's Encoder as a FairseqEncoder; the model sets `dictionary`."""
 
     def __init__(self) -> None:
         FairseqEncoder.__init__(self, dictionary=None)
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
-    """A Decoder that fairseq takes for one of its own; `dictionary` is given by the model."""
+    """core's Decoder as a FairseqIncrementalDecoder; the model sets `dictionary`."""
 
     def __init__(self) -> None:
         FairseqIncrementalDecoder.__init__(self, dictionary=None)
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc gives no block back to the kernel, which would fill its pages with zeros for the next step.
+    """Make glibc keep freed memory instead of returning it to the kernel, which would zero its pages for the next step.
 
-    At fairseq-generate's batches scores and caches are blocks of more than 32 MB, which it maps and unmaps each time.
+    With fairseq-generate's batches, scores and caches are blocks of more than 32 MB, which glibc maps and unmaps
+    at each step.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -70,7 +71,7 @@ def keep_freed_memory() -> None:
 
 
 class FairseqShell(DeepModel):
-    """A model of core that fairseq builds for a task and trains; mixin in front of core's model and fairseq's."""
+    """Mixin in front of core's model and fairseq's: fairseq builds the model for a task and trains it."""
 
     encoder_class, decoder_class = EncoderShell, DecoderShell
 
@@ -80,10 +81,10 @@ class FairseqShell(DeepModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> FairseqShell:
-        """The model for a config (filled in place where the architecture leaves values open) and a task.
+        """Build the model for a config, whose open values the architecture fills in place, and a task.
 
         cfg: argparse.Namespace, omegaconf or dataclass; task: fairseq's, or building.blank_task. Values are drawn from
-        torch's global generator. UserError, naming the flag, for a config no model can be built from.
+        torch's global generator. Raises a UserError, naming the flag, for a config without a model.
         """
         config.complete(cfg)
         method = method_of(cfg)
@@ -98,7 +99,7 @@ class FairseqShell(DeepModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """fairseq-generate's call, and -interactive's and hub interfaces', before they translate."""
+        """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this."""
         super().prepare_for_inference_(cfg)
         programs = {f"fairseq_cli.{name}" for name in ("generate", "interactive")}  # a hub's process may be a server
         theirs = programs & sys.modules.keys() or Path(sys.argv[0]).parent.name == "fairseq_cli"
@@ -107,7 +108,7 @@ class FairseqShell(DeepModel):
 
     @classmethod
     def fit_to(cls, cfg: Any, task: Any) -> None:
-        """Fills in what the task says; UserError, naming the flag, for a config that the task's dictionaries forbid."""
+        """Fill in the task's settings; raise a UserError, naming the flag, if its dictionaries forbid the config."""
 
 
 @register_model(archs.MODEL_NAME, dataclass=config.DeepTransformerConfig)
@@ -136,7 +137,7 @@ class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
 
 @register_model(archs.MASKED_LM, dataclass=config.DeepMaskedLanguageModelConfig)
 class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderModel):
-    """core's MaskedLanguageModel as fairseq's, and heads to fine-tune it with."""
+    """core's MaskedLanguageModel as fairseq's, with heads for fine-tuning."""
 
     @classmethod
     def fit_to(cls, cfg, task):
@@ -152,27 +153,27 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         return model
 
     def forward(self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, **options):
-        """As MaskedLanguageModel.forward; classes (B, classes) of the head that is named, if one is."""
+        """Run MaskedLanguageModel.forward, or the named head, which returns scores of (B, classes)."""
         named = classification_head_name is not None
         x, extra = super().forward(src_tokens, src_lengths, features_only or named, **options)
         return (self.classification_heads[classification_head_name](x) if named else x), extra
 
     @property
     def has_idle_parameters(self) -> bool:
-        """Fine-tuning a head leaves lm_head out, which processes that wait for each gradient must know of."""
+        """True with heads: fine-tuning one gives lm_head no gradient, which DistributedDataParallel must know."""
         return len(self.classification_heads) > 0
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
-        """Probabilities, or their natural logarithms, of what forward gives, in float32: (B, T, V) or as those."""
+        """Return probabilities, or their natural logarithms, of forward's scores, in float32 and their shape."""
         logits = net_output[0].float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
     ) -> None:
-        """Adds the head `name`, or replaces it; inner_dim: C by default. fairseq's sentence_prediction calls it.
+        """Add or replace the head `name`; inner_dim: C by default. fairseq's sentence_prediction calls this.
 
-        It is RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
+        The head is RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
         """
         dim = self.encoder.embed_tokens.embedding_dim
         head = RobertaClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
@@ -182,10 +183,10 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         self.classification_heads[name] = head
 
     def renamed(self, state_dict):
-        """Entries of fairseq's `roberta` too, with the names of its first releases.
+        """Rename the entries of fairseq's `roberta`, of its first releases too, to those of this model.
 
-        A head that the checkpoint lacks keeps its values; one that the task has not, or has in another size, is left
-        out, or registered under --load-checkpoint-heads.
+        A head that the checkpoint lacks keeps its values; one that the task lacks, or has in another size, is left out,
+        or registered with --load-checkpoint-heads.
         """
         renamed = {ROBERTA.sub(lambda shell: "encoder." if shell[1] else "", key): key for key in state_dict}
         state = {key.replace(*OLD_NORM): state_dict[old] for key, old in renamed.items()}

@@ -27,7 +27,7 @@ from torch.utils.data._utils import signal_handling
 from ..core import attention
 from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, task
-from .checkpoints import exact_resume, reading, saving, train_loop
+from .checkpoints import atomic, exact_resume, reading, saving, train_loop
 from .distributed import launch
 from .trainer import DeepTrainer
 
@@ -58,7 +58,7 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): what
     # a full disk ends a run, and weights that are not finite replace good ones
     (checkpoint_utils, "save_checkpoint"): saving.save_checkpoint,
     # a checkpoint_last.pt, killed while it is copied, was lost
-    (PathManager, "copy"): saving.copy_whole,
+    (PathManager, "copy"): atomic.copy,
     # it resumes from checkpoint_last.pt alone, whole or not
     (checkpoint_utils, "load_checkpoint"): train_loop.load_checkpoint,
     # whatever a damaged file makes its readers raise; settings of the file are run by eval()

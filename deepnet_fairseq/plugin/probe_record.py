@@ -1,4 +1,4 @@
-"""The file of one run's probes: JSON lines, a header and then one row a probed update."""
+"""Read and write the file of a run's probes: JSON lines, a header and then a row for each probed update."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ FORMAT = 1
 
 @dataclass
 class Record:
-    """header: method, layers, width, probes and interval of the run; rows[update][probe][address]: value.
+    """Content of a probes' file.
 
-    `update` counts the updates already made: row 0 is the model as it was built.
+    header: method, layers, width, probes and interval of the run; rows[update][probe][address]: value. `update` counts
+    the updates already made: row 0 is the model as it was built.
     """
 
     header: dict
     rows: dict[int, dict[str, Values]]
 
     def updates(self) -> list[int]:
-        """The probed updates, in order."""
+        """Return the probed updates in order."""
         return sorted(self.rows)
 
     def series(self, probe: str, address: str) -> tuple[list[int], list[float]]:
-        """Updates at which `probe` has a value for `address`, and these values."""
+        """Return the updates at which `probe` has a value for `address`, and these values."""
         found = [(u, self.rows[u][probe][address]) for u in self.updates() if address in self.rows[u].get(probe, {})]
         return [u for u, _ in found], [value for _, value in found]
 
 
 class Writer:
-    """Appends to the file of a run; what a resumed run repeats counts anew, and so does its header.
+    """Writer that appends to a run's file; a resumed run adds a header, and its rows replace those that it repeats.
 
-    fresh: begin the file anew, as at update 0. OSError if it cannot be written.
+    fresh: begin the file anew, as at update 0. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path, header: dict, fresh: bool):
@@ -50,7 +51,7 @@ class Writer:
             part.write_bytes(kept + json.dumps({"format": FORMAT} | header).encode() + b"\n")
 
     def row(self, update: int, values: dict[str, Values]) -> None:
-        """One line, with five significant digits; a value that is not finite becomes null."""
+        """Append a row, with five significant digits; a value that is not finite becomes null."""
         rounded = {probe: {where: _short(v) for where, v in found.items()} for probe, found in values.items()}
         with open(self.path, "a") as file:
             file.write(json.dumps({"update": update} | rounded, separators=(",", ":")) + "\n")
@@ -62,7 +63,7 @@ def _short(value: float) -> float | None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Of each line, the header's too; an empty row for one that is broken. UserError if there is no such file."""
+    """Return a row for each line, headers included, an empty one for a broken line; UserError without a file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -70,7 +71,10 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def record_of(lines: list[dict], where: object) -> Record:
-    """Of read_rows, the later of two for one update; null is NaN. UserError, with `where` they are from, if broken."""
+    """Make a record of rows; of two for one update the later counts, and null is NaN.
+
+    lines: as read_rows returns them; where: their origin, for the UserError that broken rows raise.
+    """
     header, rows = {}, {}
     try:
         for row in lines:
@@ -87,7 +91,7 @@ def record_of(lines: list[dict], where: object) -> Record:
 
 
 def read_record(path: Path) -> Record:
-    """The rows of a run's file; UserError as above."""
+    """Read a run's file; raise a UserError, naming it, if it is missing or broken."""
     return record_of(read_rows(path), path)
 
 

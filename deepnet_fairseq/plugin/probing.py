@@ -1,4 +1,4 @@
-"""Probes in fairseq's training: when they look, what they compare with, where it is written.
+"""Run probes in fairseq's training: at which updates, against which reference, into which file.
 
 DeepTrainer calls them before each batch and around the clipping of gradients.
 """
@@ -21,6 +21,7 @@ from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
 from .admin_profile import held_training_batch
+from .distributed import agreement
 from .probe_record import FILE, Writer
 
 REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
@@ -85,7 +86,7 @@ class TrainingProbes:
     def _open(self, update: int) -> None:
         """Start or continue the run's file, and settle on the held batch and F(x, theta_0)."""
         self._opened = True
-        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        first = agreement.is_first()
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
         if any(probe.needs_held for probe in self.session.kinds):
@@ -106,9 +107,9 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
-    """F(x, theta_0) on the held batch: what the model gives now at update 0, else what `path` holds.
+    """Return F(x, theta_0) on the held batch: the model's outputs at update 0, later those that `path` holds.
 
-    A resumed run that finds no such file, or one of another batch, counts from where it is, and says so.
+    A resumed run without that file, or with one of another batch, warns and takes the outputs of now.
     """
     held = net_input["src_tokens"]
     if update:

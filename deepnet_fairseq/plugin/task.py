@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
 from .distributed import zero
-from .divergence.stuck import Stuck
 from .optimisers.after_update import apply_after_update
 from .probing import TrainingProbes
 from .settings import check_plain
+from .stuck import Stuck
 
 SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 
@@ -74,7 +74,7 @@ class DeepTask:
     def post_validate(self, model, stats, agg):
         """End the validation of a subset."""
         if self.stuck is not None:
-            self.stuck.compare(self, model, stats, first=self.validated == 0)
+            self.stuck.compare(self, stats, first=self.validated == 0)
         self.validated += 1
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)  # type: ignore[misc]

@@ -26,12 +26,11 @@ from fairseq.trainer import Trainer
 
 from ..core import archs
 from ..errors import UserError
-from . import datasets
+from . import datasets, stuck
 from .admin_profile import fill_profile
-from .checkpoints import epoch_weights, exact_resume, reading, saving, train_loop
-from .checkpoints.atomic import SaveError
+from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
-from .divergence import FLOOR, GRADIENTS, LOSS, Diverged, stuck
+from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
 from .optimisers import half_precision, papers
 from .optimisers.moving_average import MovingAverage
 from .probing import probes_of
@@ -268,9 +267,9 @@ class DeepTrainer(Trainer):
             place = {key: value for key, value in extra_state["train_iterator"].items() if key != datasets.BEGUN}
             state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}
         try:
-            saving.write(state, filename)
-            epoch_weights.write_too(state, saving.write)
-        except SaveError as error:
+            atomic.save(state, filename)
+            epoch_weights.write_too(state)
+        except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
                 raise
             logger.warning(str(error))

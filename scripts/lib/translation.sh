@@ -22,9 +22,8 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
 }
 
 tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights beside the averaged, unless KEEP=all
-    local run="$1" most left
+    local run="$1" left
     [ -f "$run/trained" ] && [ ! -f "$run/disk" ] && compgen -G "$run/*.pt" >/dev/null || return 0
-    most="$(sed -n -E 's/.*checkpoints have taken ([0-9]+) bytes.*/\1/p' "$run/train.log" | sort -n | tail -n 1)"
     if [ "$KEEP" != all ]; then
         if [ -f "$run/checkpoint_last.pt" ]; then
             deepnet average "$run/checkpoint_last.pt" --out "$run/last_weights.pt" >/dev/null
@@ -34,7 +33,7 @@ tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights
         rm -f "$run"/checkpoint_[0-9]*.pt "$run"/checkpoint[0-9]*.pt "$run"/weights[0-9]*.pt "$run"/checkpoint_{previous,best}.pt
     fi
     left="$(find "$run" -name '*.pt' -printf '%i %s\n' | sort -u | awk '{bytes += $2} END {print bytes + 0}')"
-    echo "checkpoints: at most $(numfmt --to=si "${most:-$left}")B while it trained, $(numfmt --to=si "$left")B kept" >"$run/disk"
+    echo "checkpoints: $(numfmt --to=si "$left")B kept" >"$run/disk"
     echo "   $run $(cat "$run/disk")"
 }
 

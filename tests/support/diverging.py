@@ -9,8 +9,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from deepnet_fairseq.plugin.divergence import Diverged
-from deepnet_fairseq.plugin.divergence.search import headline
+from deepnet_fairseq.plugin.divergence import Diverged, headline
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from ..conftest import TRAIN_FLAGS

@@ -1,6 +1,6 @@
-"""Checkpoints that survive: saved whole or not at all, verified when they are read, in time when a signal comes.
+"""Checkpoints: written whole or not at all, verified when they are read, and saved when a signal arrives.
 
-atomic.py writes a file, saving.py a training's; integrity.py verifies one and says which to resume from,
-exact_resume.py does what else it takes to go on exactly; holding.py keeps a second training out of the folder, and
-train_loop.py stops one. docs/checkpoints.md.
+atomic.py writes a file; saving.py locks the folder and saves a training's checkpoints; reading.py verifies one and
+chooses the one to resume from; exact_resume.py restores what fairseq loses; train_loop.py stops a training.
+docs/checkpoints.md.
 """

@@ -1,7 +1,7 @@
-"""A file takes its name when all of it is on the disk, and the one before stays until then.
+"""Write checkpoints so that a file of that name is whole at any moment: the old one, or the new one.
 
-fairseq's own way tries three times into the same open file, which spoils it, syncs nothing, and leaves what it could
-not finish.
+fairseq writes up to three times into the same open file, which spoils it, never calls fsync, and leaves unfinished
+files behind.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from ...errors import UserError, behind
 from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
-LEFTOVERS = ("checkpoint*.pt.*part", "checkpoint*.pt.tmp", "crash.pt.*part", "crash.pt.tmp")  # .tmp: fairseq's own
-most: dict[Path, int] = {}  # folder -> bytes that its checkpoints have taken at most
+LEFTOVERS = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
 _cleaned: set[Path] = set()
 _spoilt: set[Path] = set()
 
 
 class SaveError(UserError):
-    """A file that could not be written; path, reason: which, and why in a few words. The file before is untouched."""
+    """Raised when a file at `path` could not be written, for `reason`; the file that was there is untouched."""
 
     def __init__(self, path: Path, error: BaseException):
         self.path, self.reason = Path(path), reason(error)
@@ -33,30 +32,34 @@ class SaveError(UserError):
 
 
 def reason(error: BaseException | None) -> str:
-    """The system's word for it (No space left on device), which torch hides, or the first line of the message."""
+    """Return the system's reason (No space left on device), which torch hides, or else the message's first line."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
     said = (one.strerror for one in behind(error) if isinstance(one, OSError) and one.strerror)
     return next(said, first)
 
 
 def save(content, path: str | Path) -> None:
-    """torch.save into a new file; SaveError if it could not be written."""
+    """Call torch.save on a new file; raise SaveError if it could not be written."""
     with new_file(path) as part, open(part, "wb") as file:  # torch would open it without telling why it cannot write
         torch.save(content, file)
 
 
-def copy(source: str | Path, path: str | Path) -> None:
-    """One file under another name too, for nothing writes into a checkpoint; SaveError if that could not be made."""
-    with new_file(path) as part:
-        _link(source, part)
+def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str:
+    """Give a checkpoint a second name by a hard link, since nothing writes into a checkpoint; SaveError on failure.
+
+    fairseq copies over checkpoint_last.pt, which is lost if the run is killed meanwhile.
+    """
+    with new_file(dst_path) as part:
+        _link(src_path, part)
+    return dst_path
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Gives a neighbouring path to write to, which takes the name `path` if all went well.
+    """Yield a path beside `path` to write to; without an error the file written there then takes the name `path`.
 
-    A checkpoint_last that is there is kept as checkpoint_previous. SaveError if the disk does not take it; then, and if
-    the process is killed, the old files are there as they were.
+    An existing checkpoint_last is kept as checkpoint_previous. Raises SaveError if the disk does not take the file;
+    then, and if the process is killed, the old files stay as they were.
     """
     path = Path(path)
     _clean(path.parent)
@@ -64,7 +67,6 @@ def new_file(path: str | Path) -> Iterator[Path]:
         with whole(path, follow=False) as part:
             yield part
             sync(part)
-            most[path.parent] = max(most.get(path.parent, 0), size(path.parent))
             keep_previous(path)
         sync(path.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
@@ -73,7 +75,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 
 def keep_previous(path: str | Path) -> None:
-    """If `path` is a checkpoint_last that is there, the same file is called checkpoint_previous too; OSError."""
+    """Link an existing checkpoint_last to the name checkpoint_previous too; leave any other `path` alone."""
     path = Path(path)
     if not path.name.startswith(LAST) or path in _spoilt or not path.is_file():
         return
@@ -82,16 +84,6 @@ def keep_previous(path: str | Path) -> None:
         return
     with whole(previous, follow=False) as part:
         _link(path, part)
-
-
-def size(folder: Path) -> int:
-    """Bytes of its checkpoints, those that are being written too; one of two names counts once."""
-    found = {}
-    for file in folder.glob("*.pt*"):
-        with suppress(OSError):  # gone meanwhile
-            stat = file.stat()
-            found[stat.st_ino] = stat.st_size
-    return sum(found.values())
 
 
 def _link(source: str | Path, path: Path) -> None:
@@ -103,17 +95,17 @@ def _link(source: str | Path, path: Path) -> None:
 
 
 def previous_of(path: Path) -> Path:
-    """DIR/checkpoint_lastX.pt -> DIR/checkpoint_previousX.pt."""
+    """Return DIR/checkpoint_previousX.pt for DIR/checkpoint_lastX.pt."""
     return path.with_name(path.name.replace(LAST, PREVIOUS, 1))
 
 
 def spoilt(path: Path) -> None:
-    """`path` was found damaged: its successor must not push the one before it out."""
+    """Note that `path` is damaged: the next save must not replace checkpoint_previous by it."""
     _spoilt.add(Path(path))
 
 
 def sync(path: Path) -> None:
-    """Returns when the file's content, or the names in the folder, are on the disk; OSError if they cannot be."""
+    """Wait until a file's content, or a folder's list of names, is on the disk; raise OSError if it cannot be."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -122,7 +114,7 @@ def sync(path: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Removes, once, what runs that were killed here have begun."""
+    """Remove, once a process, the unfinished files of runs that were killed in this folder."""
     if folder in _cleaned:
         return
     _cleaned.add(folder)

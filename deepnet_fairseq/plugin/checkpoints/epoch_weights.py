@@ -12,11 +12,11 @@ import copy
 import math
 import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
+from . import atomic
 
 WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
 FILE = re.compile(r"weights(\d+)\.pt")
@@ -74,11 +74,11 @@ def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
     return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
 
 
-def write_too(state: dict, write: Callable[[dict, str], None]) -> None:
+def write_too(state: dict) -> None:
     """Write the weights of a checkpoint, which has just been written, where --epoch-weights wants them."""
     if _beside is not None:
         path, flag = _beside
-        write(weights_of(state), str(path))
+        atomic.save(weights_of(state), path)
         remove_old(path.parent, flag)
 
 

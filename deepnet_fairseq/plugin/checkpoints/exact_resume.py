@@ -1,4 +1,4 @@
-"""What fairseq forgets between two processes, so that a resumed training goes on as if it had not been interrupted.
+"""Save and restore the state that fairseq loses between processes: a resumed training goes on bit for bit.
 
 fairseq keeps averages, patience and counters in the process only. It rebuilds float32 weights from those in half
 precision, which have lost the lower bits. It saves before an epoch is over: the epoch's averages are still to be
@@ -89,10 +89,9 @@ def weights(optimizer) -> list[Tensor]:
         return []
     if not isinstance(params, dict):
         return [param.data for param in params]
-    # by device, all of its parameters in one
-    sizes = {device: [param.numel() for param in half if param.device.index == device] for device in params}
-    parts = {device: iter(flat.data[: sum(sizes[device])].split(sizes[device])) for device, flat in params.items()}
-    return [next(parts[param.device.index]).view(param.shape) for param in half]
+    [flat], sizes = params.values(), [param.numel() for param in half]  # of the one device: all weights in one tensor
+    parts = flat.data[: sum(sizes)].split(sizes)
+    return [part.view(param.shape) for part, param in zip(parts, half, strict=True)]
 
 
 def with_weights(optimizer, state: dict) -> dict:
@@ -136,7 +135,7 @@ def load_weights(optimizer, state_dict: dict) -> None:
 def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     """Finish the update and the epoch after which a checkpoint with that extra state was saved.
 
-    Returns what fairseq's `train` returns of an epoch: validation losses, and whether the training is over.
+    Return the validation losses and whether the training is over, as fairseq's `train` does for an epoch.
     """
     global averages
     ours, state = extra_state.get(KEY) or {}, extra_state["train_iterator"]

@@ -1,5 +1,8 @@
 """Read checkpoints: only plain data is unpickled, and a file that cannot be used is refused in one line.
 
+torch stores a checksum for every tensor and never checks it; here each file is verified before it is read, and a resume
+takes the last checkpoint, or the newest that is whole.
+
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
 below; each holds data, none runs code when it is rebuilt. That a file holds weights that are finite numbers, and the
 config of their model, fairseq finds out later, if at all: weights that are no numbers translate into anything.
@@ -10,12 +13,17 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
+import logging
 import os
 import pickle
 import re
+import struct
 import typing
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy
 import omegaconf
@@ -27,16 +35,19 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..settings import check_plain
-from . import integrity
+from . import atomic
 
+log = logging.getLogger(__name__)
+DEFAULT = "checkpoint_last.pt"  # of --restore-file
+RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
+FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
-SHARDS = "deepnet_shards"  # in a checkpoint whose tensors lie in a file for each process
-GATHERS = "45b0f76"  # the last commit that reads those
 
 
 def allow_plain_data() -> None:
-    """The smallest list with which training, resuming (on several ranks too), generation and validation work."""
+    """Allow torch to unpickle the classes that training, resuming (on several ranks too) and generation need."""
     multiarray = numpy._core.multiarray  # type: ignore[attr-defined]  # where the pickles' functions live
     torch.serialization.add_safe_globals(
         [
@@ -66,14 +77,11 @@ def allow_plain_data() -> None:
 
 
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq; UserError, naming the file, for one that is damaged, foreign or no checkpoint.
-
-    UserError for overrides that prune layers of our models, too, which fairseq would leave out without a word.
-    """
+    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none."""
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
-            integrity.check(path)  # torch does not look at its checksums
+            check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
             for config in (raw.get("cfg"), raw.get("args")):  # before fairseq converts them, which runs eval()
                 check_plain(path, config)
@@ -81,17 +89,11 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
-    pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
-    if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
-        raise UserError(
-            f"--model-overrides {pruning[0]}: a method's constants hold for the depth that it was trained at; "
-            "export the model (deepnet export --to transformer) and prune the export"
-        )
     return state
 
 
 def explained(load, path, *args, **kwargs):
-    """Return load(path, ...); UserError, naming the file, for whatever a file that is no checkpoint makes it raise."""
+    """Return load(path, ...); raise a UserError, naming the file, for any error that a bad file causes."""
     _check_ordinary(path)
     try:
         return load(path, *args, **kwargs)
@@ -110,8 +112,6 @@ def explained(load, path, *args, **kwargs):
 def _check_ordinary(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
-    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch takes it for no name at all
-        raise UserError(f"{path!r}: its name is not UTF-8; rename it")
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def explaining_unusable(filename: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """The first sentence of what was raised; torch adds advice to it."""
+    """Return the first sentence of an error's message, without torch's advice after it."""
     lacks = "it lacks " if isinstance(error, KeyError) else ""
     first = lacks + str(error).split("\n")[0].split(". ")[0]
     return first if first and len(first) < 160 else type(error).__name__
@@ -142,15 +142,13 @@ def _refusal(path: str, message: str) -> str:
 
 
 def check_content(path: str, state: dict) -> None:
-    """UserError, naming the file, for what no checkpoint of fairseq holds.
+    """Raise a UserError, naming the file, if its content is not that of a usable checkpoint of fairseq.
 
-    state: what checkpoint_utils.load_checkpoint_to_cpu made of it.
+    state: the file as checkpoint_utils.load_checkpoint_to_cpu returns it.
     """
-    if SHARDS in state:
-        raise UserError(
-            f"{path}: lies in shards, which commit {GATHERS} of this package gathers; resume the run there "
-            "without --use-sharded-state"
-        )
+    if "deepnet_shards" in state:  # its tensors lie in a file for each process
+        said = f"{path}: lies in shards, which commit 45b0f76 of this package gathers"
+        raise UserError(f"{said}; resume the run there without --use-sharded-state")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
@@ -165,12 +163,98 @@ def check_content(path: str, state: dict) -> None:
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The first of the floating-point tensors with NaN or an infinity in it.
+    """Return the name of the first floating-point tensor that holds a NaN or an infinity; None if none does.
 
-    A sum takes a twentieth of the time of isfinite and is finite if its terms are, unless it grows too large.
+    The sum is tried first, at a twentieth of the time of isfinite: if it is finite, so are all of its terms.
     """
     for name, value in weights.items():
         kind = torch.float32 if value.dtype in HALF else None
         if value.is_floating_point() and not value.sum(dtype=kind).isfinite() and not value.isfinite().all():
             return name
     return None
+
+
+def check_whole(path: str | Path) -> None:
+    """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
+    with open(path, "rb") as file:
+        is_zip = file.read(2) == b"PK"
+    if is_zip and (found := damage(path)):
+        raise UserError(f"{path}: truncated or damaged ({found}); take another checkpoint of the same folder")
+
+
+def damage(path: str | Path) -> str | None:
+    """Describe in a few words what is wrong with the checkpoint at `path`; None if it is whole.
+
+    Reads the whole file, and remembers the answer until the file changes.
+    """
+    path = Path(path)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return error.strerror
+    return _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(path: Path, version: tuple) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _of_archive(path, archive)
+    except UNREADABLE as error:
+        return str(error).split("\n")[0] or type(error).__name__
+
+
+def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
+    """Check that zipfile and torch read the same table of contents, and every member's header and checksum."""
+    members = archive.infolist()
+    names = {info.filename.partition("/")[2] for info in members}
+    if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
+        return "its table of contents is broken"
+    for info in members:
+        if info.compress_type or info.compress_size != info.file_size or info.external_attr & FOLDER:
+            return f"{info.filename.partition('/')[2]} is not stored as torch does"
+    broken = archive.testzip()
+    return broken and f"the checksum of {broken.partition('/')[2]} is another"
+
+
+def other_than_last(folder: Path, suffix: str) -> Path | None:
+    """Return the checkpoint to resume from if it is not checkpoint_last; None to take that, or if there is none at all.
+
+    suffix: of this process's files, mostly "". The log names the files passed over. Raises a UserError if checkpoints
+    are there and none is whole.
+    """
+    last = folder / f"{atomic.LAST}{suffix}.pt"
+    reason = damage(last) if last.is_file() else "missing"
+    if reason is None:
+        return None
+    others = earlier(folder, suffix)
+    if reason == "missing" and not others:
+        return None
+    said = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
+    atomic.spoilt(last)
+    for path in others:
+        if found := damage(path):
+            log.warning(f"{path}: truncated or damaged too ({found})")
+        else:
+            log.warning(f"{said}; resuming from {path}")
+            return path
+    raise UserError(
+        f"{said}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name one "
+        "by --restore-file, or start over with another --save-dir"
+    )
+
+
+def earlier(folder: Path, suffix: str) -> list[Path]:
+    """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
+    pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
+    found = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
+    return sorted(found, key=lambda path: (found[path][1] is None, updates(path)), reverse=True)
+
+
+def updates(path: Path) -> int:
+    """Return the number of updates before a checkpoint, -1 if it cannot be read. Reads little of the file."""
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return state["optimizer_history"][-1]["num_updates"]
+    except Exception:  # of whatever a damaged file makes torch raise
+        return -1

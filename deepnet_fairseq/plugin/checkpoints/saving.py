@@ -1,40 +1,85 @@
-"""The saves of a training: one that fails is a line in the log, not the end of the run."""
+"""Save a training's checkpoints; a save that fails is a warning in the log, not the end of the run.
+
+A training locks its --save-dir, for a second training there would replace and remove the first one's checkpoints. The
+lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 from fairseq import utils
-from fairseq.checkpoint_utils import torch_persistent_save
-from fairseq.file_io import PathManager
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ...errors import UserError
 from ..distributed import agreement
-from ..divergence import WEIGHTS, Diverged
-from ..divergence.search import all_finite
-from . import atomic, epoch_weights, holding, integrity
+from ..divergence import WEIGHTS, Diverged, all_finite
+from . import atomic, epoch_weights, reading
 from .atomic import SaveError
-from .reading import HALF
 
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
+LOCK = ".lock"
+GRACE = 5.0  # seconds in which a process that was killed may still be on its way out
+_lock: FileLock | None = None  # of this process
 _failure: SaveError | None = None  # of the latest save
-_said: dict[str, int] = {}  # folder -> the size in bytes that the log has told
 
 
 def begin(cfg) -> None:
-    """Take the folder for this training; cfg: the config's part for checkpoints.
+    """Lock the folder for this training; cfg: the config's section for checkpoints.
 
-    UserError, before anything is written, if the folder is another training's.
+    Raises a UserError, before anything is written, if another training holds the folder.
     """
     global _failure
     if cfg.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
     if not cfg.no_save:
-        holding.take(Path(cfg.save_dir))
+        take(Path(cfg.save_dir))
     _failure = None
+
+
+def take(folder: Path) -> None:
+    """Lock `folder` on rank 0 until `release`; raise a UserError on all ranks if another training holds it.
+
+    The folder is made. A second call for the same folder changes nothing, one for another folder frees the first.
+    """
+    agreement.from_first(lambda: _take(folder.absolute()))
+
+
+def release() -> None:
+    """Free the folder for the next training."""
+    global _lock
+    if _lock is not None:
+        _lock.release()
+        _lock = None
+
+
+def _take(folder: Path) -> None:
+    global _lock
+    file = folder / LOCK
+    if _lock is not None and Path(_lock.lock_file) == file:
+        return
+    release()
+    lock = FileLock(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=GRACE)
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = f" ({file.read_text().strip()[:100]})"
+        said = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
+        raise UserError(said) from None
+    except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot be written
+        return
+    _lock = lock
+    with suppress(OSError):
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
 
 
 def check(trainer) -> None:
@@ -55,26 +100,10 @@ def on_cpu(state: dict) -> dict:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in moved:
             cpu = tensor.detach().cpu()
-            moved[key] = cpu.float() if cpu.dtype in HALF else cpu
+            moved[key] = cpu.float() if cpu.dtype in reading.HALF else cpu
         return moved[key]
 
     return utils.apply_to_sample(move, state)
-
-
-def write(state: dict, filename: str) -> None:
-    """Write a checkpoint that is whole or absent; fairseq tries three times into the same open file."""
-    if PathManager.supports_rename(str(filename)):
-        atomic.save(state, filename)
-    else:
-        torch_persistent_save(state, filename)
-
-
-def copy_whole(original, src_path: str, dst_path: str, overwrite: bool = False):
-    """Copy a checkpoint; fairseq copies over checkpoint_last.pt, which a run that is killed meanwhile has lost."""
-    if not PathManager.supports_rename(dst_path):
-        return original(src_path, dst_path, overwrite=overwrite)
-    atomic.copy(src_path, dst_path)
-    return dst_path
 
 
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
@@ -93,17 +122,13 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
         log.warning(f"{_failure}; the training goes on, {_left(cfg)}")
         return None
     _failure = None
-    most = atomic.most.get(Path(cfg.save_dir), 0)
-    if most > _said.get(cfg.save_dir, 0):  # what the disk must have room for
-        _said[cfg.save_dir] = most
-        log.info(f"{cfg.save_dir}: checkpoints have taken {most} bytes")
     return path
 
 
 def _left(cfg) -> str:
-    """Say what a resume would find. cfg: the whole config, or its part for checkpoints."""
+    """Describe the checkpoint that a resume would start from. cfg: the whole config, or its section for checkpoints."""
     cfg = getattr(cfg, "checkpoint", cfg)
     folder, suffix = Path(cfg.save_dir), cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"
-    there = [last] if last.is_file() else integrity.earlier(folder, suffix)
+    there = [last] if last.is_file() else reading.earlier(folder, suffix)
     return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"

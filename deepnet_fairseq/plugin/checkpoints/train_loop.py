@@ -1,4 +1,4 @@
-"""Around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
+"""Handlers around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
 
 SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
 """
@@ -21,10 +21,9 @@ from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
 from ...errors import UserError, behind
-from .. import divergence
+from .. import divergence, stuck
 from ..distributed import agreement
-from ..divergence import search, stuck
-from . import atomic, exact_resume, holding, integrity, saving
+from . import atomic, exact_resume, reading, saving
 
 log = logging.getLogger(__name__)
 ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
@@ -45,13 +44,13 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     """
     saving.begin(cfg)
     trainer.over = None
-    if cfg.restore_file == integrity.DEFAULT:
+    if cfg.restore_file == reading.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := agreement.from_first(lambda: str(integrity.other_than_last(folder, suffix) or "")):
+        if path := agreement.from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / integrity.DEFAULT).exists()
+    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / reading.DEFAULT).exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
@@ -82,7 +81,7 @@ def train(original, cfg, trainer, task, epoch_itr):
     finally:
         if ended:
             unwatch()
-            holding.release()
+            saving.release()
 
 
 def _train_or_end(original, cfg, trainer, *args):
@@ -98,7 +97,7 @@ def _train_or_end(original, cfg, trainer, *args):
     except (RuntimeError, OSError, EOFError) as error:
         explain_lost_loader(cfg, error)
         raise
-    line = line or search.headline(trainer, *found)
+    line = line or divergence.headline(trainer, *found)
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
     agreement.meet()  # torchrun ends all processes as soon as one has ended
@@ -106,9 +105,9 @@ def _train_or_end(original, cfg, trainer, *args):
 
 
 def explain_lost_loader(cfg, error: Exception) -> None:
-    """Raise a UserError if `error` says that a process that loads data is gone.
+    """Raise a UserError if the cause of `error` is a data-loading process that was killed.
 
-    torch raises that wherever the training is; of one that is gone while it hands a batch over, the socket's error.
+    torch raises such an error at any place of the training; if the process was handing over a batch, a socket's error.
     """
     frames = traceback.extract_tb(error.__traceback__)
     halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
@@ -168,14 +167,14 @@ def received() -> int:
 
 
 def watch() -> None:
-    """Notice signals from now on; a second one of a kind does what it does by default. In the main thread only."""
+    """Catch signals from now on, in the main thread only; a second signal of a kind has its default effect."""
     if not _before and threading.current_thread() is threading.main_thread():
         _first.clear()
         _before.update({kind: signal.signal(kind, _notice) for kind in ANSWERED})
 
 
 def unwatch() -> None:
-    """Restore the handlers of before, and forget signals; one that the process's end answers is ignored from now on.
+    """Restore the previous handlers and forget signals; ignore the one that the end of this process answers.
 
     When one process has ended, torchrun sends the others the same signal again.
     """
@@ -193,9 +192,9 @@ def _notice(kind: int, frame) -> None:
 
 
 def spare_worker(original) -> None:
-    """Let a process that loads data ignore a signal that goes to all processes of a job, but for one of its parent.
+    """Make a data-loading process ignore signals sent to the whole job; only its parent's SIGTERM ends it.
 
-    It would die, and the training of its death, before that has saved.
+    Its death would end the training with an error before the checkpoint is saved.
     """
     original()
     if threading.current_thread() is not threading.main_thread():

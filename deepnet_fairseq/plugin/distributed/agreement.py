@@ -1,6 +1,6 @@
-"""One answer from all ranks of a training; a training by one process answers itself.
+"""Collectives over all ranks of a training, which return at once where there is only one process.
 
-What one rank asks here all ask, in the same order: each function but `several` and `is_first` waits for the others.
+All ranks must make the same calls in the same order: every function but `several` and `is_first` waits for the others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ...errors import UserError
 
 
 def several() -> bool:
-    """Is there more than one rank?"""
+    """Return whether there is more than one rank."""
     return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def is_first() -> bool:
-    """Is this the rank that writes and logs?"""
+    """Return whether this is rank 0, which writes and logs."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def from_first(ask: Callable[[], object]):
-    """What ask() answers on the first rank, on every rank; a UserError there is one everywhere."""
+    """Call ask() on rank 0 and return its result on every rank; raise its UserError on every rank."""
     if not several():
         return ask()
     found = [None, None]  # the answer, or what is wrong
@@ -40,7 +40,7 @@ def from_first(ask: Callable[[], object]):
 
 
 def gathered(mine) -> list:
-    """Everybody's `mine`, by rank; something that can be pickled."""
+    """Return the list of all ranks' `mine` by rank (all-gather); it must be possible to pickle it."""
     if not several():
         return [mine]
     found = [None] * distributed.get_world_size()
@@ -49,7 +49,7 @@ def gathered(mine) -> list:
 
 
 def largest(number: int, device: torch.device) -> int:
-    """The largest of the ranks' numbers, on every rank. device: where the backend sends from, the trainer's."""
+    """Return the largest of the ranks' numbers on every rank. device: the trainer's, from which the backend sends."""
     if not several():
         return number
     numbers = torch.tensor([number], dtype=torch.int32, device=device)
@@ -57,16 +57,7 @@ def largest(number: int, device: torch.device) -> int:
     return int(numbers.item())
 
 
-def summed(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The sum of the ranks' tensors, on every rank. device: where the backend sends from, the trainer's."""
-    if not several():
-        return numbers
-    found = numbers.to(device, copy=True)
-    distributed.all_reduce(found)
-    return found.to(numbers.device)
-
-
 def meet() -> None:
-    """Returns when all are here: what kills the others when one process ends must not cut short what rank 0 writes."""
+    """Wait for all ranks (barrier), so that rank 0 can finish writing before torchrun ends it with the others."""
     if several():
         distributed.barrier()

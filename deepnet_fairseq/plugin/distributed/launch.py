@@ -1,7 +1,7 @@
-"""The processes of a training: started by torchrun or here, on GPUs or CPUs, and one line when one of them is lost.
+"""Start the processes of a training, or join those of torchrun and srun, and explain the loss of one in one line.
 
-fairseq leaves torchrun's processes to train N times by themselves unless the world size is named too, starts none on a
-CPU and waits half an hour for a machine that is cut off.
+fairseq lets each of torchrun's processes train by itself unless the world size is given too, starts no processes on
+CPUs, and waits half an hour for a machine that is cut off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,11 +25,12 @@ from fairseq.distributed import utils as distributed_utils
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ... import register
 from ...errors import UserError, behind, user_error_line
-from ..checkpoints import holding
+from ..checkpoints import saving
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -51,9 +51,9 @@ def flush_denormals() -> None:
 
 
 def call_main(original, cfg, main, **kwargs):
-    """Run `main` in one of torchrun's or srun's processes, or in all processes of this machine.
+    """Run `main` in this process, one of torchrun's or srun's, or start this machine's processes and run it in each.
 
-    UserError where one is lost or cannot be reached.
+    Raises a UserError if a process is lost or cannot be reached.
     """
     from .. import patches  # which imports this module
 
@@ -74,17 +74,17 @@ def call_main(original, cfg, main, **kwargs):
 
 
 def meet_once() -> None:
-    """Make gloo's group of all processes fairseq's group of all processes, too.
+    """Let fairseq use gloo's default process group in place of a second group of all processes.
 
-    Trainer would make another, and gloo waits without end for a process that is killed after it has told its address
-    and before it is connected. fairseq's reason for a group of its own is NCCL's.
+    fairseq makes one for the sake of NCCL. While it is made, gloo waits forever for a process that is killed after it
+    has sent its address and before it is connected.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         distributed_utils.get_global_group._global_group = torch.distributed.group.WORLD
 
 
 def _join(place, on_cpu: bool) -> None:
-    """Take the place among torchrun's processes that its variables name."""
+    """Set rank, world size and device from torchrun's environment variables."""
     place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
     if place.distributed_world_size > 1:
         place.distributed_init_method, place.distributed_no_spawn = "env://", True
@@ -98,9 +98,10 @@ def _slurm() -> bool:
 
 
 def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
-    """Start a training's processes on this machine: all, or those from --distributed-rank on at a named meeting place.
+    """Start a training's processes on this machine and wait for them.
 
-    It ends as they do, with what the first of them has to say.
+    With --distributed-init-method they are the ranks from --distributed-rank on, else all of the training. Ends with
+    the status or message of the process that failed first.
     """
     place = cfg.distributed_training
     first, number = place.distributed_rank or 0, place.distributed_world_size
@@ -110,7 +111,7 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     elif not on_cpu and number > torch.cuda.device_count():
         raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
     else:
-        port = _free_port() if place.distributed_port <= 0 else place.distributed_port
+        port = get_free_port() if place.distributed_port <= 0 else place.distributed_port
         place.distributed_init_method = f"tcp://localhost:{port}"
     place.distributed_rank = None  # each process its own
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
@@ -138,16 +139,16 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """End one of torchrun's or srun's processes with its launcher, from register() on."""
+    """Make a process that torchrun or srun started end with its launcher; called by register()."""
     if LAUNCHED in os.environ or _slurm():
         end_with(os.getppid())
 
 
 def end_with(parent: int) -> None:
-    """Kill this process within a second of the end of `parent`, or now if that is gone.
+    """Kill this process within a second of the end of `parent`, or now if `parent` is gone.
 
-    torchrun's processes are sessions of their own, which a SIGKILL to its process group does not reach. Not by
-    PR_SET_PDEATHSIG, which asks for the parent's thread.
+    torchrun's processes are sessions of their own, so a SIGKILL to its process group does not reach them.
+    PR_SET_PDEATHSIG is no alternative: it follows the parent's thread, not its process.
     """
     threading.Thread(target=_watch, args=(parent,), name="launcher", daemon=True).start()
 
@@ -159,7 +160,7 @@ def _watch(parent: int) -> None:
 
 
 def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """Run `main` in one of the spawned processes, which has unpickled this function and no more."""
+    """Run `main` in a spawned process, which so far has only unpickled this function."""
     from .. import patches  # which imports this module
 
     register()
@@ -198,14 +199,8 @@ def _pass_on(processes, kind: int, frame) -> None:
             os.kill(process.pid, kind)
 
 
-def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("localhost", 0))
-        return door.getsockname()[1]
-
-
 def _wait_at_most(seconds: int) -> None:
-    """Wait for other processes as long as --heartbeat-timeout says; without it as long as torch does."""
+    """Set the timeout of collectives to --heartbeat-timeout; 0 or less keeps torch's."""
     if seconds > 0:
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
@@ -213,7 +208,7 @@ def _wait_at_most(seconds: int) -> None:
 
 @contextlib.contextmanager
 def _said_in_a_line(cfg):
-    """Turn complaints about the network into one line, from the first barrier on."""
+    """Turn errors of the network, from the first barrier on, into a UserError; then leave the process group."""
     try:
         yield
     except Exception as error:
@@ -225,21 +220,21 @@ def _said_in_a_line(cfg):
             f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
     finally:
-        holding.release()
+        saving.release()
         _leave()
 
 
 def _of_network(error: BaseException) -> str:
-    """Return what an error says of the network in a line; "" if it is about something else."""
+    """Return the first line of an error of the network; "" for any other error."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     lost = isinstance(error, RuntimeError) and (isinstance(error, torch.distributed.DistError) or LOST.search(first))
     return first if lost else ""
 
 
 def _leave() -> None:
-    """Leave the process group: one that is there when the process ends may abort it, for its threads go on.
+    """Destroy the process group, whose threads may otherwise abort the process at its end.
 
-    After an error NCCL may wait for ranks that are gone; there the process just ends.
+    After an error NCCL may wait for ranks that are gone; then the process just ends.
     """
     groups = torch.distributed
     if groups.is_initialized() and (sys.exc_info()[1] is None or groups.get_backend() == "gloo"):
@@ -254,7 +249,8 @@ def _again(cfg) -> str:
 def parallel(place, module, group, device):
     """Wrap `module` in torch's DistributedDataParallel by fairseq's flags; fairseq's own wrapping fails on a CPU.
 
-    place: the config's part for distributed training. Every gradient is waited for where a module asks for it.
+    place: the config's section for distributed training. Unused parameters are looked for if the flag says so or the
+    module has idle parameters.
     """
     buffers = "forward_sync_buffers"  # the argument's name since torch 2.13
     if buffers not in inspect.signature(DistributedDataParallel).parameters:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-from ..distributed import agreement
+from ..errors import UserError
+from .distributed import agreement
 
 STATUS = 4  # of fairseq-train
 MARGIN = 0.5  # bits: hardly better than guessing; a language model of the quickstart's text is better by 3.5
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stuck:
-    """A watch over a training's validation losses: since when have they been those of guessing?
+    """Watch over a training's validation losses, which notes since when they have been those of guessing.
 
     limit: so many updates of that end the training, 0 for never; smoothing: the loss's label smoothing; padding: the
     target that does not count. since: the update of the first such validation in a row, None if the last was better;
@@ -46,7 +46,7 @@ class Stuck:
 
     @property
     def over(self) -> bool:
-        """Whether it has lasted long enough to end the training."""
+        """True once the losses have been those of guessing for `limit` updates."""
         return bool(self.limit) and self.since is not None and self.at - self.since >= self.limit
 
     def count(self, sample: dict | None, task) -> None:
@@ -58,7 +58,7 @@ class Stuck:
         target = sample["target"].cpu()
         self.counts += torch.bincount(target[target.ne(self.padding)], minlength=len(self.counts))
 
-    def compare(self, task, model, stats: dict, first: bool) -> None:
+    def compare(self, task, stats: dict, first: bool) -> None:
         """Compare the loss of a validated subset with that of guessing. Only the first subset counts.
 
         All processes call it together, for the counts are sums over all of them.
@@ -66,13 +66,13 @@ class Stuck:
         if not self.limit:
             return
         mine = torch.zeros(len(task.target_dictionary), dtype=torch.long) if self.counts is None else self.counts
-        counts = agreement.summed(mine, next(model.parameters()).device)
+        counts = sum(agreement.gathered(mine))
         self.counts = None
         if first and counts.sum():
             self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
     def kept(self) -> dict:
-        """Return what a checkpoint's extra_state holds of it."""
+        """Return the watch's state for a checkpoint's extra_state."""
         return {KEY: [self.since, self.at]} if self.limit else {}
 
     def resume(self, extra_state: dict) -> None:
@@ -92,7 +92,7 @@ class Stuck:
         )
 
     def headline(self) -> str:
-        """Return what has happened in one line. Scripts look for how it begins."""
+        """Describe the end of the training in one line. Scripts look for its first words."""
         return (
             f"stuck at update {self.at}: since update {self.since} hardly better than guessing by the frequencies of "
             f"words; try --method deepnorm, a lower --lr, longer --warmup-updates; --stop-stuck 0 goes on"

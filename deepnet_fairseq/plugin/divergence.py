@@ -1,4 +1,8 @@
-"""The layer of a forward or backward pass that first gives a number that is not finite."""
+"""Find the first layer of a forward or backward pass whose output or gradient is not finite.
+
+A training that diverges ends in one line and a status of its own: DeepTrainer notices numbers that are not finite and
+raises Diverged, and `headline` repeats the update under Search. docs/troubleshooting.md.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,26 @@ import torch
 from fairseq import utils
 from torch import Tensor, nn
 
-from ...core.slots import NORM_NAMES
-from ..distributed import agreement
-from . import GRADIENTS, LOSS
+from ..core.slots import NORM_NAMES
+from .distributed import agreement
 
+STATUS = 3  # of fairseq-train, as of `deepnet check`: diverged
+LOSS, GRADIENTS = "loss not finite", "gradients not finite"
+FLOOR, WEIGHTS = "loss scale at its floor", "weights not finite"
 FORWARD, BACKWARD = "forward", "backward"
 FFN = ("fc1", "fc2", "activation_dropout")
+
+
+class Diverged(FloatingPointError):
+    """Raised on every rank in the same update, as losses and gradients are sums over all ranks.
+
+    update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
+    update's batches.
+    """
+
+    def __init__(self, update: int, kind: str, samples: list):
+        super().__init__(kind)
+        self.update, self.kind, self.samples = update, kind, samples
 
 
 def addresses(model: nn.Module) -> dict[str, str]:
@@ -97,7 +115,7 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
 
 
 def headline(trainer, update: int, kind: str, samples: list) -> str:
-    """Return what happened in one line, the same in every process. Scripts look for how it begins.
+    """Describe a divergence in one line, the same in every process. Scripts look for its first words.
 
     The update is repeated, which names the first layer, unless that fails: then the line has no layer.
     """
