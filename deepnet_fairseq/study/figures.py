@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
 from . import paper
-from .plots import Panel, Picture, Series, Style, draw, means, number, style_of, style_of_setting, text
+from .plots import Panel, Picture, Series, Style, draw, magnitude, means, number, style_of, style_of_setting, text
 from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of
 
 Runs = list[RecordedRun]
@@ -229,12 +229,6 @@ def figure6(runs: Runs) -> Picture:
                 series.append(Series(one.style, points, paper=True))
         panels.append(Panel(title, LAYERS, "BLEU", series))
     return _picture(6, "BLEU against depth", panels)
-
-
-def magnitude(value: str) -> tuple[float, str]:
-    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
-    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
-    return float(first.group()) if first else 0.0, value
 
 
 def figure7(runs: Runs) -> Picture:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -53,6 +54,12 @@ def style_of(method: str) -> Style:
 def style_of_setting(rank: int, label: str) -> Style:
     """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 56."""
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
+
+
+def magnitude(value: str) -> tuple[float, str]:
+    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
+    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(first.group()) if first else 0.0, value
 
 
 @dataclass(frozen=True)

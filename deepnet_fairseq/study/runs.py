@@ -22,6 +22,7 @@ FILES = {  # in a live folder, by the part of a record
 }  # fmt: skip
 KINDS = {"name": str, "command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
 MEND = "record the run again"
+SCORED, UNSCORED = "scored", "not scored"
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
 STUCK = 0.68  # of the loss of the first logged interval
@@ -92,19 +93,43 @@ class RecordedRun:
 
     @property
     def ended_in_nan(self) -> bool:
-        """Did its script record that the numbers ended? `diverged` below also judges by the loss."""
+        """Whether its script recorded numbers that are not finite; `diverged` below also judges by the loss."""
         return "diverged" in self.parts
 
     @property
     def stuck(self) -> bool:
-        """Was it stopped because it had learnt no more than how often each word occurs?"""
+        """Whether it was stopped because it had learnt no more than how often each word occurs."""
         return "stuck" in self.parts
 
     @property
-    def diverged_at(self) -> int | None:
-        """The update at which the numbers ended; None if none is named."""
-        found = re.search(r"update (\d+)", self.parts.get("diverged", ""))
-        return int(found.group(1)) if found else None
+    def miniature(self) -> bool:
+        """Whether it was trained on generated data; the scripts write "smoke" into its run.json."""
+        return self.facts.get("smoke") is True
+
+    @cached_property
+    def updates(self) -> int | None:
+        """The last update that its log names; None before the first."""
+        try:
+            return self.log.updates[-1]
+        except UserError:
+            return None
+
+    @cached_property
+    def state(self) -> str:
+        """State of training and scoring, as tables print it.
+
+        A score counts once the training is over and no direction is missing.
+        """
+        if self.ended_in_nan:
+            found = re.search(r"update \d+", self.parts["diverged"])
+            return f"diverged at {found.group()}" if found else "diverged"
+        if self.stuck:
+            return "stuck (at the frequencies of words)"
+        if not self.finished:
+            return f"running (update {self.updates or 0})"
+        if self.score is None:
+            return UNSCORED
+        return "scored in part" if self.score.get("missing") else SCORED
 
     def choice(self, key: str, choices) -> str:
         """The fact `key`; UserError unless it is one of `choices`."""
