@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -140,42 +140,24 @@ def figure4(runs: Runs) -> Picture:
     return _picture(4, f"the first updates of {_depths(runs)}, width {width}", panels, columns=2)
 
 
-@dataclass(frozen=True)
-class Line:
-    """y = slope x + intercept by least squares, with half of each 95% interval (Student's t; NaN for two points)."""
-
-    slope: float
-    intercept: float
-    slope_error: float
-    intercept_error: float
-    r2: float
-
-
-def scaling_law(points: Mapping[float, float]) -> Line:
-    """Fit y = A log10 x + B to two points or more: slope A, intercept B."""
+def fitted(points: Mapping[float, float], power: bool = False):
+    """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, as scipy's linregress: slope A, intercept B."""
     from scipy import stats
 
-    regression = stats.linregress([math.log10(x) for x in points], list(points.values()))
-    t = stats.t.ppf(0.975, len(points) - 2) if len(points) > 2 else math.nan
-    errors = t * regression.stderr, t * regression.intercept_stderr
-    return Line(regression.slope, regression.intercept, *errors, regression.rvalue**2)
+    values = [math.log10(y) if power else y for y in points.values()]
+    return stats.linregress([math.log10(x) for x in points], values)
 
 
-def power_law(points: Mapping[float, float]) -> Line:
-    """Fit y = 10^intercept x^slope as a line in log10 x and log10 y; both must be above 0."""
-    return scaling_law({x: math.log10(y) for x, y in points.items()})
-
-
-def _with_laws(series: list[Series], law: Callable[[Mapping[float, float]], Line]) -> tuple[list[Series], list]:
+def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list]:
     """Return the series with fitted lines where they have two points or more, and a table of the lines."""
-    drawn, fits = [], [["method", "points", "slope", "95%", "intercept", "95%", "R2"]]
+    drawn, fits = [], [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
     for one in series:
         if len(one.points) > 1:
-            line = law(one.points)
-            ends = {x: line.slope * math.log10(x) + line.intercept for x in (min(one.points), max(one.points))}
-            one = replace(one, law={x: 10**y for x, y in ends.items()} if law is power_law else ends, joined=False)
-            cells = [f"{line.slope:.2f}", f"± {number(line.slope_error)}"]
-            cells += [f"{line.intercept:.2f}", f"± {number(line.intercept_error)}", number(line.r2)]
+            line = fitted(one.points, power)
+            law = {x: line.slope * math.log10(x) + line.intercept for x in one.points}
+            one = replace(one, law={x: 10**y for x, y in law.items()} if power else law, joined=False)
+            errors = [number(e if len(law) > 2 else None) for e in (line.stderr, line.intercept_stderr)]
+            cells = [f"{line.slope:.2f}", errors[0], f"{line.intercept:.2f}", errors[1], number(line.rvalue**2)]
             fits.append([one.style.label + ", paper" * one.paper, str(len(one.points)), *cells])
         if one.points or one.failed:
             drawn.append(one)
@@ -195,7 +177,7 @@ def figure5(runs: Runs) -> Picture:
         failed = sorted({n for n, value in found if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
         series.append(Series(style_of(method), paper.FIGURE5[method], paper=True))
-    series, slopes = _with_laws(series, power_law)
+    series, slopes = _with_laws(series, power=True)
     panel = Panel(f"after {update} updates", LAYERS, "model update ||F(x,θᵢ) - F(x,θ₀)||", series, log="xy")
     return _picture(5, f"model update of the decoder after {update} updates", [panel], tables=[slopes])
 
@@ -260,7 +242,7 @@ def figure8(runs: Runs) -> Picture:
     for method in dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)]):
         mine = _scores(runs, method, "total_layers")
         series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True, joined=False)]
-    series, fits = _with_laws(series, scaling_law)
+    series, fits = _with_laws(series)
     panel = Panel("L(d) = A log10 d + B", "layers d, encoder and decoder together", "BLEU", series, log="x")
     return _picture(8, "BLEU against the logarithm of depth", [panel], tables=[fits])
 
@@ -338,7 +320,7 @@ def normformer4(runs: Runs) -> Picture:
     return Picture(heading, panels, paper.NORMFORMER_SETTING, notes=[note])
 
 
-def training_losses(runs: Runs, heading: str = "Training loss by depth") -> Picture:
+def training_losses(runs: Runs) -> Picture:
     """Training loss over updates, a panel a depth: the mean of the seeds of each method, or of each "variant"."""
     groups: dict[str, dict[str, Runs]] = {}
     for run in sorted(runs, key=lambda run: (run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", ""))):
@@ -353,13 +335,12 @@ def training_losses(runs: Runs, heading: str = "Training loss by depth") -> Pict
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
             series.append(Series(style, points, failed=failed))
         panels.append(Panel(name, "updates", "training loss (bits per token)", series))
-    return Picture(heading, panels, columns=2)
+    return Picture("Training loss by depth", panels, columns=2)
 
 
-FIGURES = {3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8}  # of the DeepNet paper, by number
-EVERY: dict[int | str, Callable[[Runs], Picture]] = FIGURES | {
-    10: figure10, "depth": training_losses, "normformer3": normformer3, "normformer4": normformer4,
-    "inverted_gain": training_losses,
+EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # by number those of the DeepNet paper
+    3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8, 10: figure10, "depth": training_losses,
+    "normformer3": normformer3, "normformer4": normformer4, "inverted_gain": training_losses,
 }  # fmt: skip
 
 

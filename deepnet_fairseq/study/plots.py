@@ -67,7 +67,7 @@ class Series:
     """One line of a panel.
 
     points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. joined: connect the points.
-    law: x -> y of a fitted line, drawn between the outermost points.
+    law: x -> y of a fitted line.
     """
 
     style: Style
@@ -157,8 +157,8 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             ends = zip(*series.band.values(), strict=True)
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
-            ends = [min(series.law), max(series.law)]
-            axes.plot(ends, [series.law[end] for end in ends], look["linestyle"], color=style.colour, linewidth=1.2)
+            line = list(series.law), list(series.law.values())
+            axes.plot(*line, look["linestyle"], color=style.colour, linewidth=1.2)
         for place in series.failed:
             height = 0.03 + 0.05 * rank % 0.9
             axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=axes.get_xaxis_transform())

@@ -12,7 +12,7 @@ from ..core.methods import METHODS
 from ..errors import UserError
 from ..files import parse, read_object
 from ..plugin.probe_record import FILE, Record, read_rows, record_of
-from .logs import RunLog, Validation, short, training_curve, training_hours, validation_curve
+from .logs import Curve, curve, short, training_hours
 
 RECORDS = ".jsonl"  # behind the name of a folder of runs: the file of their records
 FILES = {  # in a live folder, by the part of a record
@@ -139,21 +139,21 @@ class RecordedRun:
         return value
 
     @cached_property
-    def log(self) -> RunLog:
-        """Its training; UserError if there is no log, or nothing in it."""
-        return training_curve(self.parts.get("log", {}), self.where("log"))
+    def log(self) -> Curve:
+        """The losses of training; UserError if there is no log, or nothing in it."""
+        return curve(self.parts.get("log", {}), "train_inner", self.where("log"))
 
     @cached_property
-    def validation(self) -> Validation:
+    def validation(self) -> Curve:
         """The validation losses; without points if the run diverged before its first validation.
 
         UserError if any other run has none.
         """
         try:
-            return validation_curve(self.parts.get("log", {}), self.where("log"))
+            return curve(self.parts.get("log", {}), "valid", self.where("log"))
         except UserError:
             if self.diverged:
-                return Validation([], [], [])
+                return Curve([], [], [])
             raise
 
     @property
@@ -181,7 +181,7 @@ class RecordedRun:
 
     @cached_property
     def diverged(self) -> bool:
-        """Did the numbers end, or did the model learn no more than how often each word occurs?
+        """Whether the numbers ended, or the model learnt no more than how often each word occurs.
 
         The trainer says the first, and the second where it stopped for it. Else the second is a rule of thumb: after
         400 updates or more, the training loss is still above 68% of that of the first logged interval. On the embedded
@@ -190,9 +190,9 @@ class RecordedRun:
         """
         if self.ended_in_nan or self.stuck or "log" not in self.parts:
             return self.ended_in_nan or self.stuck
-        log, final = self.log, self.log.final_loss()
-        stuck = log.updates[-1] >= ENOUGH and final > STUCK * log.losses[0]
-        return log.diverged or stuck or not math.isfinite(final)
+        final = self.log.final_loss()
+        stuck = self.log.updates[-1] >= ENOUGH and final > STUCK * self.log.losses[0]
+        return stuck or not math.isfinite(final) or bool(self.parts["log"].get("diverged"))
 
     @property
     def bleu(self) -> float | None:

@@ -211,31 +211,30 @@ def score_table(found: dict) -> str:
         return render(rows)
     sets = found.get("sets") or {"": {"directions": {"": found}}}
     scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
-    kinds = sorted({one["kind"] for one in scores.values()} - {"sacrebleu"})
-    header = ["set", "direction", "sentences", *(f"BLEU ({kind})" for kind in kinds)]
-    header += ["BLEU", "95% interval", "chrF2", "95% interval", "length ratio", "sentences/s"]
+    header = ["set", "direction", "sentences", "kind", "BLEU", "sacreBLEU", "95% interval", "chrF2", "95% interval"]
+    header += ["length ratio", "sentences/s"]
     rows, lines = [header], []
     for (subset, direction), one in scores.items():
-        row = [subset, direction, f"{one['sentences']:,}"]
-        row += [_cell(one["bleu"] if one["kind"] == kind else None) for kind in kinds]
-        for metric in (one["sacrebleu"], one["chrf"]):
-            low, high = (metric["mean"] + sign * metric["ci"] for sign in (-1, 1))
-            row += [_cell(metric["score"]), f"{low:.2f} to {high:.2f}"]
-        rows.append([*row, f"{one['length_ratio']:.3f}", _cell((one["generation"] or {}).get("sentences_per_second"))])
+        other = one["kind"] != "sacrebleu"
+        row = [subset, direction, f"{one['sentences']:,}", one["kind"] * other, _cell(one["bleu"])]
+        row += [_cell(one["sacrebleu"]["score"] if other else None), _interval(one["sacrebleu"])]
+        row += [_cell(one["chrf"]["score"]), _interval(one["chrf"]), f"{one['length_ratio']:.3f}"]
+        rows.append([*row, _cell((one["generation"] or {}).get("sentences_per_second"))])
         lines += [f"note: {note}" for note in one["notes"]]
         lines += [f"TER: {one['ter']['score']:.2f}"] if one["ter"] else []
         lines += [f"{name}: {one[name]['signature']}" for name in (*KINDS, "chrf") if one[name]]
         lines.append(REFERENCES[one["reference"]])
     for subset, summary in found.get("sets", {}).items():
-        place = 3 + (kinds.index(summary["kind"]) if summary["kind"] in kinds else len(kinds))
         for key, name in MEANS.items():
             if summary[key] is not None:
-                row = [subset, name, *[""] * (len(header) - 2)]
-                row[place] = _cell(summary[key])
-                rows.append(row)
+                rows.append([subset, name, "", "", _cell(summary[key]), *[""] * (len(header) - 5)])
     lines += [f"{subset}: without {', '.join(names)}" for subset, names in found.get("missing", {}).items()]
     keep = [i for i in range(len(header)) if any(row[i] for row in rows[1:])]
     return "\n".join([render([[row[i] for i in keep] for row in rows]), "", *dict.fromkeys(lines)])
+
+
+def _interval(metric: dict) -> str:
+    return f"{metric['mean'] - metric['ci']:.2f} to {metric['mean'] + metric['ci']:.2f}"
 
 
 def _cell(value: float | None) -> str:
