@@ -140,7 +140,6 @@ def _figure(picture: Picture) -> Any:
 
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     """Draw all series; `handles` gets the legend's entry of each label, the measured one where there are both."""
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -149,10 +148,11 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     for rank, series in enumerate(panel.series):
         style = series.style
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
-        if not series.paper or style.label not in handles:
-            handles[style.label] = Line2D([], [], label=style.label, **look)
         x, y = list(series.points), list(series.points.values())
-        axes.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
+        joined = {} if series.joined else {"linestyle": "none"}
+        (line,) = axes.plot(x, y, markevery=max(1, len(x) // 8), label=style.label, **look | joined)
+        if not series.paper or style.label not in handles:
+            handles[style.label] = line
         if series.band:
             ends = zip(*series.band.values(), strict=True)
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ FILES = {  # in a live folder, by the part of a record
     "stuck": "stuck", "check": "check.json", "score": "score.json",
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
-KINDS = {"name": str, "command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
+TEXTS = ("command", "diverged", "stuck")  # the parts that are plain text
+KINDS = {"name": str, "probes": list} | dict.fromkeys(TEXTS, str)  # types of parts; the others are objects
 MEND = "record the run again"
 SCORED, UNSCORED = "scored", "not scored"
 STACKS = ("encoder_layers", "decoder_layers")
@@ -35,7 +37,10 @@ class RecordedRun:
     run lies, or would lie if it were live. parts: the contents, by FILES. facts: the part "run", with method, a name of
     METHODS, and encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there
     has 0 layers. seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was
-    not recorded. command, score: None where there is none. log_file: where its log stands.
+    not recorded. command, score: None where there is none. log_file: where its log stands. finished: its training is
+    over, well or not. ended_in_nan: its script recorded numbers that are not finite; `diverged` also judges by the
+    loss. stuck: it was stopped because it had learnt no more than how often each word occurs. miniature: it was trained
+    on generated data.
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
@@ -62,6 +67,10 @@ class RecordedRun:
         self.method: str = facts["method"]
         self.seed: int | None = facts.get("seed")
         self.encoder_layers, self.decoder_layers = (facts.get(key, 0) for key in STACKS)
+        self.total_layers = self.encoder_layers + self.decoder_layers
+        self.finished = self.recorded or is_over(self.place)
+        self.ended_in_nan, self.stuck = "diverged" in self.parts, "stuck" in self.parts
+        self.miniature = facts.get("smoke") is True  # as the scripts write it
         self.environment = self.parts.get("environment", {})
         self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
@@ -75,36 +84,11 @@ class RecordedRun:
         return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
 
     @property
-    def total_layers(self) -> int:
-        """Of encoder and decoder together."""
-        return self.encoder_layers + self.decoder_layers
-
-    @property
     def layers(self) -> int:
         """N of an N-N model; UserError if it is none."""
         if self.encoder_layers != self.decoder_layers:
             raise UserError(f"{self.where()}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
-
-    @property
-    def finished(self) -> bool:
-        """Whether its training is over, well or not; records are of such runs alone."""
-        return self.recorded or is_over(self.place)
-
-    @property
-    def ended_in_nan(self) -> bool:
-        """Whether its script recorded numbers that are not finite; `diverged` below also judges by the loss."""
-        return "diverged" in self.parts
-
-    @property
-    def stuck(self) -> bool:
-        """Whether it was stopped because it had learnt no more than how often each word occurs."""
-        return "stuck" in self.parts
-
-    @property
-    def miniature(self) -> bool:
-        """Whether it was trained on generated data; the scripts write "smoke" into its run.json."""
-        return self.facts.get("smoke") is True
 
     @cached_property
     def updates(self) -> int | None:
@@ -262,20 +246,14 @@ def _records_file(folder: Path) -> Path:
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Of a live run: what a record holds of it. UserError for a broken file, or if there is no run.json."""
+    """Return what a record holds of a live run; UserError for a broken file, or if there is no run.json."""
+    readers: dict[str, Callable[[Path], Any]] = {"log": short, "probes": read_rows} | dict.fromkeys(TEXTS, _text)
     there = {part: folder / name for part, name in FILES.items() if part == "run" or (folder / name).exists()}
-    return {part: READERS.get(part, _object)(path) for part, path in there.items()}
-
-
-def _object(path: Path) -> dict:
-    return read_object(path, MEND)
+    return {part: readers[part](path) if part in readers else read_object(path, MEND) for part, path in there.items()}
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace").strip()
-
-
-READERS = {"command": _text, "diverged": _text, "stuck": _text, "log": short, "probes": read_rows}
 
 
 def is_over(place: Path) -> bool:

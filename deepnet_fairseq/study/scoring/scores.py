@@ -12,7 +12,6 @@ from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
 from ...errors import UserError
-from ...files import WRONG_VALUES, parse
 from ...languages import parse_pair
 from ...text_table import render
 from .generated import (
@@ -41,7 +40,7 @@ NAMED = 5  # directions that a message lists
 PERPLEXITY = "perplexity"
 CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
 EVALUATED = re.compile(r"Evaluated (\d[\d,]{0,20}) tokens in (\d+\.?\d*)s")
-MASKED = re.compile(r"\| INFO \| (\S+) \| (\{.*_loss.*\})$", re.MULTILINE)
+MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')
 HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
 
 
@@ -97,7 +96,7 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
     """Return score.json of one direction, not rounded; raise UserError if the paper's BLEU cannot be had."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
-    bleu, notes = metric_of(aligned, tokenize), list(aligned.generated.notes)
+    bleu, notes = metric_of(aligned, tokenize), []
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
     kinds = {
@@ -258,10 +257,10 @@ def perplexity(path: Path) -> dict:
 def _of_log(path: Path) -> dict:
     """Of the last evaluation in it."""
     text = read_text(path)
-    losses = CAUSAL.findall(text) or [_masked(tag, row) for tag, row in MASKED.findall(text)]
+    losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]
     try:
         loss = float(losses[-1])
-    except (IndexError, TypeError, ValueError):
+    except (IndexError, ValueError):
         raise UserError(
             f"{path}: has no loss of fairseq-eval-lm or fairseq-validate --log-format json; evaluate again"
         ) from None
@@ -270,14 +269,6 @@ def _of_log(path: Path) -> dict:
     speed = EVALUATED.findall(text)
     more = {"tokens": int(speed[-1][0].replace(",", "")), "seconds": float(speed[-1][1])} if speed else {}
     return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)} | more
-
-
-def _masked(tag: str, row: str) -> str | None:
-    """The loss in a line of progress; None where there is none."""
-    try:
-        return parse(row)[f"{tag}_loss"]
-    except WRONG_VALUES:
-        return None
 
 
 def _spbleu(lowercase: bool) -> BLEU:
