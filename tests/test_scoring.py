@@ -178,7 +178,7 @@ def test_what_cannot_be_scored(tmp_path):
     (bin.parent / "reference" / "test.de-en.en").write_text("a\nb\n")
     with pytest.raises(UserError, match="--paper tokenised"):
         score(path, bin, paper="tokenised")
-    with pytest.raises(UserError, match=r"o\.txt: holds translations, and its name is no direction"):
+    with pytest.raises(UserError, match=r"o\.txt: the name 'o': is no pair of languages"):
         score(tmp_path)
     with pytest.raises(UserError, match=r"neither generated\.txt nor"):
         score(bin)

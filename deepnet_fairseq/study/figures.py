@@ -155,7 +155,7 @@ def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series],
         if len(one.points) > 1:
             line = fitted(one.points, power)
             law = {x: line.slope * math.log10(x) + line.intercept for x in one.points}
-            one = replace(one, law={x: 10**y for x, y in law.items()} if power else law, joined=False)
+            one = replace(one, law={x: 10**y for x, y in law.items()} if power else law)
             errors = [number(e if len(law) > 2 else None) for e in (line.stderr, line.intercept_stderr)]
             cells = [f"{line.slope:.2f}", errors[0], f"{line.intercept:.2f}", errors[1], number(line.rvalue**2)]
             fits.append([one.style.label + ", paper" * one.paper, str(len(one.points)), *cells])
@@ -241,7 +241,7 @@ def figure8(runs: Runs) -> Picture:
     series = []
     for method in dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)]):
         mine = _scores(runs, method, "total_layers")
-        series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True, joined=False)]
+        series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True)]
     series, fits = _with_laws(series)
     panel = Panel("L(d) = A log10 d + B", "layers d, encoder and decoder together", "BLEU", series, log="x")
     return _picture(8, "BLEU against the logarithm of depth", [panel], tables=[fits])
@@ -347,10 +347,8 @@ EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # by number those of the 
 def chosen(runs: Path, only: str | None) -> list[int | str]:
     """Return the figures asked for by "4,5,normformer4", or all that have a folder below `runs`.
 
-    Raise UserError for a figure that is none, and where there is no folder.
+    Raise UserError for a figure that is none, and where no figure has a folder.
     """
-    if not runs.is_dir():
-        raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
         known = {str(figure): figure for figure in EVERY}
         words = [word.strip() for word in only.split(",")]

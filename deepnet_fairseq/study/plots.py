@@ -66,8 +66,8 @@ def magnitude(value: str) -> tuple[float, str]:
 class Series:
     """One line of a panel.
 
-    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. joined: connect the points.
-    law: x -> y of a fitted line.
+    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. law: x -> y of a
+    fitted line, drawn in place of the line through the points.
     """
 
     style: Style
@@ -75,7 +75,6 @@ class Series:
     paper: bool = False
     failed: Iterable[float] = ()
     band: Mapping[float, tuple[float, float]] = field(default_factory=dict)
-    joined: bool = True
     law: Mapping[float, float] = field(default_factory=dict)
 
 
@@ -149,7 +148,7 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
         style = series.style
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
         x, y = list(series.points), list(series.points.values())
-        joined = {} if series.joined else {"linestyle": "none"}
+        joined = {"linestyle": "none"} if series.law else {}
         (line,) = axes.plot(x, y, markevery=max(1, len(x) // 8), label=style.label, **look | joined)
         if not series.paper or style.label not in handles:
             handles[style.label] = line

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..files import check_file, whole
 from ..text_table import escape, markdown
 from . import paper
-from .plots import magnitude, style_of
+from .plots import magnitude, number, style_of
 from .runs import SCORED, UNSCORED, RecordedRun, recorded_below
 
 DEPTH = ("encoder_layers", "decoder_layers")
@@ -28,7 +28,7 @@ POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each metho
     6: ([(n, n) for n in paper.FIGURE6_LAYERS], paper.FIGURE6),
     8: ([(d // 2, d // 2) for d in paper.FIGURE8["deepnorm"]], {"deepnorm": paper.FIGURE8["deepnorm"].values()}),
 }
-DASH, MINUS = "–", "−"
+DASH = "–"
 BANNER = "Miniature on generated data: numbers say nothing about the paper's."
 SIGNED = {  # part of score.json -> metric, in the notes
     "tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU", "spbleu": "spBLEU", "m2m": "BLEU by M2M-100's protocol",
@@ -79,8 +79,8 @@ def _table(papers, head=(), rows=(), across=(), values=None, figure=0, keys=("me
         across, values = POINTS[figure]
     given = [dict(zip(head, row, strict=True)) for row in rows]
     for method, numbers in (values or {}).items():
-        for depth, number in zip(across, numbers, strict=True):
-            given.append(dict(zip((*keys, columns[-1]), (method, *depth, number), strict=True)))
+        for depth, value in zip(across, numbers, strict=True):
+            given.append(dict(zip((*keys, columns[-1]), (method, *depth, value), strict=True)))
     published = {tuple(row[k] for k in keys): {c: row[c] for c in columns if row.get(c, "") != ""} for row in given}
     notes = [note.strip().format(error=paper.ERROR.get(figure, "")) for note in fields.get("notes", ())]
     return Table(**fields | {"paper": papers[fields["paper"]], "rows": published, "keys": keys, "notes": notes})
@@ -269,8 +269,6 @@ def described(environment: Mapping) -> str:
     """Describe what a run was trained with in one line: commit, versions and hardware."""
     commit, versions, hardware = (environment.get(key) for key in ("commit", "versions", "hardware"))
     versions = versions if isinstance(versions, dict) else {}
-    if not (commit or versions or hardware):
-        return "environment not recorded"
     parts = [f"commit {commit or 'not recorded'}{' (modified)' * bool(environment.get('modified'))}"]
     parts += [f"{PACKAGES.get(name, name)} {version}" for name, version in versions.items()]
     return f"{', '.join(parts)}; {hardware or 'hardware not recorded'}"
@@ -324,7 +322,7 @@ def _tokenised(table: Table) -> bool:
 
 
 def _number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}".replace("-", MINUS)
+    return DASH if value is None else f"{value:.2f}"
 
 
 def _interval(score: dict) -> str:
@@ -340,8 +338,7 @@ def _cost(run: RecordedRun) -> str:
     gpus, hours = run.environment.get("gpus"), run.hours
     if hours is None or not isinstance(gpus, int):
         return DASH
-    value = hours * (gpus or 1)
-    return f"{value:.{3 if value < 0.1 else 2 if value < 10 else 0}f} {'GPU' if gpus else 'CPU'}-hours"
+    return f"{number(hours * (gpus or 1), 2)} {'GPU' if gpus else 'CPU'}-hours"
 
 
 def _notes(report: TableReport) -> list[str]:

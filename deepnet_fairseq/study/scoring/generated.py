@@ -31,7 +31,6 @@ SPEED = re.compile(
 )
 TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
 OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
-PEEKED = 1 << 16  # bytes of a file that tell whether it holds translations
 MARKS = ("▁", "@@")  # of pieces of words
 
 
@@ -48,8 +47,7 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
     """List the outputs at `path`: a file, a run's folder, or a folder of SRC-TGT.txt or SUBSET/SRC-TGT.txt.
 
     A file directly in the folder is of the subset "test". known: codes of languages in use. Raise UserError for a
-    folder without outputs, and for a file of translations in it whose name is no direction; a single file is not
-    looked for yet.
+    folder without outputs, and for a .txt file in it whose name is no direction; a single file is not looked for yet.
     """
     if not path.is_dir():
         return [Output(path)]
@@ -59,25 +57,13 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
         return find_outputs(path / "generated", known)
     outputs = []
     for file in sorted([*path.glob("*.txt"), *path.glob("*/*.txt")]):
-        if readings(file.stem, known, words=False):
-            parse_pair(f"{file}: the name", file.stem, known)
-        elif _holds_translations(file):
-            raise UserError(
-                f"{file}: holds translations, and its name is no direction; name it SRC-TGT.txt, as de-en.txt"
-            )
-        else:
-            continue
+        parse_pair(f"{file}: the name", file.stem, known)
         outputs.append(Output(file, "test" if file.parent == path else file.parent.name, file.stem))
     if not outputs:
         raise UserError(
             f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
         )
     return outputs
-
-
-def _holds_translations(file: Path) -> bool:
-    with open(file, "rb") as opened:
-        return re.search(rb"^D-\d+\t", opened.read(PEEKED), re.MULTILINE) is not None
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
     """Return score.json of one direction, not rounded; raise UserError if the paper's BLEU cannot be had."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
+    tokens = (aligned.generated.translations, aligned.generated.references or [])
     bleu, notes = metric_of(aligned, tokenize), []
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
@@ -113,7 +114,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         "signature": kinds[paper]["signature"],
         **kinds,
         "chrf": score_with_interval(ChrF(lowercase=lowercase), *text),
-        "ter": _ter(aligned) if paper == "tokenised" else None,
+        "ter": score_with_interval(TER(), *tokens) if paper == "tokenised" else None,
         "reference": "raw" if aligned.raw else "generated",
         "sentences": len(aligned.hypotheses),
         "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
@@ -129,11 +130,6 @@ def _tokenised(aligned: AlignedText) -> dict | None:
         return None
     value = metric.corpus_score(generated.translations, [generated.references])
     return {"score": float(value.score), "signature": str(metric.get_signature())}
-
-
-def _ter(aligned: AlignedText) -> dict:
-    """Translation edit rate of the words that tokenised BLEU is of; lower is better."""
-    return score_with_interval(TER(), aligned.generated.translations, aligned.generated.references or [])
 
 
 def _m2m(aligned: AlignedText) -> dict:
