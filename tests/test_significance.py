@@ -6,7 +6,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.study.scoring import significance
+from deepnet_fairseq.study.scoring.paired import significance
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_generated

@@ -18,7 +18,7 @@ def score(args) -> None:
     samples. In the JSON, "bleu" is the number to put beside the paper's.
     """
     from ..files import check_file, whole
-    from ..study.scoring import score, score_table
+    from ..study.scoring.scores import score, score_table
 
     out = args.out and Path(args.out)
     if out:

@@ -253,7 +253,6 @@ def figure10(runs: Runs) -> Picture:
     The paper has a map of colours, a cell a direction. runs: of Table 3, with the test set "flores" in score.json.
     """
     found: dict[str, dict[str, float]] = {}
-    rows = [["run", "directions", "mean", "lowest", "highest"]]
     for run in runs:
         sets = (run.score or {}).get("sets", {})
         scores = {name: one["bleu"] for name, one in sets.get("flores", {}).get("directions", {}).items()}
@@ -261,8 +260,6 @@ def figure10(runs: Runs) -> Picture:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
         found[name] = means((parse_pair(run.where("score"), one)[1], value) for one, value in scores.items())
-        ends = [f"{one} {number(scores[one])}" for one in (min(scores, key=scores.get), max(scores, key=scores.get))]
-        rows.append([name, str(len(scores)), number(fmean(scores.values())), *ends])
     languages = sorted(set().union(*found.values()), key=lambda one: -max(into.get(one, 0) for into in found.values()))
     series = [
         Series(style_of_setting(rank, name), {k: into[one] for k, one in enumerate(languages, 1) if one in into})
@@ -270,7 +267,7 @@ def figure10(runs: Runs) -> Picture:
     ]
     panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
     note = "paper: 87 languages, 7,482 directions, as colours without numbers; spBLEU 13.6 (M2M-100) and 18.6 (DeepNet)"
-    return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], tables=[rows], notes=[note])
+    return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], notes=[note])
 
 
 def normformer3(runs: Runs) -> Picture:

@@ -16,7 +16,6 @@ ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 READ = {"train_inner": ("num_updates", "loss"), "valid": ("valid_num_updates", "valid_loss", "epoch")}  # of a row
 MORE = ("lr", "gnorm", "wall")  # kept besides, for readers of a record
 MEANT = {"train_inner": "training progress", "valid": "validation loss"}
-DIVERGED = re.compile(r"error: diverged at update|FloatingPointError|Minimum loss scale reached|gradients are Nan/Inf")
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
 # Who speaks once a training runs: others, as what announces the processes, also speak before the next attempt begins.
@@ -26,8 +25,8 @@ RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fa
 def short(path: Path) -> dict:
     """Return what is kept of a log, in the shape that a record of the run has it in.
 
-    attempts: times of the settings and of the last line of training, of each. diverged: was it stopped as such, by
-    fairseq or by this package? train_inner, valid: fairseq's rows, cut; an empty one for a line that is broken.
+    attempts: times of the settings and of the last line of training, of each. train_inner, valid: fairseq's rows, cut;
+    an empty one for a line that is broken.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     attempts: list[list[str]] = []
@@ -40,7 +39,7 @@ def short(path: Path) -> dict:
     for tag, content in ROW.findall(text):
         row = parse_row(content)
         rows[tag].append({key: row[key] for key in (*READ[tag], *MORE) if key in row})
-    return {"attempts": attempts, "diverged": bool(DIVERGED.search(text)), **rows}
+    return {"attempts": attempts, **rows}
 
 
 @dataclass(frozen=True)

@@ -128,12 +128,11 @@ def _figure(picture: Picture) -> Any:
             axes.set_visible(False)
         else:
             _draw_panel(panel, axes, handles)
-    if handles:
-        kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
-        if any(series.failed for panel in picture.panels for series in panel.series):
-            kinds.append("x: diverged")
-        legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
-        figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
+    kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
+    if any(series.failed for panel in picture.panels for series in panel.series):
+        kinds.append("x: diverged")
+    legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure
 
 

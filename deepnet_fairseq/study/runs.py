@@ -25,6 +25,10 @@ TEXTS = ("command", "diverged", "stuck")  # the parts that are plain text
 KINDS = {"name": str, "probes": list} | dict.fromkeys(TEXTS, str)  # types of parts; the others are objects
 MEND = "record the run again"
 SCORED, UNSCORED = "scored", "not scored"
+SHARED = {  # figure -> the folder of the experiment whose runs it shares
+    6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart", "normformer3": "normformer_clm",
+    "normformer4": "normformer_clm",
+}  # fmt: skip
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
 STUCK = 0.68  # of the loss of the first logged interval
@@ -176,7 +180,7 @@ class RecordedRun:
             return self.ended_in_nan or self.stuck
         final = self.log.final_loss()
         stuck = self.log.updates[-1] >= ENOUGH and final > STUCK * self.log.losses[0]
-        return stuck or not math.isfinite(final) or bool(self.parts["log"].get("diverged"))
+        return stuck or not math.isfinite(final)
 
     @property
     def bleu(self) -> float | None:
@@ -199,9 +203,7 @@ def name_of(figure: int | str) -> str:
 
 def folder_of(figure: int | str) -> str:
     """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
-    shared = {6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart"}
-    shared |= {"normformer3": "normformer_clm", "normformer4": "normformer_clm"}
-    return shared.get(figure, name_of(figure))
+    return SHARED.get(figure, name_of(figure))
 
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:

@@ -69,17 +69,18 @@ class Table:
 def read_tables(text: str) -> dict[str, Table]:
     """Return name -> table, of a text like that of tables.toml."""
     content = tomllib.loads(text)
-    return {fields["name"]: _table(content["papers"], **fields) for fields in content["table"]}
+    return {fields["name"]: _table(content["papers"], fields) for fields in content["table"]}
 
 
-def _table(papers, head=(), rows=(), across=(), values=None, figure=0, keys=("method", *DEPTH), **fields) -> Table:
+def _table(papers: dict[str, dict[str, str]], fields: dict[str, Any]) -> Table:
     """Return the table of an entry: its numbers are `rows` under `head`, or those of the last column by depth."""
-    columns = list(fields["columns"])
+    columns, keys = list(fields["columns"]), fields.get("keys", ("method", *DEPTH))
+    head, rows, figure, across, values = (fields.pop(key, ()) for key in ("head", "rows", "figure", "across", "values"))
     if figure:
         across, values = POINTS[figure]
     given = [dict(zip(head, row, strict=True)) for row in rows]
-    for method, numbers in (values or {}).items():
-        for depth, value in zip(across, numbers, strict=True):
+    for method in values:
+        for depth, value in zip(across, values[method], strict=True):
             given.append(dict(zip((*keys, columns[-1]), (method, *depth, value), strict=True)))
     published = {tuple(row[k] for k in keys): {c: row[c] for c in columns if row.get(c, "") != ""} for row in given}
     notes = [note.strip().format(error=paper.ERROR.get(figure, "")) for note in fields.get("notes", ())]
@@ -233,7 +234,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
         found.setdefault(_key(table, run), []).append(run)
     recorded = sorted({key for key, _ in found}, key=lambda key: [(isinstance(fact, str), fact) for fact in key])
     missing = {(key, ""): [] for key in table.rows if key not in recorded}
-    results = [Result(table, *key, runs) for key, runs in (missing | found).items()]
+    results = [Result(table, key, setting, runs) for (key, setting), runs in (missing | found).items()]
 
     def system(key: tuple) -> tuple:
         return tuple(fact for name, fact in zip(table.keys, key, strict=True) if name not in DEPTH)
@@ -246,20 +247,21 @@ def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
     """Yield a line for each reason that the numbers may not mean what they seem to, with the runs by name."""
     found: dict[str, list[str]] = {}
     for run in runs:
+        texts = []
         if run.environment.get("modified"):
-            text = "trained from a modified working tree, so the commit does not tell all"
-            found.setdefault(text, []).append(_name(table, run))
+            texts.append("trained from a modified working tree, so the commit does not tell all")
         kind = score_of(table, run).get("kind", table.kind)
         if table.kind and kind != table.kind:
-            text = f"the published numbers are {table.kind} BLEU, these are {kind}"
-            found.setdefault(text, []).append(_name(table, run))
+            texts.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
         for key, text in (
             ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
             ("batch_tokens", "an update has {} tokens, the paper's {}"),
         ):
             own, published = run.facts.get(key), run.facts.get(f"paper_{key}")
             if own and published and own != published and not run.miniature:
-                found.setdefault(text.format(own, published), []).append(_name(table, run))
+                texts.append(text.format(own, published))
+        for text in texts:
+            found.setdefault(text, []).append(_name(table, run))
     yield from (f"{text}: {', '.join(names)}" for text, names in found.items())
     if len({run.miniature for run in runs}) > 1:
         yield "miniatures and runs in full stand in one table"

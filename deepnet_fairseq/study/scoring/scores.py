@@ -39,7 +39,6 @@ REFERENCES = {
 NAMED = 5  # directions that a message lists
 PERPLEXITY = "perplexity"
 CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
-EVALUATED = re.compile(r"Evaluated (\d[\d,]{0,20}) tokens in (\d+\.?\d*)s")
 MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')
 HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
 
@@ -200,9 +199,9 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
 def score_table(found: dict) -> str:
     """Return the content of score.json as tables for a reader, with notes and signatures."""
     if found["kind"] == PERPLEXITY:
-        rows = [["set", "perplexity", "bits a token", "tokens", "seconds"]]
+        rows = [["set", "perplexity", "bits a token"]]
         for name, one in (found.get("sets") or {"": found}).items():
-            rows.append([name, *(_cell(one.get(key)) for key in ("perplexity", "loss", "tokens", "seconds"))])
+            rows.append([name, _cell(one["perplexity"]), _cell(one["loss"])])
         return render(rows)
     sets = found.get("sets") or {"": {"directions": {"": found}}}
     scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
@@ -233,7 +232,7 @@ def _interval(metric: dict) -> str:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+    return "" if value is None else f"{value:.2f}"
 
 
 def perplexity(path: Path) -> dict:
@@ -262,9 +261,7 @@ def _of_log(path: Path) -> dict:
         ) from None
     if not 0 <= loss <= HIGHEST:
         raise UserError(f"{path}: a loss of {loss} bits has no perplexity; was this model trained?")
-    speed = EVALUATED.findall(text)
-    more = {"tokens": int(speed[-1][0].replace(",", "")), "seconds": float(speed[-1][1])} if speed else {}
-    return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)} | more
+    return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)}
 
 
 def _spbleu(lowercase: bool) -> BLEU:
