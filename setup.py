@@ -24,7 +24,6 @@ setup(
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
             "study/*.toml",
-            "study/tables/tables.toml",
             "data/recipes/opus100.tsv",
         ]
     },

@@ -31,8 +31,7 @@ from deepnet_fairseq.study.runs import (
     recorded_below,
     runs_of,
 )
-from deepnet_fairseq.study.tables.definitions import TABLES
-from deepnet_fairseq.study.tables.report import BANNER, TableReport, collect, described, environment_of, markdown_page
+from deepnet_fairseq.study.tables import BANNER, DASH, TABLES, TableReport, collect, described, markdown_page
 from deepnet_fairseq.text_table import escape, markdown
 from scripts.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
@@ -172,21 +171,20 @@ def _put(page: Path, name: str, text: str) -> Iterator[str]:
 
 
 def _state_and_headline(report: TableReport) -> tuple[str, str]:
-    """What was run; and the number of the deepest model of the paper's own method, if it can be one that was published.
+    """Return what was run, and the best number of a row: of the paper's own method, published, deep, if one is.
 
-    "–" where nothing has a number.
+    A dash where nothing has a number.
     """
-    over = sum(entry.run.finished for entry in report.entries)
+    over = sum(run.finished for run in report.runs)
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
     state = f"{kind}, {over} run{'s' * (over != 1)}"
-    column = report.table.columns[0]
-    measured = [result for result in report.results if result.method and result.cells[column.key].mean is not None]
-    if not measured:
+    column, sign = next(iter(report.table.columns)), 1 if report.table.higher_is_better else -1
+    cells = {result: cell for result in report.results if (cell := result.cell(column)).mean is not None}
+    if not cells:
         return state, "–"
-    result = max(measured, key=lambda r: (r.method in OWN, r.cells[column.key].published is not None, r.layers or 0))
-    cell = result.cells[column.key]
-    theirs = "no number" if cell.published is None else cell.published
-    return state, f"{result.label} {result.depth}, {column.name}: {cell} ({theirs})"
+    row = max(cells, key=lambda one: (one.method in OWN, cells[one].published is not None, one.layers)).key
+    best = max((one for one in cells if one.key == row), key=lambda one: sign * cells[one].mean)
+    return state, f"{' '.join(word for word in best.words if word != DASH)}, {column}: {cells[best]}"
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
@@ -196,7 +194,7 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
         what, script = FIGURES.get(figure, (f"Wang et al. 2022, Figure {figure}", f"scripts/{name_of(figure)}.sh"))
         name = f"{name_of(figure)}.png"
         try:
-            miniature = any(run.facts.get("smoke") is True for run in runs_of(results / "runs", figure))
+            miniature = any(run.miniature for run in runs_of(results / "runs", figure))
             picture = results / "figures" / ("miniature" if miniature else "") / name
             text = redraw(results / "runs", figure, picture.parent)
             picture.with_suffix(".md").unlink()
@@ -237,9 +235,9 @@ def _of_runs(table: list[list[str]]) -> str:
 def _trained_with(runs: list[RecordedRun]) -> str:
     """What they were trained with, each environment once, with its commits."""
     trained: dict[str, list[str]] = {}
-    for environment in map(environment_of, runs):
+    for environment in (run.environment for run in runs):
         commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
-        commits += [environment["commit"]] * (environment["commit"] not in commits)
+        commits += [environment.get("commit")] * (environment.get("commit") not in commits)
     said = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
     return f"\nTrained with {'; '.join(said)}.\n"
 

@@ -23,7 +23,7 @@ def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
         log = run.log
         rows.append([
             run.depth, style_of(run.method).label, str(run.seed), str(log.updates[-1]), f"{log.final_loss():.2f}",
-            f"{run.bleu:.2f}" if run.score else "-", f"{log.seconds:.0f} s",
+            f"{run.bleu:.2f}" if run.score else "-", f"{3600 * run.hours:.0f} s",
         ])  # fmt: skip
     return rows
 
@@ -46,7 +46,7 @@ def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
     rows = [header + [f"gradient norm at {update}" for update in NORMS_AT]]
     for (model, variant), found in by_variant(runs).items():
-        final, valid = [run.log.final_loss() for run in found], [run.validation.final for run in found]
+        final, valid = [run.log.final_loss() for run in found], [run.validation.final_loss(1) for run in found]
         # of a label-smoothed loss 2^loss is no perplexity
         perplexity = "-" if "-" in model else spread([2**loss for loss in valid])
         norms = [spread([norm_at(run, update) for run in found]) for update in NORMS_AT]
@@ -100,4 +100,8 @@ def _cells(run: RecordedRun | None) -> list[str]:
         return ["-"] * 4
     log, ended = run.log, run.parts.get("diverged", "")
     norms = [float(row["gnorm"]) for row in run.parts["log"]["train_inner"] if "gnorm" in row]
-    return [ended or f"{log.losses[-1]:.2f}", number(run.validation.final), *map(number, (norms[-1], max(norms)))]
+    return [
+        ended or f"{log.losses[-1]:.2f}",
+        number(run.validation.final_loss(1)),
+        *map(number, (norms[-1], max(norms))),
+    ]

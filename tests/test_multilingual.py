@@ -18,7 +18,7 @@ from deepnet_fairseq.data import multilingual
 from deepnet_fairseq.data.miniature.text import translations
 from deepnet_fairseq.data.multilingual import Multilingual, PairText
 from deepnet_fairseq.data.vocabulary import sample, sampling_probabilities
-from deepnet_fairseq.study.scoring import score
+from deepnet_fairseq.study.scoring.scores import score
 
 from .conftest import TRAIN_FLAGS
 from .support.experiments import dry_run

@@ -6,7 +6,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.study.scoring import significance
+from deepnet_fairseq.study.scoring.paired import significance
 
 from .support.helpers import run
 from .support.translated import noisy, sentences, write_generated
@@ -47,7 +47,7 @@ def test_other_sentences_are_refused(tmp_path):
     base = record(tmp_path / "base", 0.3)
     with pytest.raises(UserError, match="given twice"):
         significance(base, [base])
-    with pytest.raises(UserError, match=r"short.generated\.txt: 100 sentences, 120 in"):
+    with pytest.raises(UserError, match=r"short.generated\.txt: has other references than"):
         significance(base, [record(tmp_path / "short", 0.2, text=TEXT[:100])])
     with pytest.raises(UserError, match="other references"):
         significance(base, [record(tmp_path / "other", 0.2, text=sentences(120, seed=5))])

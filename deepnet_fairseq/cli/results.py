@@ -18,7 +18,7 @@ def score(args) -> None:
     samples. In the JSON, "bleu" is the number to put beside the paper's.
     """
     from ..files import check_file, whole
-    from ..study.scoring import score, score_table
+    from ..study.scoring.scores import score, score_table
 
     out = args.out and Path(args.out)
     if out:
@@ -50,7 +50,7 @@ def table_report(args) -> None:
     Reads RUNS/EXPERIMENT, one folder a run, and the records in RUNS/EXPERIMENT.jsonl, one line a run. Trains nothing:
     what was not run says so.
     """
-    from ..study.tables.report import render_report
+    from ..study.tables import render_report
 
     out = args.out and Path(args.out)
     text = render_report(Path(args.runs), args.table, out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
 from . import paper
-from .plots import Panel, Picture, Series, Style, draw, means, number, style_of, style_of_setting, text
+from .plots import Panel, Picture, Series, Style, draw, magnitude, means, number, style_of, style_of_setting, text
 from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of
 
 Runs = list[RecordedRun]
@@ -140,42 +140,24 @@ def figure4(runs: Runs) -> Picture:
     return _picture(4, f"the first updates of {_depths(runs)}, width {width}", panels, columns=2)
 
 
-@dataclass(frozen=True)
-class Line:
-    """y = slope x + intercept by least squares, with half of each 95% interval (Student's t; NaN for two points)."""
-
-    slope: float
-    intercept: float
-    slope_error: float
-    intercept_error: float
-    r2: float
-
-
-def scaling_law(points: Mapping[float, float]) -> Line:
-    """Fit y = A log10 x + B to two points or more: slope A, intercept B."""
+def fitted(points: Mapping[float, float], power: bool = False):
+    """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, as scipy's linregress: slope A, intercept B."""
     from scipy import stats
 
-    regression = stats.linregress([math.log10(x) for x in points], list(points.values()))
-    t = stats.t.ppf(0.975, len(points) - 2) if len(points) > 2 else math.nan
-    errors = t * regression.stderr, t * regression.intercept_stderr
-    return Line(regression.slope, regression.intercept, *errors, regression.rvalue**2)
+    values = [math.log10(y) if power else y for y in points.values()]
+    return stats.linregress([math.log10(x) for x in points], values)
 
 
-def power_law(points: Mapping[float, float]) -> Line:
-    """Fit y = 10^intercept x^slope as a line in log10 x and log10 y; both must be above 0."""
-    return scaling_law({x: math.log10(y) for x, y in points.items()})
-
-
-def _with_laws(series: list[Series], law: Callable[[Mapping[float, float]], Line]) -> tuple[list[Series], list]:
+def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list]:
     """Return the series with fitted lines where they have two points or more, and a table of the lines."""
-    drawn, fits = [], [["method", "points", "slope", "95%", "intercept", "95%", "R2"]]
+    drawn, fits = [], [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
     for one in series:
         if len(one.points) > 1:
-            line = law(one.points)
-            ends = {x: line.slope * math.log10(x) + line.intercept for x in (min(one.points), max(one.points))}
-            one = replace(one, law={x: 10**y for x, y in ends.items()} if law is power_law else ends, joined=False)
-            cells = [f"{line.slope:.2f}", f"± {number(line.slope_error)}"]
-            cells += [f"{line.intercept:.2f}", f"± {number(line.intercept_error)}", number(line.r2)]
+            line = fitted(one.points, power)
+            law = {x: line.slope * math.log10(x) + line.intercept for x in one.points}
+            one = replace(one, law={x: 10**y for x, y in law.items()} if power else law)
+            errors = [number(e if len(law) > 2 else None) for e in (line.stderr, line.intercept_stderr)]
+            cells = [f"{line.slope:.2f}", errors[0], f"{line.intercept:.2f}", errors[1], number(line.rvalue**2)]
             fits.append([one.style.label + ", paper" * one.paper, str(len(one.points)), *cells])
         if one.points or one.failed:
             drawn.append(one)
@@ -195,7 +177,7 @@ def figure5(runs: Runs) -> Picture:
         failed = sorted({n for n, value in found if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
         series.append(Series(style_of(method), paper.FIGURE5[method], paper=True))
-    series, slopes = _with_laws(series, power_law)
+    series, slopes = _with_laws(series, power=True)
     panel = Panel(f"after {update} updates", LAYERS, "model update ||F(x,θᵢ) - F(x,θ₀)||", series, log="xy")
     return _picture(5, f"model update of the decoder after {update} updates", [panel], tables=[slopes])
 
@@ -231,12 +213,6 @@ def figure6(runs: Runs) -> Picture:
     return _picture(6, "BLEU against depth", panels)
 
 
-def magnitude(value: str) -> tuple[float, str]:
-    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
-    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
-    return float(first.group()) if first else 0.0, value
-
-
 def figure7(runs: Runs) -> Picture:
     """Validation loss of deep models while learning rate, batch or width changes.
 
@@ -265,8 +241,8 @@ def figure8(runs: Runs) -> Picture:
     series = []
     for method in dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)]):
         mine = _scores(runs, method, "total_layers")
-        series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True, joined=False)]
-    series, fits = _with_laws(series, scaling_law)
+        series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True)]
+    series, fits = _with_laws(series)
     panel = Panel("L(d) = A log10 d + B", "layers d, encoder and decoder together", "BLEU", series, log="x")
     return _picture(8, "BLEU against the logarithm of depth", [panel], tables=[fits])
 
@@ -277,7 +253,6 @@ def figure10(runs: Runs) -> Picture:
     The paper has a map of colours, a cell a direction. runs: of Table 3, with the test set "flores" in score.json.
     """
     found: dict[str, dict[str, float]] = {}
-    rows = [["run", "directions", "mean", "lowest", "highest"]]
     for run in runs:
         sets = (run.score or {}).get("sets", {})
         scores = {name: one["bleu"] for name, one in sets.get("flores", {}).get("directions", {}).items()}
@@ -285,8 +260,6 @@ def figure10(runs: Runs) -> Picture:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
         found[name] = means((parse_pair(run.where("score"), one)[1], value) for one, value in scores.items())
-        ends = [f"{one} {number(scores[one])}" for one in (min(scores, key=scores.get), max(scores, key=scores.get))]
-        rows.append([name, str(len(scores)), number(fmean(scores.values())), *ends])
     languages = sorted(set().union(*found.values()), key=lambda one: -max(into.get(one, 0) for into in found.values()))
     series = [
         Series(style_of_setting(rank, name), {k: into[one] for k, one in enumerate(languages, 1) if one in into})
@@ -294,7 +267,7 @@ def figure10(runs: Runs) -> Picture:
     ]
     panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
     note = "paper: 87 languages, 7,482 directions, as colours without numbers; spBLEU 13.6 (M2M-100) and 18.6 (DeepNet)"
-    return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], tables=[rows], notes=[note])
+    return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], notes=[note])
 
 
 def normformer3(runs: Runs) -> Picture:
@@ -344,7 +317,7 @@ def normformer4(runs: Runs) -> Picture:
     return Picture(heading, panels, paper.NORMFORMER_SETTING, notes=[note])
 
 
-def training_losses(runs: Runs, heading: str = "Training loss by depth") -> Picture:
+def training_losses(runs: Runs) -> Picture:
     """Training loss over updates, a panel a depth: the mean of the seeds of each method, or of each "variant"."""
     groups: dict[str, dict[str, Runs]] = {}
     for run in sorted(runs, key=lambda run: (run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", ""))):
@@ -359,23 +332,20 @@ def training_losses(runs: Runs, heading: str = "Training loss by depth") -> Pict
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
             series.append(Series(style, points, failed=failed))
         panels.append(Panel(name, "updates", "training loss (bits per token)", series))
-    return Picture(heading, panels, columns=2)
+    return Picture("Training loss by depth", panels, columns=2)
 
 
-FIGURES = {3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8}  # of the DeepNet paper, by number
-EVERY: dict[int | str, Callable[[Runs], Picture]] = FIGURES | {
-    10: figure10, "depth": training_losses, "normformer3": normformer3, "normformer4": normformer4,
-    "inverted_gain": training_losses,
+EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # by number those of the DeepNet paper
+    3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8, 10: figure10, "depth": training_losses,
+    "normformer3": normformer3, "normformer4": normformer4, "inverted_gain": training_losses,
 }  # fmt: skip
 
 
 def chosen(runs: Path, only: str | None) -> list[int | str]:
     """Return the figures asked for by "4,5,normformer4", or all that have a folder below `runs`.
 
-    Raise UserError for a figure that is none, and where there is no folder.
+    Raise UserError for a figure that is none, and where no figure has a folder.
     """
-    if not runs.is_dir():
-        raise UserError(f"{runs}: no such folder; name the one that holds figure3, figure4 and so on")
     if only is not None:
         known = {str(figure): figure for figure in EVERY}
         words = [word.strip() for word in only.split(",")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -55,12 +56,18 @@ def style_of_setting(rank: int, label: str) -> Style:
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
 
 
+def magnitude(value: str) -> tuple[float, str]:
+    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
+    first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(first.group()) if first else 0.0, value
+
+
 @dataclass(frozen=True)
 class Series:
     """One line of a panel.
 
-    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. joined: connect the points.
-    law: x -> y of a fitted line, drawn between the outermost points.
+    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. law: x -> y of a
+    fitted line, drawn in place of the line through the points.
     """
 
     style: Style
@@ -68,7 +75,6 @@ class Series:
     paper: bool = False
     failed: Iterable[float] = ()
     band: Mapping[float, tuple[float, float]] = field(default_factory=dict)
-    joined: bool = True
     law: Mapping[float, float] = field(default_factory=dict)
 
 
@@ -122,18 +128,16 @@ def _figure(picture: Picture) -> Any:
             axes.set_visible(False)
         else:
             _draw_panel(panel, axes, handles)
-    if handles:
-        kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
-        if any(series.failed for panel in picture.panels for series in panel.series):
-            kinds.append("x: diverged")
-        legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
-        figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
+    kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
+    if any(series.failed for panel in picture.panels for series in panel.series):
+        kinds.append("x: diverged")
+    legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure
 
 
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     """Draw all series; `handles` gets the legend's entry of each label, the measured one where there are both."""
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -142,16 +146,17 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     for rank, series in enumerate(panel.series):
         style = series.style
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker} | (PAPER if series.paper else MEASURED)
-        if not series.paper or style.label not in handles:
-            handles[style.label] = Line2D([], [], label=style.label, **look)
         x, y = list(series.points), list(series.points.values())
-        axes.plot(x, y, markevery=max(1, len(x) // 8), **look | ({} if series.joined else {"linestyle": "none"}))
+        joined = {"linestyle": "none"} if series.law else {}
+        (line,) = axes.plot(x, y, markevery=max(1, len(x) // 8), label=style.label, **look | joined)
+        if not series.paper or style.label not in handles:
+            handles[style.label] = line
         if series.band:
             ends = zip(*series.band.values(), strict=True)
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
-            ends = [min(series.law), max(series.law)]
-            axes.plot(ends, [series.law[end] for end in ends], look["linestyle"], color=style.colour, linewidth=1.2)
+            line = list(series.law), list(series.law.values())
+            axes.plot(*line, look["linestyle"], color=style.colour, linewidth=1.2)
         for place in series.failed:
             height = 0.03 + 0.05 * rank % 0.9
             axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=axes.get_xaxis_transform())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ..core.methods import METHODS
 from ..errors import UserError
 from ..files import parse, read_object
 from ..plugin.probe_record import FILE, Record, read_rows, record_of
-from .logs import RunLog, Validation, short, training_curve, training_hours, validation_curve
+from .logs import Curve, curve, short, training_hours
 
 RECORDS = ".jsonl"  # behind the name of a folder of runs: the file of their records
 FILES = {  # in a live folder, by the part of a record
@@ -20,8 +21,14 @@ FILES = {  # in a live folder, by the part of a record
     "stuck": "stuck", "check": "check.json", "score": "score.json",
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
-KINDS = {"name": str, "command": str, "diverged": str, "stuck": str, "probes": list}  # of parts; the others are objects
+TEXTS = ("command", "diverged", "stuck")  # the parts that are plain text
+KINDS = {"name": str, "probes": list} | dict.fromkeys(TEXTS, str)  # types of parts; the others are objects
 MEND = "record the run again"
+SCORED, UNSCORED = "scored", "not scored"
+SHARED = {  # figure -> the folder of the experiment whose runs it shares
+    6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart", "normformer3": "normformer_clm",
+    "normformer4": "normformer_clm",
+}  # fmt: skip
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates; before, a healthy run may still be where it started
 STUCK = 0.68  # of the loss of the first logged interval
@@ -34,7 +41,10 @@ class RecordedRun:
     run lies, or would lie if it were live. parts: the contents, by FILES. facts: the part "run", with method, a name of
     METHODS, and encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there
     has 0 layers. seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was
-    not recorded. command, score: None where there is none. log_file: where its log stands.
+    not recorded. command, score: None where there is none. log_file: where its log stands. finished: its training is
+    over, well or not. ended_in_nan: its script recorded numbers that are not finite; `diverged` also judges by the
+    loss. stuck: it was stopped because it had learnt no more than how often each word occurs. miniature: it was trained
+    on generated data.
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
@@ -61,6 +71,10 @@ class RecordedRun:
         self.method: str = facts["method"]
         self.seed: int | None = facts.get("seed")
         self.encoder_layers, self.decoder_layers = (facts.get(key, 0) for key in STACKS)
+        self.total_layers = self.encoder_layers + self.decoder_layers
+        self.finished = self.recorded or is_over(self.place)
+        self.ended_in_nan, self.stuck = "diverged" in self.parts, "stuck" in self.parts
+        self.miniature = facts.get("smoke") is True  # as the scripts write it
         self.environment = self.parts.get("environment", {})
         self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
@@ -74,37 +88,36 @@ class RecordedRun:
         return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
 
     @property
-    def total_layers(self) -> int:
-        """Of encoder and decoder together."""
-        return self.encoder_layers + self.decoder_layers
-
-    @property
     def layers(self) -> int:
         """N of an N-N model; UserError if it is none."""
         if self.encoder_layers != self.decoder_layers:
             raise UserError(f"{self.where()}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 
-    @property
-    def finished(self) -> bool:
-        """Whether its training is over, well or not; records are of such runs alone."""
-        return self.recorded or is_over(self.place)
+    @cached_property
+    def updates(self) -> int | None:
+        """The last update that its log names; None before the first."""
+        try:
+            return self.log.updates[-1]
+        except UserError:
+            return None
 
-    @property
-    def ended_in_nan(self) -> bool:
-        """Did its script record that the numbers ended? `diverged` below also judges by the loss."""
-        return "diverged" in self.parts
+    @cached_property
+    def state(self) -> str:
+        """State of training and scoring, as tables print it.
 
-    @property
-    def stuck(self) -> bool:
-        """Was it stopped because it had learnt no more than how often each word occurs?"""
-        return "stuck" in self.parts
-
-    @property
-    def diverged_at(self) -> int | None:
-        """The update at which the numbers ended; None if none is named."""
-        found = re.search(r"update (\d+)", self.parts.get("diverged", ""))
-        return int(found.group(1)) if found else None
+        A score counts once the training is over and no direction is missing.
+        """
+        if self.ended_in_nan:
+            found = re.search(r"update \d+", self.parts["diverged"])
+            return f"diverged at {found.group()}" if found else "diverged"
+        if self.stuck:
+            return "stuck (at the frequencies of words)"
+        if not self.finished:
+            return f"running (update {self.updates or 0})"
+        if self.score is None:
+            return UNSCORED
+        return "scored in part" if self.score.get("missing") else SCORED
 
     def choice(self, key: str, choices) -> str:
         """The fact `key`; UserError unless it is one of `choices`."""
@@ -114,21 +127,21 @@ class RecordedRun:
         return value
 
     @cached_property
-    def log(self) -> RunLog:
-        """Its training; UserError if there is no log, or nothing in it."""
-        return training_curve(self.parts.get("log", {}), self.where("log"))
+    def log(self) -> Curve:
+        """The losses of training; UserError if there is no log, or nothing in it."""
+        return curve(self.parts.get("log", {}), "train_inner", self.where("log"))
 
     @cached_property
-    def validation(self) -> Validation:
+    def validation(self) -> Curve:
         """The validation losses; without points if the run diverged before its first validation.
 
         UserError if any other run has none.
         """
         try:
-            return validation_curve(self.parts.get("log", {}), self.where("log"))
+            return curve(self.parts.get("log", {}), "valid", self.where("log"))
         except UserError:
             if self.diverged:
-                return Validation([], [], [])
+                return Curve([], [], [])
             raise
 
     @property
@@ -156,7 +169,7 @@ class RecordedRun:
 
     @cached_property
     def diverged(self) -> bool:
-        """Did the numbers end, or did the model learn no more than how often each word occurs?
+        """Whether the numbers ended, or the model learnt no more than how often each word occurs.
 
         The trainer says the first, and the second where it stopped for it. Else the second is a rule of thumb: after
         400 updates or more, the training loss is still above 68% of that of the first logged interval. On the embedded
@@ -165,9 +178,9 @@ class RecordedRun:
         """
         if self.ended_in_nan or self.stuck or "log" not in self.parts:
             return self.ended_in_nan or self.stuck
-        log, final = self.log, self.log.final_loss()
-        stuck = log.updates[-1] >= ENOUGH and final > STUCK * log.losses[0]
-        return log.diverged or stuck or not math.isfinite(final)
+        final = self.log.final_loss()
+        stuck = self.log.updates[-1] >= ENOUGH and final > STUCK * self.log.losses[0]
+        return stuck or not math.isfinite(final)
 
     @property
     def bleu(self) -> float | None:
@@ -190,9 +203,7 @@ def name_of(figure: int | str) -> str:
 
 def folder_of(figure: int | str) -> str:
     """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
-    shared = {6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart"}
-    shared |= {"normformer3": "normformer_clm", "normformer4": "normformer_clm"}
-    return shared.get(figure, name_of(figure))
+    return SHARED.get(figure, name_of(figure))
 
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
@@ -237,20 +248,14 @@ def _records_file(folder: Path) -> Path:
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Of a live run: what a record holds of it. UserError for a broken file, or if there is no run.json."""
+    """Return what a record holds of a live run; UserError for a broken file, or if there is no run.json."""
+    readers: dict[str, Callable[[Path], Any]] = {"log": short, "probes": read_rows} | dict.fromkeys(TEXTS, _text)
     there = {part: folder / name for part, name in FILES.items() if part == "run" or (folder / name).exists()}
-    return {part: READERS.get(part, _object)(path) for part, path in there.items()}
-
-
-def _object(path: Path) -> dict:
-    return read_object(path, MEND)
+    return {part: readers[part](path) if part in readers else read_object(path, MEND) for part, path in there.items()}
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace").strip()
-
-
-READERS = {"command": _text, "diverged": _text, "stuck": _text, "log": short, "probes": read_rows}
 
 
 def is_over(place: Path) -> bool:

@@ -218,10 +218,10 @@ def _result(setting: Setting) -> str:
     rows = [["method", "updates", "final loss", "BLEU", "train time"]]
     rows += [[run.name, "-", "- (diverged at once)", "-", "-"] for run in every if run not in runs]
     for run in runs:
-        ended = "stuck" if run.stuck else "diverged" if run.log.diverged else ""
+        ended = "stuck" if run.stuck else "diverged" if run.ended_in_nan else ""
         loss = f"{run.log.final_loss():.2f}" + (f" ({ended})" if ended else "")
         bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
-        rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{run.log.seconds:.0f} s"])
+        rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{3600 * (run.hours or 0):.0f} s"])
     signatures = {run.score["signature"] for run in runs if run.score}
     lines = [render(rows), "", " ".join([
         "loss: bits per token, label-smoothed, mean of the last intervals;", *signatures,

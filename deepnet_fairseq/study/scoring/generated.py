@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +31,7 @@ SPEED = re.compile(
 )
 TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
 OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
-PEEKED = 1 << 16  # bytes of a file that tell whether it holds translations
-PIECES: dict[str, tuple[re.Pattern, Callable[[str], str]]] = {  # by the mark of a segmentation
-    "▁": (re.compile("▁"), lambda line: line.replace(" ", "").replace("▁", " ").strip()),
-    "@@": (re.compile(r"\S@@( |$)"), lambda line: re.sub(r"@@( |$)", "", line)),
-}
+MARKS = ("▁", "@@")  # of pieces of words
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
     """List the outputs at `path`: a file, a run's folder, or a folder of SRC-TGT.txt or SUBSET/SRC-TGT.txt.
 
     A file directly in the folder is of the subset "test". known: codes of languages in use. Raise UserError for a
-    folder without outputs, and for a file of translations in it whose name is no direction; a single file is not
-    looked for yet.
+    folder without outputs, and for a .txt file in it whose name is no direction; a single file is not looked for yet.
     """
     if not path.is_dir():
         return [Output(path)]
@@ -62,14 +57,7 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
         return find_outputs(path / "generated", known)
     outputs = []
     for file in sorted([*path.glob("*.txt"), *path.glob("*/*.txt")]):
-        if readings(file.stem, known, words=False):
-            parse_pair(f"{file}: the name", file.stem, known)
-        elif _holds_translations(file):
-            raise UserError(
-                f"{file}: holds translations, and its name is no direction; name it SRC-TGT.txt, as de-en.txt"
-            )
-        else:
-            continue
+        parse_pair(f"{file}: the name", file.stem, known)
         outputs.append(Output(file, "test" if file.parent == path else file.parent.name, file.stem))
     if not outputs:
         raise UserError(
@@ -78,27 +66,21 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
     return outputs
 
 
-def _holds_translations(file: Path) -> bool:
-    with open(file, "rb") as opened:
-        return re.search(rb"^D-\d+\t", opened.read(PEEKED), re.MULTILINE) is not None
-
-
 @dataclass(frozen=True)
 class Generated:
     """Translations and references, one a sentence, in the order of the test set.
 
     `references` is what the model's dictionary leaves of them: a word that it lacks reads <<unk>>, so that no
-    translation matches it; None where fairseq knew no references. notes: what a reader of the scores has to know.
+    translation matches it; None where fairseq knew no references.
     """
 
     path: Path
     translations: list[str]
     references: list[str] | None
-    notes: tuple[str, ...] = ()
 
 
 def read_generated(path: Path) -> Generated:
-    """Read a file that fairseq-generate printed, and join pieces of words that it left.
+    """Read a file that fairseq-generate printed.
 
     Raise UserError if a sentence is missing or there twice, or if some translations lack their references.
     """
@@ -109,22 +91,18 @@ def read_generated(path: Path) -> Generated:
     translations, references = found["translations"], found["references"]
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
-    notes, join = _pieces(path, translations)
-    return Generated(path, list(map(join, translations)), list(map(join, references)) or None, notes)
+    return Generated(path, translations, references or None)
 
 
-def _pieces(path: Path, translations: list[str]) -> tuple[tuple[str, ...], Callable[[str], str]]:
-    """Return notes on the marks of pieces in translations, and what joins them: in most lines they are no text."""
-    for mark, (pattern, join) in PIECES.items():
-        count, lines = sum(bool(pattern.search(line)) for line in translations), sum(map(bool, translations))
-        said = f"{path}: {count:,} of {lines:,} translations hold pieces of words ({mark})"
-        if 2 * sum(f"{mark}" in line and " " not in line for line in translations) > lines and mark == "@@":
-            raise UserError(f"{said} without blanks; generate again, with --remove-bpe alone")
-        if 2 * count > lines:
-            return (f"{said}, which were joined; fairseq-generate does so with --remove-bpe",), join
-        if count:
-            return (f"{said}; they are scored as they are",), str
-    return (), str
+def _check_pieces(generated: Generated) -> None:
+    """Raise UserError if most translations hold pieces of words; in a few lines a mark is text."""
+    for mark in MARKS:
+        count = sum(mark in line for line in generated.translations)
+        if 2 * count > len(generated.translations):
+            raise UserError(
+                f"{generated.path}: {count:,} of {len(generated.translations):,} translations hold pieces of words "
+                f"({mark}); generate again with --remove-bpe, of SentencePiece --remove-bpe sentencepiece"
+            )
 
 
 def generation_speed(generated: Path) -> dict[str, float] | None:
@@ -259,11 +237,13 @@ class AlignedText:
 def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     """Read an output beside its references: those of the corpus, or else those that fairseq-generate printed.
 
-    Raise UserError if sentences are missing, doubled, or not as many as the log says or the references are.
+    Raise UserError if sentences are missing, doubled, or not as many as the log says or the references are, and if they
+    are pieces of words.
     """
     generated = read_generated(output.file)
     subset, direction = _test_set(output, corpus)
     _check_count(generated, direction)
+    _check_pieces(generated)
     raw = direction and corpus.reference(subset, direction)
     if not raw and generated.references is None:
         raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")

@@ -47,13 +47,9 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     for key in shared:
         first, *others = systems = [align_with_references(output[key], corpus) for output in outputs]
         for other in others:
-            if len(other.hypotheses) != len(first.hypotheses):
-                wrong = f"{len(other.hypotheses)} sentences, {len(first.hypotheses)} in {first.generated.path}"
-            elif other.references != first.references:
+            if other.references != first.references:
                 wrong = f"has other references than {first.generated.path}"
-            else:
-                continue
-            raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
+                raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
         yield key, systems
 
 
@@ -72,22 +68,20 @@ def significance(
     By sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs; tokenize:
     see score. UserError if the systems do not translate the same sentences.
     """
-    paths = [baseline, *systems]
-    return {key: _compare(aligned, names(paths), tokenize) for key, aligned in paired(paths, data)}
-
-
-def _compare(aligned: list[AlignedText], systems: list[str], tokenize: str | None) -> Comparison:
-    lowercase, references = aligned[0].corpus.lowercase, [aligned[0].references]
-    metrics = {"BLEU": metric_of(aligned[0], tokenize), "chrF2": ChrF(lowercase=lowercase)}
-    named = list(zip(systems, (system.hypotheses for system in aligned), strict=True))
-    signatures, results = PairedTest(named, metrics, references, "bs")()
-    for metric in metrics:
-        baseline, *others = results[metric]
-        for result in others:
-            if result.score == baseline.score:  # sacreBLEU counts the samples that differ more, which none need do
-                result.p_value = 1.0
-    signatures = {metric: str(signature) for metric, signature in signatures.items()}
-    return Comparison(systems, {metric: results[metric] for metric in metrics}, signatures)
+    paths, found = [baseline, *systems], {}
+    for key, aligned in paired(paths, data):
+        lowercase, references = aligned[0].corpus.lowercase, [aligned[0].references]
+        metrics = {"BLEU": metric_of(aligned[0], tokenize), "chrF2": ChrF(lowercase=lowercase)}
+        named = list(zip(names(paths), (system.hypotheses for system in aligned), strict=True))
+        signatures, results = PairedTest(named, metrics, references, "bs")()
+        for metric in metrics:
+            first, *others = results[metric]
+            for result in others:
+                if result.score == first.score:  # sacreBLEU counts the samples that differ more, which none need do
+                    result.p_value = 1.0
+        signed = {metric: str(signature) for metric, signature in signatures.items()}
+        found[key] = Comparison(names(paths), {metric: results[metric] for metric in metrics}, signed)
+    return found
 
 
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:

@@ -12,7 +12,6 @@ from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
 from ...errors import UserError
-from ...files import WRONG_VALUES, parse
 from ...languages import parse_pair
 from ...text_table import render
 from .generated import (
@@ -40,8 +39,7 @@ REFERENCES = {
 NAMED = 5  # directions that a message lists
 PERPLEXITY = "perplexity"
 CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
-EVALUATED = re.compile(r"Evaluated (\d[\d,]{0,20}) tokens in (\d+\.?\d*)s")
-MASKED = re.compile(r"\| INFO \| (\S+) \| (\{.*_loss.*\})$", re.MULTILINE)
+MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')
 HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
 
 
@@ -97,7 +95,8 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
     """Return score.json of one direction, not rounded; raise UserError if the paper's BLEU cannot be had."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
-    bleu, notes = metric_of(aligned, tokenize), list(aligned.generated.notes)
+    tokens = (aligned.generated.translations, aligned.generated.references or [])
+    bleu, notes = metric_of(aligned, tokenize), []
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
     kinds = {
@@ -114,7 +113,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         "signature": kinds[paper]["signature"],
         **kinds,
         "chrf": score_with_interval(ChrF(lowercase=lowercase), *text),
-        "ter": _ter(aligned) if paper == "tokenised" else None,
+        "ter": score_with_interval(TER(), *tokens) if paper == "tokenised" else None,
         "reference": "raw" if aligned.raw else "generated",
         "sentences": len(aligned.hypotheses),
         "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
@@ -130,11 +129,6 @@ def _tokenised(aligned: AlignedText) -> dict | None:
         return None
     value = metric.corpus_score(generated.translations, [generated.references])
     return {"score": float(value.score), "signature": str(metric.get_signature())}
-
-
-def _ter(aligned: AlignedText) -> dict:
-    """Translation edit rate of the words that tokenised BLEU is of; lower is better."""
-    return score_with_interval(TER(), aligned.generated.translations, aligned.generated.references or [])
 
 
 def _m2m(aligned: AlignedText) -> dict:
@@ -205,41 +199,40 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
 def score_table(found: dict) -> str:
     """Return the content of score.json as tables for a reader, with notes and signatures."""
     if found["kind"] == PERPLEXITY:
-        rows = [["set", "perplexity", "bits a token", "tokens", "seconds"]]
+        rows = [["set", "perplexity", "bits a token"]]
         for name, one in (found.get("sets") or {"": found}).items():
-            rows.append([name, *(_cell(one.get(key)) for key in ("perplexity", "loss", "tokens", "seconds"))])
+            rows.append([name, _cell(one["perplexity"]), _cell(one["loss"])])
         return render(rows)
     sets = found.get("sets") or {"": {"directions": {"": found}}}
     scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
-    kinds = sorted({one["kind"] for one in scores.values()} - {"sacrebleu"})
-    header = ["set", "direction", "sentences", *(f"BLEU ({kind})" for kind in kinds)]
-    header += ["BLEU", "95% interval", "chrF2", "95% interval", "length ratio", "sentences/s"]
+    header = ["set", "direction", "sentences", "kind", "BLEU", "sacreBLEU", "95% interval", "chrF2", "95% interval"]
+    header += ["length ratio", "sentences/s"]
     rows, lines = [header], []
     for (subset, direction), one in scores.items():
-        row = [subset, direction, f"{one['sentences']:,}"]
-        row += [_cell(one["bleu"] if one["kind"] == kind else None) for kind in kinds]
-        for metric in (one["sacrebleu"], one["chrf"]):
-            low, high = (metric["mean"] + sign * metric["ci"] for sign in (-1, 1))
-            row += [_cell(metric["score"]), f"{low:.2f} to {high:.2f}"]
-        rows.append([*row, f"{one['length_ratio']:.3f}", _cell((one["generation"] or {}).get("sentences_per_second"))])
+        other = one["kind"] != "sacrebleu"
+        row = [subset, direction, f"{one['sentences']:,}", one["kind"] * other, _cell(one["bleu"])]
+        row += [_cell(one["sacrebleu"]["score"] if other else None), _interval(one["sacrebleu"])]
+        row += [_cell(one["chrf"]["score"]), _interval(one["chrf"]), f"{one['length_ratio']:.3f}"]
+        rows.append([*row, _cell((one["generation"] or {}).get("sentences_per_second"))])
         lines += [f"note: {note}" for note in one["notes"]]
         lines += [f"TER: {one['ter']['score']:.2f}"] if one["ter"] else []
         lines += [f"{name}: {one[name]['signature']}" for name in (*KINDS, "chrf") if one[name]]
         lines.append(REFERENCES[one["reference"]])
     for subset, summary in found.get("sets", {}).items():
-        place = 3 + (kinds.index(summary["kind"]) if summary["kind"] in kinds else len(kinds))
         for key, name in MEANS.items():
             if summary[key] is not None:
-                row = [subset, name, *[""] * (len(header) - 2)]
-                row[place] = _cell(summary[key])
-                rows.append(row)
+                rows.append([subset, name, "", "", _cell(summary[key]), *[""] * (len(header) - 5)])
     lines += [f"{subset}: without {', '.join(names)}" for subset, names in found.get("missing", {}).items()]
     keep = [i for i in range(len(header)) if any(row[i] for row in rows[1:])]
     return "\n".join([render([[row[i] for i in keep] for row in rows]), "", *dict.fromkeys(lines)])
 
 
+def _interval(metric: dict) -> str:
+    return f"{metric['mean'] - metric['ci']:.2f} to {metric['mean'] + metric['ci']:.2f}"
+
+
 def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+    return "" if value is None else f"{value:.2f}"
 
 
 def perplexity(path: Path) -> dict:
@@ -259,26 +252,16 @@ def perplexity(path: Path) -> dict:
 def _of_log(path: Path) -> dict:
     """Of the last evaluation in it."""
     text = read_text(path)
-    losses = CAUSAL.findall(text) or [_masked(tag, row) for tag, row in MASKED.findall(text)]
+    losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]
     try:
         loss = float(losses[-1])
-    except (IndexError, TypeError, ValueError):
+    except (IndexError, ValueError):
         raise UserError(
             f"{path}: has no loss of fairseq-eval-lm or fairseq-validate --log-format json; evaluate again"
         ) from None
     if not 0 <= loss <= HIGHEST:
         raise UserError(f"{path}: a loss of {loss} bits has no perplexity; was this model trained?")
-    speed = EVALUATED.findall(text)
-    more = {"tokens": int(speed[-1][0].replace(",", "")), "seconds": float(speed[-1][1])} if speed else {}
-    return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)} | more
-
-
-def _masked(tag: str, row: str) -> str | None:
-    """The loss in a line of progress; None where there is none."""
-    try:
-        return parse(row)[f"{tag}_loss"]
-    except WRONG_VALUES:
-        return None
+    return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)}
 
 
 def _spbleu(lowercase: bool) -> BLEU:

@@ -59,25 +59,19 @@ def _romanian(language: str) -> tuple[Split, str]:
     return split, f"{name}.ro"
 
 
-def _chinese(language: str) -> tuple[Split, str]:
-    from sacrebleu.tokenizers.tokenizer_zh import TokenizerZh
-
-    normalise, split = _normalised(language), TokenizerZh()
-    return lambda line: split(normalise(line)), split.signature()
+def _japanese(language: str) -> Split:
+    normalise = _normalised(language)
+    return lambda line: "".join(normalise(line).split())
 
 
-def _japanese(language: str) -> tuple[Split, str]:
-    from sacrebleu.tokenizers.tokenizer_ja_mecab import TokenizerJaMecab
+def _sacrebleu(name: str, prepared: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
+    """Return sacreBLEU's own tokeniser, of what `prepared` of the language makes of a line."""
 
-    normalise, split = _normalised(language), TokenizerJaMecab()
-    return lambda line: split("".join(normalise(line).split())), split.signature()
+    def tokeniser_of(language: str) -> tuple[Split, str]:
+        prepare, split = prepared(language), bleu_metric(tokenize=name).tokenizer
+        return lambda line: split(prepare(line)), split.signature()
 
-
-def _korean(language: str) -> tuple[Split, str]:
-    from sacrebleu.tokenizers.tokenizer_ko_mecab import TokenizerKoMecab
-
-    split = TokenizerKoMecab()
-    return lambda line: split(_printed(line)), split.signature()
+    return tokeniser_of
 
 
 def _thai(language: str) -> tuple[Split, str]:
@@ -95,16 +89,10 @@ def _indic(language: str) -> tuple[Split, str]:
     return lambda line: " ".join(trivial_tokenize(normalise(line.strip()), language)), name
 
 
-def _characters(language: str) -> tuple[Split, str]:
-    from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
-
-    split = TokenizerChar()
-    return split, split.signature()
-
-
 TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # by target language; of all others Moses's
-    "hi": _indic, "ja": _japanese, "ko": _korean, "my": _characters, "ne": _indic, "ro": _romanian, "si": _indic,
-    "th": _thai, "zh": _chinese,
+    "hi": _indic, "ne": _indic, "ro": _romanian, "si": _indic, "th": _thai,
+    "ja": _sacrebleu("ja-mecab", _japanese), "ko": _sacrebleu("ko-mecab", lambda _: _printed),
+    "my": _sacrebleu("char", lambda _: str), "zh": _sacrebleu("zh", _normalised),
 }  # fmt: skip
 
 

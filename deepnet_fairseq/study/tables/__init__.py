@@ -1,1 +1,0 @@
-"""Tables of the papers, each number measured by recorded runs beside the published one: `deepnet report`."""
