@@ -61,6 +61,7 @@ def test_killed_while_it_saves(moment, tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert reading.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
     atomic._cleaned.clear()  # as the process does that is started next
+    (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run")
     (tmp_path / "generated.part").write_bytes(b"of another program")
     atomic.save(state(3), last)
     assert reading.updates(last) == 3 and reading.updates(atomic.previous_of(last)) == 1

@@ -81,7 +81,7 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
 
 
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
-    """Read what fairseq-interactive translates, `size` lines at a time; UserError with the number of a bad one."""
+    """Yield fairseq-interactive's input, `size` lines at a time; a UserError names a line that is not UTF-8."""
     with sys.stdin.buffer if name == "-" else open(name, "rb") as file:
         lines = map(str.strip, split_lines(file, "the input" if name == "-" else name))
         yield from iter(lambda: list(islice(lines, size)), [])

@@ -94,7 +94,7 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
 
 
 def on_processes(state: dict, number: int) -> dict:
-    """Return the state of an iterator for `number` processes, which go on after as many sentences as were read.
+    """Return an iterator's state for `number` processes, which go on after the same number of sentences.
 
     A checkpoint counts the batches of one process, which has more of them when there are fewer processes.
     """

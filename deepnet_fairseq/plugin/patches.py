@@ -1,4 +1,4 @@
-"""Everything that is different in fairseq while this package is registered, in one list.
+"""List every change to other libraries while this package is registered, and make it.
 
 An entry is a function of another library and the handler that is called in its place: handler(original, *arguments). A
 training step is no entry: trainer.py has it, in a subclass of fairseq's Trainer. tests/test_patches.py checks that
@@ -108,7 +108,7 @@ def attach_to_programs() -> None:
 
 
 def attach(namespace: dict) -> None:
-    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; not most other programs.
+    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; leave others alone.
 
     A process that multiprocessing has started runs main in a namespace that belongs to no module.
     """

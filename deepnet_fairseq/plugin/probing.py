@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingProbes:
-    """The probes of a fairseq-train run, every `interval` updates: into fairseq's log and the file in `folder`.
+    """Probes of a fairseq-train run: they write to fairseq's log and a file in `folder` every `interval` updates.
 
     header: what the file says of the run beside the probes' names and the interval.
     """

@@ -1,4 +1,4 @@
-"""What surrounds every task of fairseq: a class in front of the task's own, and YAML for tasks without a dataclass."""
+"""Put a mixin in front of every task of fairseq, and read settings from YAML for tasks without a dataclass."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _mixed(kind: Any) -> type:
 
 
 def _by_flags(cfg: Any) -> Any:
-    """Turn a YAML's section of a task that fairseq knows by flags alone into the flags' namespace, with their defaults.
+    """Convert the YAML section of a task that has flags but no dataclass into a namespace, with the flags' defaults.
 
     Tasks such as translation_multi_simple_epoch have no dataclass, and fairseq then ignores the section.
     """

@@ -1,4 +1,4 @@
-"""fairseq's Trainer as this package trains with it, and made in this process for commands that look at a run.
+"""Train with a subclass of fairseq's Trainer, and build one in this process for commands that look at a run.
 
 DeepTrainer reads in the order of a run: build, load, batches, step, clip, log, validate, save. patches.py puts it where
 fairseq-train looks its Trainer up.
@@ -41,7 +41,7 @@ FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of
 
 
 class DeepTrainer(Trainer):
-    """fairseq's Trainer with all that is different in a training step of this package.
+    """Subclass of fairseq's Trainer with every change that this package makes to a training step.
 
     samples: the batches of the present update; told: whether a signal has come to any process, None if nobody has
     asked; over: what fairseq's `train` would return, if the training was over when it was started; make_as_in: the
@@ -149,7 +149,7 @@ class DeepTrainer(Trainer):
 
     def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
                            disable_iterator_cache=False):  # fmt: skip
-        """Return the training's batches, after a resume those that the training would have had without a break.
+        """Return the training's batches; after a resume they are the same as without the interruption.
 
         fairseq makes the batches once in a process, with a seed of the epoch in which the process begins.
         """
@@ -191,7 +191,7 @@ class DeepTrainer(Trainer):
     # clip
 
     def clip_grad_norm(self, clip_norm):
-        """Clip gradients, those of some modules apart, and show them to the probes before."""
+        """Show the gradients to the probes, then clip them, those of some modules apart."""
         papers.clip_apart(self)
         if self.probes is None:
             return super().clip_grad_norm(clip_norm)
@@ -216,7 +216,7 @@ class DeepTrainer(Trainer):
     # log
 
     def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
-        """Sum what all processes log, and whether a signal has come to any: all answer it after the same update."""
+        """Sum the logs of all processes, and whether a signal reached any; all act on it after the same update."""
         sums = (*sums, float(train_loop.received() > 0))
         logging_outputs, (*sums, told) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
         self.told = bool(told > 0)
@@ -237,7 +237,7 @@ class DeepTrainer(Trainer):
     # save
 
     def consolidate_optimizer(self):
-        """Gather the optimiser's state for a checkpoint, unless an error has ended the other processes' part in it.
+        """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part.
 
         It is the first call that fairseq makes when an update has raised an error. For a FloatingPointError it raises
         Diverged, before fairseq writes crash.pt and repeats the update under its NanDetector: the file is as large as
@@ -253,7 +253,7 @@ class DeepTrainer(Trainer):
             super().consolidate_optimizer()
 
     def save_checkpoint(self, filename, extra_state):
-        """Write a checkpoint that is whole or absent, with what fairseq keeps in the process only.
+        """Write a checkpoint that is whole or absent, with the state that fairseq keeps in the process only.
 
         crash.pt, which fairseq saves while an error is on its way to the user, may fail without hiding that error.
         """
@@ -279,7 +279,7 @@ class DeepTrainer(Trainer):
 
 
 def parse(flags: list[str]) -> argparse.Namespace:
-    """Parse DATA and flags of fairseq-train, for one process. One that it refuses ends the program, as there."""
+    """Parse DATA and flags of fairseq-train for one process; flags that it refuses end the program, as there."""
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
 
 
@@ -300,7 +300,7 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
 
 
 def refuse_others(args: argparse.Namespace, who: str) -> None:
-    """Raise a UserError, naming the flag, for another package's architecture and a training that goes on from weights.
+    """Raise a UserError, naming the flag, for another package's architecture or a training that starts from weights.
 
     who: looks at it, "the check".
     """

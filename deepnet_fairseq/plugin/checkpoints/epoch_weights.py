@@ -48,7 +48,7 @@ def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int)
 
 
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-    """Call fairseq's save_checkpoint; under --epoch-weights without checkpoints of epochs and of the best."""
+    """Call fairseq's save_checkpoint; --epoch-weights leaves out checkpoints of epochs and of the best score."""
     global _beside
     flag = getattr(trainer.cfg.model, "epoch_weights", None)
     if flag is None:
@@ -75,7 +75,7 @@ def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
 
 
 def write_too(state: dict) -> None:
-    """Write the weights of a checkpoint, which has just been written, where --epoch-weights wants them."""
+    """Write the weights of the checkpoint just written to a file of their own, if --epoch-weights wants them."""
     if _beside is not None:
         path, flag = _beside
         atomic.save(weights_of(state), path)
@@ -83,7 +83,7 @@ def write_too(state: dict) -> None:
 
 
 def weights_of(state: dict) -> dict:
-    """Return a checkpoint's content without what only further training needs."""
+    """Return a checkpoint's content without the parts that only further training needs."""
     extra = {key: value for key, value in state["extra_state"].items() if key not in OF_TRAINING}
     return state | {"last_optimizer_state": None, "extra_state": extra}
 

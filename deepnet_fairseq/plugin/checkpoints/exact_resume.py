@@ -33,7 +33,7 @@ def _early_stopping():
 
 
 def forgotten(trainer: Trainer) -> dict:
-    """Return what goes beside fairseq's extra state: patience, schedule's counts, averages, where batches were made."""
+    """Return the state to save beside fairseq's: patience, counts of the schedule, averages, the batches' epoch."""
     patience, schedule = _early_stopping(), getattr(trainer.lr_scheduler, "lr_scheduler", None)
     batches = trainer.task.dataset_to_epoch_iter.get(trainer.task.datasets.get(trainer.cfg.dataset.train_subset))
     return {
@@ -159,7 +159,7 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
 
 
 def _over(trainer) -> bool:
-    """Return whether today's limits of the run are reached; fairseq-train checks the limit of epochs itself."""
+    """Return whether the run's present limits are reached; fairseq-train checks the limit of epochs itself."""
     optimization, patience = trainer.cfg.optimization, trainer.cfg.checkpoint.patience
     misses = getattr(_early_stopping(), "num_runs", 0)
     return (

@@ -116,7 +116,7 @@ def _check_ordinary(path: str) -> None:
 
 @contextlib.contextmanager
 def explaining_unusable(filename: str) -> Iterator[None]:
-    """Turn what loading an optimiser's or a schedule's state raises into a UserError; fairseq passes them on unread."""
+    """Turn errors from loading an optimiser's or a schedule's state into a UserError; fairseq lets them through."""
     _check_ordinary(filename)
     try:
         yield

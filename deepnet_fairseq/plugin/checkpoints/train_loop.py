@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Take the folder, resume from what --restore-file names or the newest whole checkpoint, and finish its epoch.
+    """Lock the folder, resume from --restore-file or the newest whole checkpoint, and finish its epoch.
 
     It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
     """
