@@ -18,10 +18,11 @@ from deepnet_fairseq.tools import quickstart
 
 from .support.helpers import assert_refused
 
-# in place of fairseq-train: two lines of a log, and what comes behind them
+# in place of fairseq-train: three lines of a log, 100 seconds apart, and what follows them
 TRAIN = """import json, sys
+print("2026-01-01 00:00:00 | INFO | fairseq_cli.train | {}")
 for update in (25, 100):
-    print("now | INFO | train_inner |", json.dumps({"loss": "8.5", "num_updates": str(update), "wall": update}))
+    print("2026-01-01 00:01:40 | INFO | train_inner |", json.dumps({"loss": "8.5", "num_updates": str(update)}))
 said, status, checkpoint = sys.argv[1:4]
 print(said)
 if checkpoint:
@@ -116,12 +117,12 @@ def test_one_that_breaks_is_resumed(programs, out):
     log = run_of(out) / "train.log"
     for _ in range(2):
         assert_refused(f"training with deepnorm failed: RuntimeError: no memory; whole log: {log}", *words(out))
-        assert len(log.read_text().splitlines()) == 3
+        assert len(log.read_text().splitlines()) == 4
     assert not (run_of(out) / "trained").exists()
     (run_of(out) / "checkpoint_last.pt").touch()
     programs.said, programs.status = "done", 0
     main(words(out))
-    assert len(log.read_text().splitlines()) == 6
+    assert len(log.read_text().splitlines()) == 8
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(signal.SIGTERM, 60), (signal.SIGINT, 0)])

@@ -221,7 +221,9 @@ def _result(setting: Setting) -> str:
         ended = "stuck" if run.stuck else "diverged" if run.ended_in_nan else ""
         loss = f"{run.log.final_loss():.2f}" + (f" ({ended})" if ended else "")
         bleu = f"{run.score['bleu']:.2f}" if run.score else "-"
-        rows.append([run.name, str(run.log.updates[-1]), loss, bleu, f"{3600 * (run.hours or 0):.0f} s"])
+        rows.append(
+            [run.name, str(run.log.updates[-1]), loss, bleu, "-" if run.hours is None else f"{3600 * run.hours:.0f} s"]
+        )
     signatures = {run.score["signature"] for run in runs if run.score}
     lines = [render(rows), "", " ".join([
         "loss: bits per token, label-smoothed, mean of the last intervals;", *signatures,
