@@ -8,16 +8,11 @@ import pytest
 import torch
 from fairseq.data import data_utils
 from fairseq.data.token_block_dataset import TokenBlockDataset
-from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from deepnet_fairseq import plugin
 from deepnet_fairseq.errors import UserError, user_error_line
-from deepnet_fairseq.plugin.building import blank_task
 
-from .support.helpers import EOS, PAD, VOCAB, sentences, small
-
-SHORT, EMPTY = [[7, 8, 9], [7, EOS, PAD]], [[7, 8, 9], [EOS, PAD, PAD]]
+from .support.helpers import EOS, PAD
 
 
 @pytest.mark.parametrize("count", [1, 20, 6750])
@@ -66,17 +61,3 @@ def test_an_empty_line_of_a_language_models_text():
         plugin.silence()
         source, target, _ = blocks[1]
     assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
-
-
-@pytest.mark.parametrize(("prefixes", "beam"), [(SHORT, 3), (SHORT, 1), (EMPTY, 1)])
-def test_translations_begin_with_their_prefix(prefixes, beam):
-    """--prefix-size, by the task's own step."""
-    model, source = small(1, share_all_embeddings=True), sentences(len(prefixes), VOCAB)
-    dictionary = blank_task(VOCAB).target_dictionary
-    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}
-    search = SequenceGenerator([model], dictionary, beam_size=beam, max_len_a=0, max_len_b=8)
-    sample, prefix_tokens = {"id": torch.tensor([40, 17]), "net_input": inputs}, torch.tensor(prefixes)
-    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
-    for prefix, found in zip(prefix_tokens, task.inference_step(search, [model], sample, prefix_tokens), strict=True):
-        begun = prefix[prefix.ne(PAD)]
-        assert torch.equal(found[0]["tokens"][: len(begun)], begun)

@@ -4,7 +4,9 @@ from functools import lru_cache
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
+from deepnet_fairseq import register
 from deepnet_fairseq.core.archs import LM, MASKED_LM
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
@@ -100,3 +102,10 @@ CHECKPOINTS = {
 def test_checkpoints_of_other_language_models(kind):
     saved, built, *named = CHECKPOINTS[kind]
     refused(saved().state_dict(), built(), *named)
+
+
+def test_overrides_that_prune_layers_are_refused(trained):
+    """fairseq leaves them out without a word, for our configs have no field of that name."""
+    register()
+    with pytest.raises(UserError, match="encoder_layers_to_keep: .* export the model"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"), {"encoder_layers_to_keep": "0,2"})

@@ -77,7 +77,10 @@ def allow_plain_data() -> None:
 
 
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none."""
+    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
+
+    UserError, too, for overrides that prune layers of our models, which fairseq would leave out without a word.
+    """
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
@@ -89,6 +92,12 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
+    pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
+    if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
+        raise UserError(
+            f"--model-overrides {pruning[0]}: a method's constants hold for the depth that it was trained at; "
+            "export the model (deepnet export --to transformer) and prune the export"
+        )
     return state
 
 
@@ -112,6 +121,8 @@ def explained(load, path, *args, **kwargs):
 def _check_ordinary(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch takes it for no name at all
+        raise UserError(f"{path!r}: its name is not UTF-8; rename it")
 
 
 @contextlib.contextmanager
