@@ -21,7 +21,6 @@ NEW = 2 * PAIR  # most launches of a method that nobody has counted yet
 COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"), 119) | {
     "admin": 154, "admin_torch": 124, "attn_res": 1182, "b2t": 123, "branchnorm": 134, "complete_p": 124,
     "deepnorm": PAIR, "dlcl": 139, "gpas": 192, "hybrid_norm": 137, "keel": 139, "ln_scaling": 129, "mhc": 1004,
-    "ngpt": 579,  # with RMSNorms of several operations here, which are one on a GPU
     "normformer": 139, "peri_ln": 134, "r_fixup": 140, "resi_dual": 158, "rezero": 162, "siamese_norm": 184,
     "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
 }  # fmt: skip

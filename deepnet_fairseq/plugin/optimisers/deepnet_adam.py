@@ -187,15 +187,16 @@ class HalfPrecisionOptimizer(FP16Optimizer):
     --fp16-no-flatten-grads and, with the weights of its share alone, under ZeRO. States of either layout load.
     """
 
+    _needs_sync: bool
+
     def __init__(self, cfg, params, fp32_optimizer, fp32_params, **kwargs):
         super().__init__(cfg, params, fp32_optimizer, fp32_params, **kwargs)
         self.saves_flat = self.has_flat_params
         self.own = params  # what this process updates, then its float32 weights and gradients in the same order
-        if self.saves_flat:
-            (whole,) = fp32_params.values()
-            self.weights, self.gradients = (_views(flat, params) for flat in (whole.data, whole.grad))
-        else:
-            self.weights, self.gradients = ([p.data for p in fp32_params], [p.grad for p in fp32_params])
+        self.weights = (
+            _views(next(iter(fp32_params.values())), params) if self.saves_flat else [p.data for p in fp32_params]
+        )
+        self.gradients: list[Tensor] = []  # from the first update on, for ZeRO has them of its share alone
 
     @classmethod
     def build_optimizer(cls, cfg, params, **kwargs) -> HalfPrecisionOptimizer:
@@ -205,20 +206,33 @@ class HalfPrecisionOptimizer(FP16Optimizer):
         fp32_optimizer = optim.build_optimizer(cfg.optimizer, [fp32_params] if flat else fp32_params)
         return cls(cfg, params, fp32_optimizer, fp32_params, **kwargs)
 
+    @classmethod
+    def build_fp32_params(cls, args, params, flatten=True):
+        """Copy the weights to float32, in fairseq's layouts."""
+        if not flatten:
+            return [nn.Parameter(p.data.float()) for p in params]
+        whole = torch.empty(sum(p.numel() for p in params), device=params[0].device)
+        _copy(_views(whole, params), [p.data for p in params])
+        return {whole.device.index: nn.Parameter(whole)}
+
     def shard(self, group) -> None:
         """Keep float32 weights and Adam's state of this process's share alone (ZeRO); before the first update."""
         shard = self.optimizer.shard = Shard(group, self.fp16_params)
         self.own = [self.fp16_params[number] for number in shard.own]
         self.fp32_params = [nn.Parameter(p.data.new_empty(0)) for p in self.fp16_params]
         for number in shard.own:
-            master = self.fp32_params[number] = nn.Parameter(self.fp16_params[number].data.float())
-            master.grad = torch.empty_like(master)
+            self.fp32_params[number] = nn.Parameter(self.fp16_params[number].data.float())
         self.weights = [self.fp32_params[number].data for number in shard.own]
-        self.gradients = [self.fp32_params[number].grad for number in shard.own]
         self.param_groups[0]["params"] = self.fp32_params
         self.fp32_optimizer.measured = self.fp16_params
 
     def _sync_fp16_grads_to_fp32(self) -> None:
+        if not self.gradients:
+            updated = [p for p in self.param_groups[0]["params"] if p.numel()]
+            for p in updated:
+                p.grad = torch.empty_like(p)
+            flat = self.has_flat_params
+            self.gradients = _views(updated[0].grad, self.own) if flat else [p.grad for p in updated]
         if self._needs_sync:
             present = [number for number, p in enumerate(self.own) if p.grad is not None]
             _copy([self.gradients[number] for number in present], [self.own[number].grad for number in present])
@@ -278,7 +292,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 def _views(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """Return the parts of a flat tensor that belong to each parameter, in its shape."""
-    parts = flat.split([p.numel() for p in parameters])
+    parts = flat.detach().split([p.numel() for p in parameters])
     return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
 

@@ -1,5 +1,7 @@
 """nGPT: y = Norm(x + a o (Norm(f(x)) - x)), Norm(z) = z / |z|: hidden states and weights on the unit sphere.
 
+A `--user-dir` of its own: the trial of Method.after_update.
+
 Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere" (arXiv
 2410.01131), section 2, for decoder language models; no LayerNorm, no biases, and the paper trains without warm-up and
 weight decay. After each update every row of q, k, v, fc1, embedding and output projection, and every column of out and
@@ -22,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..slots import FullPrecision
-from .base import Method, register
+from deepnet_fairseq.core.methods import Method, register
+from deepnet_fairseq.core.slots import FullPrecision
 
 ROWS = ("q_proj", "k_proj", "v_proj", "fc1", "embed_tokens", "output_projection")
 COLUMNS = ("out_proj", "fc2")
