@@ -12,7 +12,7 @@ from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
 from deepnet_fairseq.tools.plan.setting import GIB, parse
 
-from .support.helpers import ROOT, assert_refused, run_cold
+from .support.helpers import ROOT, assert_refused
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 
@@ -118,19 +118,6 @@ def test_mistakes_end_in_one_line(flags, said):
 def test_mistakes_in_a_row(flags, tmp_path):
     (tmp_path / "rows").write_text(f"first {flags}\n")
     assert_refused(f"first: {flags.split()[0]}", "plan", "--rows", str(tmp_path / "rows"))
-
-
-def test_torchs_compiler_is_not_loaded():
-    """It would take half of the time; afterwards it is there for whoever wants it."""
-    code = """
-import sys
-from deepnet_fairseq.cli import main
-main(["plan", "--arch", "deepnet_transformer_6_6", "--gpu-memory", "2"])
-assert "torch._dynamo" not in sys.modules
-import torch
-assert torch._dynamo.is_compiling() is False and torch.empty(3, device="meta").normal_().shape == (3,)
-"""
-    assert "fits into 2 GiB" in run_cold("python", "-c", code).stdout
 
 
 def test_rows_are_summed_up(tmp_path, capsys):

@@ -26,17 +26,15 @@ def plan(args) -> None:
     """
     from ..tools.plan.setting import check_number, parse
     from ..tools.plan.summary import as_dict, as_text
-    from ..tools.plan.trace import no_compiler
 
     for name in ("flops", "updates", "epochs", "corpus_tokens", "side_by_side"):
         if getattr(args, name) is not None:
             check_number(f"--{name.replace('_', '-')}", getattr(args, name))
-    with no_compiler():
-        if args.rows:
-            return _rows(args)
-        setting = parse(args.rest)
-        speed = _speed(args, setting)
-        print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
+    if args.rows:
+        return _rows(args)
+    setting = parse(args.rest)
+    speed = _speed(args, setting)
+    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
 
 
 def _rows(args) -> None:

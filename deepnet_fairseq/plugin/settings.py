@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from ..errors import UserError
 
 SECTIONS = ("model", "task", "criterion", "optimizer", "lr_scheduler", "scoring", "bpe", "tokenizer")
@@ -44,5 +46,6 @@ def _texts(config: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(config, Mapping) and "model" in config:
         for section in SECTIONS:
             found = config.get(section)
-            found = argparse.Namespace(**found) if isinstance(found, Mapping) else found
-            yield from _texts(found)
+            if isinstance(found, DictConfig):  # a setting may refer to one that is not there yet
+                found = OmegaConf.to_container(found, resolve=False)
+            yield from _texts(argparse.Namespace(**found) if isinstance(found, Mapping) else found)

@@ -10,15 +10,11 @@ by itself; what autograd keeps, and when it lets it go, is torch's own doing. Wh
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -158,41 +154,6 @@ class AsOnGPU(TorchFunctionMode):
             attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
             return attend(q, k, v, None, True, dropout_p, is_causal)[0]
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
-
-
-@contextmanager
-def no_compiler() -> Iterator[None]:
-    """Keep torch from loading its compiler, half of the time that a plan takes, until something needs it.
-
-    Operations of the meta device are marked at their first call as not to be compiled: torch then imports torch._dynamo
-    for its `disable` alone. Here a module with no more than that stands in for it; all is as it was at the end.
-    """
-    name, marked = "torch._dynamo", []
-
-    def load_it(attribute: str):
-        sys.modules.pop(name, None)
-        return getattr(importlib.import_module(name), attribute)
-
-    def disable(function, *_, **__):
-        marked.append(function)
-        return function
-
-    if name in sys.modules:
-        yield
-        return
-    stand_in: Any = ModuleType(name)
-    stand_in.disable, stand_in.__getattr__ = disable, load_it
-    stand_in.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]  # for who imports a module in it
-    sys.modules[name] = stand_in
-    try:
-        yield
-    finally:
-        for function in marked:  # torch keeps there what it has marked
-            vars(function).pop("__dynamo_disable", None)
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
-        if vars(torch).get("_dynamo") is stand_in:
-            del torch._dynamo
 
 
 _traces: dict[tuple, list[Stage]] = {}
