@@ -1,4 +1,4 @@
-"""What a method does behind each update reaches float32 weights, model and checkpoint: nGPT's sphere (scripts/ngpt)."""
+"""Method.after_update reaches float32 weights, model and checkpoint; its example is nGPT (scripts/ngpt)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the package comes into fairseq, and the only places where it changes another library."""
+"""Registration with fairseq, and the only places where the package changes another library."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Result:
 
     @property
     def words(self) -> list[str]:
-        """What identifies the row: model, other keys, the setting searched over, depth as "18L-18L"."""
+        """The cells that identify the row: model, other keys, the setting searched over, depth as "18L-18L"."""
         facts = self.facts
         depth = "-".join(f"{facts[key]}L" for key in DEPTH if key in facts)
         others = [str(facts[key]) or DASH for key in _others(self.table)]

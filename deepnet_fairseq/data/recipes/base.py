@@ -168,7 +168,7 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """What build() would do, a line each file, tool and count; downloads and writes nothing."""
+        """Describe what build() would do, a line for each file, tool and count; nothing is downloaded or written."""
         self.check(options)
         size = f"about {tqdm.format_sizeof(n, 'B')} with all steps" if (n := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]

@@ -1,4 +1,4 @@
-"""Method.after_update: what a method does to the weights behind each step of the optimiser."""
+"""Call Method.after_update with the weights that a step of the optimiser has changed."""
 
 from __future__ import annotations
 
