@@ -151,7 +151,8 @@ def test_any_bytes(name, tmp_path):
 )  # fmt: skip
 def test_settings_that_run_code_are_refused(text):
     """In fairseq's config and in the arguments of old checkpoints."""
-    for config in ({"model": {"_name": "fconv", "encoder_layers": text}}, Namespace(encoder_layers=text)):
+    args = Namespace(encoder_layers=text)
+    for config in ({"model": {"_name": "fconv", "encoder_layers": text}}, args, {"model": {"w2v_args": args}}):
         with pytest.raises(UserError, match=r"^old\.pt: encoder_layers .* is no plain value"):
             check_plain("old.pt", config)
 

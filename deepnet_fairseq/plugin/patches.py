@@ -89,8 +89,7 @@ def apply() -> None:
     """Change what is listed above; a second call changes nothing."""
     for call in CALLED:
         call()
-    if hydra._internal.utils.CompactHydraException is not ONE_LINE:
-        hydra._internal.utils.CompactHydraException = ONE_LINE
+    hydra._internal.utils.CompactHydraException = ONE_LINE
     for (owner, name), handler in PATCHES.items():
         replace(owner, name, handler)
     attach_to_programs()

@@ -10,12 +10,12 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..errors import UserError
 
 SECTIONS = ("model", "task", "criterion", "optimizer", "lr_scheduler", "scoring", "bpe", "tokenizer")
-PLACES = ("data", "path", "dir", "file")  # in names of settings that hold a file's or a folder's name
+PLACES = {"data", "path", "dir", "file"}  # words in names of settings that hold a file's or a folder's name
 RUNS = (ast.Call, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Pow)
 LONGEST = 100_000  # entries of a list
 
@@ -25,8 +25,10 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
 
     config: fairseq's whole config, or the arguments of an old checkpoint.
     """
+    if isinstance(config, Mapping):
+        config = {section: config.get(section) for section in SECTIONS}
     for name, text in _texts(config):
-        if any(place in name for place in PLACES) or not set(text) & set("([{"):
+        if not PLACES.isdisjoint(name.split("_")) or not set(text) & set("([{"):
             continue
         try:
             nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
@@ -39,13 +41,17 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
             raise UserError(f"{where}: {name} {shown!r} is no plain value, as (0.9, 0.98) is; nothing of it was run")
 
 
-def _texts(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of all settings that are texts."""
-    if isinstance(config, argparse.Namespace):
-        yield from ((name, value) for name, value in vars(config).items() if isinstance(value, str))
-    elif isinstance(config, Mapping) and "model" in config:
-        for section in SECTIONS:
-            found = config.get(section)
-            if isinstance(found, DictConfig):  # a setting may refer to one that is not there yet
-                found = OmegaConf.to_container(found, resolve=False)
-            yield from _texts(argparse.Namespace(**found) if isinstance(found, Mapping) else found)
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of all settings in nested containers that are texts."""
+    if isinstance(value, DictConfig | ListConfig):  # unresolved: a setting may refer to one that is not there yet
+        value = OmegaConf.to_container(value, resolve=False)
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, name)
+    elif isinstance(value, str):
+        yield name, value

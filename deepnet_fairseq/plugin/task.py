@@ -84,14 +84,9 @@ def set_up(original, cfg, **kwargs):
     """Set up a task, with DeepTask in front of its class."""
     whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole is not None:
-        zero.check_settings(lambda section, key: _value(whole.get(section), key))
+        zero.check_settings(lambda section, key: getattr(whole.get(section), key, None))
         check_plain("the config", whole)
     return with_mixin(original(_by_flags(cfg), **kwargs))
-
-
-def _value(section: Any, key: str) -> Any:
-    """Return a setting of a config's section, which is a namespace where flags have made it."""
-    return getattr(section, key, None) if isinstance(section, argparse.Namespace) else (section or {}).get(key)
 
 
 def with_mixin(task: Any) -> Any:
