@@ -143,10 +143,13 @@ save_every() {  # save_every UPDATES: what a resume needs, and the weights of th
     fi
 }
 
-memory() {  # memory LAYERS: what a model of so many encoder and decoder layers needs to fit: sets memory_flags
+memory() {  # memory LAYERS: what a model of so many layers needs to fit where no plan is made: sets memory_flags
     memory_flags=()
-    [ "$1" -lt 200 ] || memory_flags=(--checkpoint-activations)
-    if [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
+    [[ "${RECOMPUTE:=}" =~ ^[01]?$ ]] || fail "RECOMPUTE=$RECOMPUTE: choose 1 or 0"
+    if [ "$RECOMPUTE" = 1 ] || { [ -z "$RECOMPUTE" ] && [ "${PLAN:-}" = 0 ] && [ "$1" -ge 200 ]; }; then
+        memory_flags=(--checkpoint-activations)
+    fi
+    if [ "${PLAN:-}" = 0 ] && [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
         memory_flags+=(--zero-sharding os --optimizer deepnet_adam)  # Adam in shards, in the same numbers
     fi
 }

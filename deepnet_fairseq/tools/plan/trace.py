@@ -40,20 +40,20 @@ LAYERS = "layers"
 MIXED = 6  # where layers read those before them, a layer's cost grows with its place, and these show how
 FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
 FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not count
-BATCHED = (
-    "bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)  # fmt: skip
+NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")  # beside views
+SEVERAL = {  # kernels of operators that are more than one, as benchmarks/fake_gpu counts them
+    "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
+}  # fmt: skip
 ON_GPU = {"is_cpu": False, "is_cuda": True, "device": torch.device("cuda")}  # attributes of tensors there
 
 
 @dataclass
 class Stage:
-    """A stretch of the update: bytes beside those before it, and floating-point operations of its forward pass.
+    """A stretch of the update: bytes beside those before it, operations of its forward pass, launches of kernels.
 
     output: of what it gives to the next stage; forward, backward: what the pass leaves when it is done; rise: the most
     of each pass in between, `accumulated` that of the backward pass where gradients of its parameters are there
-    already; gradients: of its parameters, not in these; attention: operations that grow with the length of sentences.
+    already; gradients: of its parameters, not in these; launches, launches_back: of the passes.
     """
 
     name: str
@@ -64,22 +64,23 @@ class Stage:
     rise: int = 0
     accumulated: int = 0
     gradients: int = 0
-    flops: float = 0.0
-    attention: float = 0.0
+    flops: int = 0
+    launches: int = 0
+    launches_back: int = 0
 
-    def further(self, before: Stage, steps: int) -> Stage:
+    def further(self, before: Stage, steps: float) -> Stage:
         """This stage `steps` places on, along the line through `before`, one place back, and itself."""
-        numbers = {name: n + steps * (n - getattr(before, name)) for name, n in vars(self).items() if name != "name"}
+        numbers = {key: n + round(steps * (n - getattr(before, key))) for key, n in vars(self).items() if key != "name"}
         return Stage(self.name, **numbers)
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of the storages made inside that are alive, and operations. `own`: tensors that were there before."""
+    """Bytes of the storages made inside that are alive, operations, launches. `own`: tensors that were there before."""
 
     def __init__(self, own: list[Tensor]):
         super().__init__()
         self.live = self.peak = self.gradients = self.peak_with_gradients = 0
-        self.flops = self.attention = 0.0
+        self.flops = self.launches = 0
         self.sizes: dict[int, int] = {}
         self.references: dict[int, weakref.ref] = {}
         for tensor in own:
@@ -96,9 +97,9 @@ class Meter(TorchDispatchMode):
         self.peak_with_gradients = max(self.peak_with_gradients, self.live + self.gradients)
         name = func._overloadpacket.__name__.rstrip("_")  # addmm_ is addmm in place
         if name in FORMULAS:
-            work = FORMULAS[name](*args, **(kwargs or {}), out_val=out)
-            self.flops += work
-            self.attention += work if name in BATCHED else 0
+            self.flops += FORMULAS[name](*args, **(kwargs or {}), out_val=out)
+        if not func.is_view and name not in NO_KERNEL:
+            self.launches += SEVERAL.get(name, 1)
         return out
 
     def arrived(self, gradient: Tensor) -> None:
@@ -108,9 +109,9 @@ class Meter(TorchDispatchMode):
         self.gradients += self.sizes[key]
         self.sizes[key] = 0
 
-    def lap(self) -> tuple[int, int, int, int, float, float]:
-        """Live, most live, the same with gradients, gradients, operations, attention's; peaks start again from here."""
-        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.attention)
+    def lap(self) -> tuple[int, int, int, int, int, int]:
+        """Live, most live, the same with gradients, gradients, operations, launches; peaks start again from here."""
+        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
         self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
         return found
 
@@ -156,20 +157,25 @@ class AsOnGPU(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-_traces: dict[tuple, list[Stage]] = {}
+_runs: dict[tuple, Run] = {}
 
 
 def trace(setting: Setting) -> list[Stage]:
-    """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
-    key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
-    key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
-    if key not in _traces:
-        run = Run(setting, ALIKE)
-        if run.shares or not layers_are_alike(setting):
-            _traces[key] = list(Run(setting, MIXED).expanded(Run(setting, MIXED - 1)))
-        else:
-            _traces[key] = list(run.expanded())
-    return _traces[key]
+    """Return the stages of an update on one batch of max_tokens (source and target) tokens, in forward order."""
+    run = _run(setting, ALIKE)
+    if not run.shares and layers_are_alike(setting):
+        return list(run.expanded(setting))
+    return list(_run(setting, MIXED).expanded(setting, _run(setting, MIXED - 1)))
+
+
+def _run(setting: Setting, layers: int) -> Run:
+    """Return the run of so many layers a stack, the same for all depths."""
+    depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
+    key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
+    key += (setting.length, setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device, layers)
+    if key not in _runs:
+        _runs[key] = Run(setting, layers)
+    return _runs[key]
 
 
 def layers_are_alike(setting: Setting) -> bool:
@@ -220,7 +226,7 @@ class Run:
             with self._stage("output") as stage:
                 loss = self._loss(features.pop())
             if setting.chunked:  # whose forward pass has made the products of the backward pass
-                stage.flops /= 3
+                stage.flops //= 3
             loss.backward()
             self._passed(self.stages[0])
 
@@ -235,12 +241,12 @@ class Run:
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
 
-    def expanded(self, fewer: Run | None = None) -> Iterator[Stage]:
-        """The stages of the whole model; fewer: the same with a layer less, which shows what grows with the depth."""
+    def expanded(self, setting: Setting, fewer: Run | None = None) -> Iterator[Stage]:
+        """The stages at the setting's depth; fewer: a run with a layer less, which shows what grows with the depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
             *front, last = group
             layers = f"{name.split()[0]} {LAYERS}"
-            depth = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0)
+            depth = getattr(setting.cfg, f"{name.split()[0]}_layers", 0)
             missing = depth - sum(stage.name == layers for stage in self.stages)
             before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
             if name == layers:
@@ -293,17 +299,18 @@ class Run:
     def _stage(self, name: str) -> Iterator[Stage]:
         stage = Stage(name)
         self.stages.append(stage)
-        live, *_, flops, attention = self.meter.lap()
+        live, *_, flops, launches = self.meter.lap()
         yield stage
-        now, peak, *_, flops_now, attention_now = self.before = self.meter.lap()
+        now, peak, *_, flops_now, launches_now = self.before = self.meter.lap()
         stage.forward, stage.forward_rise = now - live, peak - live
-        stage.flops, stage.attention = flops_now - flops, attention_now - attention
+        stage.flops, stage.launches = flops_now - flops, launches_now - launches
 
     def _passed(self, stage: Stage) -> None:
         """The backward pass has left the stage."""
-        live, _, _, gradients, *_ = self.before
-        now, peak, with_gradients, gradients_now, *_ = self.before = self.meter.lap()
+        live, _, _, gradients, _, launches = self.before
+        now, peak, with_gradients, gradients_now, _, launches_now = self.before = self.meter.lap()
         stage.backward, stage.accumulated = now - live, peak - live
+        stage.launches_back = launches_now - launches
         stage.rise, stage.gradients = with_gradients - live - gradients, gradients_now - gradients
 
     def _loss(self, features: Tensor) -> Tensor:
