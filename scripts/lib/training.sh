@@ -90,7 +90,7 @@ symbols() {  # of the vocabulary: of the data's, where they are
 
 same() {  # same COMMAND: without where it is trained, for the batch is the same on any number of GPUs, and how long at most
     sed -E 's/ --(distributed-world-size|update-freq|stop-stuck) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g
-        s/ --checkpoint-activations| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
+        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed

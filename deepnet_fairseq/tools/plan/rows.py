@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ...errors import UserError
 from ...text_table import render
 from .fit import USABLE, Option, choose
-from .needs import TERA, count, flops, updates_of
+from .needs import TERA, updates_of
 from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse
 
 ASSUMED = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
@@ -86,7 +86,7 @@ def _row(words: list[str], rate: float | None) -> Row:
             raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
         words += ["--optimizer", args.optimizer] if plain else []
         setting = parse([*words, "--gpus", str(args.distributed_world_size)], strict=False)
-        option, stages = choose(setting, *(what in args.free.split(",") for what in FREE), plain)
+        option, parameters, work = choose(setting, *(what in args.free.split(",") for what in FREE), plain)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     updates = _updates(setting, args)
@@ -95,8 +95,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         ends = stuck + int(args.save_interval_updates)  # the first validation is where it is first saved
         updates = min(updates or ends, ends)
     tera = ASSUMED[setting.device] if rate is None else rate
-    hours = (updates or 0) * flops(option.setting, stages).step / (tera * TERA * setting.gpus) / 3600
-    parameters = count(setting).total
+    hours = (updates or 0) * work / (tera * TERA * setting.gpus) / 3600
     return Row(name, option, parameters, updates, hours, *_disk(setting, parameters, args), args.done, stuck)
 
 

@@ -178,8 +178,18 @@ def _run(setting: Setting, layers: int) -> Run:
     return _runs[key]
 
 
+_alike: dict[str, bool] = {}
+
+
 def layers_are_alike(setting: Setting) -> bool:
     """Whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
+    key = f"{vars(setting.cfg)} {setting.vocab}"
+    if key not in _alike:
+        _alike[key] = _are_alike(setting)
+    return _alike[key]
+
+
+def _are_alike(setting: Setting) -> bool:
     method = from_config(setting.cfg)
     for name, stack in skeleton(setting, 1).stacks().items():
         shape = StackShape.from_config(setting.cfg, name)
