@@ -46,7 +46,8 @@ prepare() {  # text of some 10 million tokens, and a vocabulary as large as the 
     long_text "$passes"
     deepnet prepare-text qaa qab "$text/long/train" "$text/valid" "$text/test" "$data.part" --vocab 1000
     for dict in "$data.part"/dict.*.txt; do
-        seq -f 'unused%05g 1' "$((symbols - $(wc -l <"$dict")))" >>"$dict"
+        lines="$(wc -l <"$dict")"
+        seq -f 'unused%05g 1' $((symbols - lines)) >>"$dict"
     done
     mv "$data.part" "$data"
 }

@@ -10,6 +10,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
+from deepnet_fairseq.tools.plan.rows import diverged
 from deepnet_fairseq.tools.plan.setting import GIB, parse
 
 from .support.helpers import ROOT, assert_refused
@@ -25,8 +26,8 @@ MASKED = ["--arch", "deepnet_masked_lm_100", "--bf16", "--max-tokens", "8192", "
     ("flags", "steps"),
     [
         ([*BASE, "--gpu-memory", "80"], ["as given"]),
-        ([*BASE, "--gpu-memory", "42"], ["as given", "loss in chunks"]),
-        ([*BASE, "--gpu-memory", "32"], ["as given", "loss in chunks", "batches of 4,096 tokens x 2"]),
+        ([*BASE, "--gpu-memory", "44"], ["as given", "loss in chunks"]),
+        ([*BASE, "--gpu-memory", "33"], ["as given", "loss in chunks, batches of 4,096 tokens x 2"]),
         ([*BASE, "--gpu-memory", "8", "--gpus", "4"], None),
         ([*LM, "--gpu-memory", "8"], None),
         ([*MASKED, "--gpu-memory", "6"], None),
@@ -134,11 +135,46 @@ def test_rows_are_summed_up(tmp_path, capsys):
     main(["plan", *model.split(), "--json", "--flops", "100", "--updates", "10000"])
     alone = json.loads(capsys.readouterr().out)
     size, hours = alone["parameters"]["total"], alone["speed"]["hours"]
-    assert re.search(r"6L-6L +3 +65 M +5,000 ", found)
+    assert re.search(r"by-updates +65 M +4,096 x 1 +no +3.7 +5,000 ", found)
     kept, most = 4 * 2 * size, 4 * 2 * size + 2 * (3 * 14 + 2) * size + 3 * 2 * size
     assert f"3 rows, 1 of them done, 2 at a time: {hours / 2:.2g} hours" in found
     assert f"at most {most / 1e9:.1f} GB, in the end {kept / 1e9:.2g} GB" in found
-    assert "order: by-updates, by-epochs" in found
+    assert re.search(r"\nover .* done ", found) and "at 100 TFLOP/s of each GPU, as given" in found
+
+
+TABLE1 = "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 40000 --fp16 --optimizer deepnet_adam "
+TABLE1 += "--distributed-world-size 8 --max-tokens 4096 --update-freq 16 --free "
+CHOSEN = [  # what may be chosen, GiB of a GPU, further flags: what is
+    ("batch,recompute", 80, "", "--max-tokens 8192 --update-freq 8"),
+    ("batch,recompute", 24, "", "--checkpoint-activations --max-tokens 8192 --update-freq 8"),
+    ("batch", 24, "", "--zero-sharding os"),
+    ("recompute", 24, "", "--checkpoint-activations"),
+    ("", 24, "", "!"),
+    ("batch,recompute", 12, "", "--checkpoint-every 4 --max-tokens 8192 --update-freq 8 --zero-sharding os"),
+    ("batch,recompute", 12, "--optimizer radam", "!"),
+]
+
+
+@pytest.mark.parametrize(("free", "gib", "more", "flags"), CHOSEN)
+def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path, capsys):
+    """By a line through two small batches; the plan of the flags themselves says the same, a tenth of a GPU is free."""
+    (tmp_path / "rows").write_text(f"row --gpu-memory {gib} {TABLE1} '{free}' {more}\n")
+    main(["plan", "--rows", str(tmp_path / "rows"), "--chosen", str(tmp_path / "chosen")])
+    assert (tmp_path / "chosen").read_text() == f"row\t{flags}\n"
+    table = capsys.readouterr().out.splitlines()
+    assert max(map(len, table)) <= 100 and any(line.startswith("! does not fit") for line in table) == (flags == "!")
+    if flags != "!":
+        words = TABLE1.replace("--distributed-world-size", "--gpus").removesuffix("--free ").split()
+        peak = memory(parse([*words, *flags.split()])).peak / GIB
+        assert float(re.search(r"memory: at most ([\d.]+)", table[-1])[1]) == pytest.approx(peak, abs=0.1)
+        assert peak <= 0.9 * gib
+
+
+def test_cells_that_diverged_in_the_paper():
+    cell = {"method": "post_ln", "encoder_layers": 18, "decoder_layers": 18, "corpus": "wmt17_en_de"}
+    assert diverged("table1", cell) and not diverged("table1", cell | {"method": "pre_ln"})
+    assert not diverged("iwslt14", cell) and not diverged("mine", cell)
+    assert diverged("admin_wmt14", cell | {"corpus": "wmt14_en_de"})
 
 
 def test_documented_plans_are_those_of_today():

@@ -77,6 +77,7 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | sed 's/.*/"&"/' | paste -sd' ')"
     case "${ORDER:=deepest}" in deepest | shallowest | given) ;; *) fail "ORDER=$ORDER: choose deepest, shallowest or given" ;; esac
+    [[ "${RECOMPUTE:-}" =~ ^[01]?$ ]] || fail "RECOMPUTE=$RECOMPUTE: choose 1 or 0"
     case "${KEEP:=weights}" in weights | all) ;; *) fail "KEEP=$KEEP: choose all, or leave it out" ;; esac
     hardware
     plan "$start" "${words[@]}"
@@ -96,18 +97,18 @@ environment() {  # .venv, which a dry run does not make: the environment that is
 }
 
 plan() {  # plan FOLDER "$@": what this script, called there, is about to do; sets chosen_flags, what each row fits with
-    local rows script name flags
+    local rows script name flags picked
     declare -gA chosen_flags=()
     script="$PWD/scripts/$(basename "$0")"
     [ -z "$planning" ] && [ "${PLAN:-}" != 0 ] || return 0
     rows="$(cd "$1" && PLAN=words bash "$script" "${@:2}" | sed -n 's/^row //p')" || exit $?
     [ -n "$rows" ] || return 0
-    chosen="$(mktemp)"
+    picked="$(mktemp)"
     [ "$dry_run" = commands ] || echo "== plan"
-    deepnet plan --rows - --side-by-side "$jobs" --chosen "$chosen" ${TFLOPS:+--flops "$TFLOPS"} <<<"$rows" |
+    deepnet plan --rows - --side-by-side "$jobs" --chosen "$picked" ${TFLOPS:+--flops "$TFLOPS"} <<<"$rows" |
         if [ "$dry_run" = commands ]; then cat >&2; else cat; fi || exit 1
-    while IFS=$'\t' read -r name flags; do chosen_flags[$name]="$flags"; done <"$chosen"
-    rm "$chosen"
+    while IFS=$'\t' read -r name flags; do chosen_flags[$name]="$flags"; done <"$picked"
+    rm "$picked"
     if [ "$dry_run" = table ]; then exit; fi
     [[ -n "$dry_run" || " ${chosen_flags[*]} " != *" ! "* ]] ||
         fail "GPU_MEMORY=$gpu_memory: a row with ! does not fit; leave it out, or try with PLAN=0"

@@ -74,7 +74,7 @@ JOB
         PRECISION="$precision" LAUNCH=torchrun; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done
-    for setting in MAX_TOKENS RECOMPUTE GPU_MEMORY TFLOPS PLAN SMOKE KEEP STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP; do
+    for setting in MAX_TOKENS RECOMPUTE GPU_MEMORY TFLOPS PLAN SMOKE KEEP STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP RECIPE; do
         [ -z "${!setting:-}" ] || echo "export $setting=$(printf %q "${!setting}")"
     done
     cat <<JOB

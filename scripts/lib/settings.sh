@@ -94,18 +94,31 @@ admin_setting() {  # Admin (Liu et al. 2020), what the authors' recipes share: T
         --fp16-scale-window 256 --threshold-loss-scale 0.03125 "${@:4}"
 }
 
-admin_wmt14_setting() {  # WMT-14 En-De
-    beam=(--beam 4 --lenpen 0.6) vocabulary=32764 corpus_tokens=131000000
-    paper_seeds 1111
-    width 512 2048 8
-    admin_setting 8192 4 8000 --lr 1e-3 --dropout 0.1 --weight-decay 0.0 --max-epoch 100 --max-update 500000
+recipe() {  # whose commands: LiyuanLucasLiu/Transformer-Clinic's, of Admin's paper, or those of arXiv 2008.07772, the
+    # paper on 60L-12L, in microsoft/deepnmt; sets suffix, of the experiment and of its table
+    case "${RECIPE:=clinic}" in
+        clinic) suffix="" ;;
+        deepnmt) suffix=_deepnmt ;;
+        *) fail "RECIPE=$RECIPE: choose clinic or deepnmt" ;;
+    esac
 }
 
-admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs
-    beam=(--beam 5 --lenpen 0.8) vocabulary=40000 corpus_tokens=1100000000
+admin_wmt14_setting() {  # WMT-14 En-De; deepnmt: of the paper's text, for the repository has no command; Clinic's batch
+    local warmup=8000 length=(--max-epoch 100 --max-update 500000)
+    beam=(--beam 4 --lenpen 0.6) vocabulary=32764 corpus_tokens=131000000
+    [ -z "$suffix" ] || warmup=4000 length=(--max-epoch 50)
     paper_seeds 1111
     width 512 2048 8
-    admin_setting 8000 80 8000 --lr 7e-4 --dropout 0.1 --weight-decay 0.0 --max-epoch 50
+    admin_setting 8192 4 "$warmup" --lr 1e-3 --dropout 0.1 --weight-decay 0.0 "${length[@]}"
+}
+
+admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs; deepnmt: of run_wmt14_en_fr.sh, 16 GPUs, and eval_enfr.sh
+    local words=(8000 80 8000 --lr 7e-4 --dropout 0.1)
+    beam=(--beam 5 --lenpen 0.8) vocabulary=40000 corpus_tokens=1100000000
+    [ -z "$suffix" ] || words=(3200 128 8000 --lr 1e-3 --dropout 0.2) beam=(--beam 10 --lenpen 1.0)
+    paper_seeds 1111
+    width 512 2048 8
+    admin_setting "${words[@]}" --weight-decay 0.0 --max-epoch 50
 }
 
 admin_iwslt14_setting() {  # IWSLT-14 De-En, 90 epochs of a narrower model
@@ -145,11 +158,9 @@ save_every() {  # save_every UPDATES: what a resume needs, and the weights of th
 
 memory() {  # memory LAYERS: what a model of so many layers needs to fit where no plan is made: sets memory_flags
     memory_flags=()
-    [[ "${RECOMPUTE:=}" =~ ^[01]?$ ]] || fail "RECOMPUTE=$RECOMPUTE: choose 1 or 0"
-    if [ "$RECOMPUTE" = 1 ] || { [ -z "$RECOMPUTE" ] && [ "${PLAN:-}" = 0 ] && [ "$1" -ge 200 ]; }; then
-        memory_flags=(--checkpoint-activations)
-    fi
-    if [ "${PLAN:-}" = 0 ] && [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
+    [ "${PLAN:-}" = 0 ] || return 0
+    [ "$1" -lt 200 ] || [ -n "${RECOMPUTE:-}" ] || memory_flags=(--checkpoint-activations)
+    if [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
         memory_flags+=(--zero-sharding os --optimizer deepnet_adam)  # Adam in shards, in the same numbers
     fi
 }

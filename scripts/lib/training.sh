@@ -32,6 +32,7 @@ run_train() {  # run_train NAME FACTS FLAGS...
     of_method "$method"
     [[ "${mixed[*]}" == *memory-efficient* ]] || adam=deepnet_adam  # fairseq's adam in the same numbers, and faster
     read -r -a chosen <<<"${chosen_flags[$experiment/${run##*/}]:-}"
+    [ "${RECOMPUTE:-}" != 1 ] || chosen+=(--checkpoint-activations)
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
         --optimizer "$adam" --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
         --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
