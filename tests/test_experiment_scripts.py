@@ -180,8 +180,8 @@ def test_a_dry_run_is_a_table(tmp_path):
     assert max(map(len, plan.splitlines())) <= 100 and " 11,000* " in plan and "fairseq-train" not in plan
     # 100,000 and 11,000 updates at 50 TFLOP/s of each of 8 GPUs; 3 checkpoints of 14 bytes a parameter, 11 + 1 of
     # weights of 2
-    assert "4 rows, 1 of them done: 262 hours (10.9 days) at 50 TFLOP/s of each GPU, as given" in plan
-    assert "disk: at most 56 GB, in the end 6.6 GB" in plan and "memory: at most 33.0 GiB of 40" in plan
+    assert "4 rows, 1 of them done: 200 hours (8.3 days) at 50 TFLOP/s of each GPU, as given" in plan
+    assert "disk: at most 56 GB, in the end 6.6 GB" in plan and "memory: at most 30.1 GiB of 40" in plan
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table1"]
 
 

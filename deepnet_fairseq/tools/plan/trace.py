@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -44,7 +43,6 @@ NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_v
 SEVERAL = {  # kernels of operators that are more than one, as benchmarks/fake_gpu counts them
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
 }  # fmt: skip
-ON_GPU = {"is_cpu": False, "is_cuda": True, "device": torch.device("cuda")}  # attributes of tensors there
 
 
 @dataclass
@@ -129,17 +127,23 @@ class Meter(TorchDispatchMode):
         del self.references[key]
 
 
-class AsOnGPU(TorchFunctionMode):
-    """Tensors on the meta device pass for a GPU's: dropout's mask is a byte a number, attention one kernel."""
+class AsOn(TorchFunctionMode):
+    """Tensors on the meta device pass for a CPU's or a GPU's, where dropout's mask is a byte a number; attention is one
+    kernel."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.gpu = device == "cuda"
+        self.attributes = {"is_cpu": not self.gpu, "is_cuda": self.gpu, "device": torch.device(device)}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for name, value in ON_GPU.items():
+        for name, value in self.attributes.items():
             if func == vars(torch._C.TensorBase)[name].__get__:  # another object each time
                 return value
         if kwargs.get("device"):
             kwargs = kwargs | {"device": "meta"}
-        if func is F.dropout:
+        if func is F.dropout and self.gpu:
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
@@ -149,12 +153,15 @@ class AsOnGPU(TorchFunctionMode):
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, True)[0] if training and p else x
 
-    @staticmethod
-    def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p: float = 0.0, is_causal=False) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
+        aten: Any = torch.ops.aten
+        if not self.gpu and dropout_p:
+            return aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
+        if not self.gpu:
+            return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=attn_mask)[0]
         if q.dtype == torch.float32:
-            attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
-            return attend(q, k, v, None, True, dropout_p, is_causal)[0]
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+            return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
 _runs: dict[tuple, Run] = {}
@@ -222,12 +229,8 @@ class Run:
         self.shares = False  # whether layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
         with ExitStack() as stack:
-            if setting.device == "cuda":
-                stack.enter_context(AsOnGPU())
-                stack.enter_context(torch.device("meta"))
-            else:
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-                self._off_meta()
+            stack.enter_context(AsOn(setting.device))
+            stack.enter_context(torch.device("meta"))
             self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
@@ -239,17 +242,6 @@ class Run:
                 stage.flops //= 3
             loss.backward()
             self._passed(self.stages[0])
-
-    def _off_meta(self) -> None:
-        """Parameters and buffers become fake ones of the CPU; nn.Module.to would part what is shared."""
-        made: dict[nn.Parameter, nn.Parameter] = {}
-        for module in self.model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                    module._parameters[name] = made.setdefault(parameter, fake)
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
 
     def expanded(self, setting: Setting, fewer: Run | None = None) -> Iterator[Stage]:
         """The stages at the setting's depth; fewer: a run with a layer less, which shows what grows with the depth."""
