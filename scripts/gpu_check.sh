@@ -78,7 +78,7 @@ if [[ " $ONLY " == *" table1 "* ]]; then
     fi
     prepare
     for depth in $depths; do killed_and_resumed "$depth"; done
-    python scripts/gpu_report.py "$out"
+    python results/first_day/report.py "$out"
 fi
 [ "$seen" -gt 0 ] || exit 0
 if [[ " $ONLY " == *" tests "* ]]; then

@@ -61,16 +61,12 @@ COUNTED += [
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
 def test_count_is_the_built_models(model, flags):
-    """In all, trained, and of each stack."""
+    """In all, and trained."""
     setting = planned(model, flags)
     own, found = built(setting), count(setting)
     assert found.total == sum(p.numel() for p in own.parameters())
     assert found.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
     assert found.gradient_bytes == sum(p.nbytes for p in own.parameters() if p.requires_grad)
-    around = ("embed_tokens", "embed_positions", "layernorm_embedding", "output_projection")
-    for name, stack in own.stacks().items():
-        body = (p.numel() for key, p in stack.named_parameters() if not key.startswith(around))
-        assert getattr(found, name) == sum(body)
 
 
 PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
@@ -115,10 +111,10 @@ TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--pro-res --qk-norm"),
     (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
-    (MT, f"{LARGE} --criterion {NAME} --loss-chunk-tokens 256"),
+    (MT, f"{LARGE} --criterion {NAME}"),
     (MT, "--method rezero --bf16 --update-freq 2"),
     (MT, "--length 400 --optimizer deepnet_adam"),
-    (LM, f"{LARGE} --criterion {PLAIN} --loss-chunk-tokens 256"),
+    (LM, f"{LARGE} --criterion {PLAIN}"),
     (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
     (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
 ]

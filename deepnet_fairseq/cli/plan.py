@@ -16,7 +16,7 @@ def plan(args) -> None:
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
     --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
     --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
-    --loss-chunk-tokens, --zero-sharding, --cpu; and beside them
+    --zero-sharding, --cpu; and beside them
 
       --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
       --length TOKENS       of a sentence (default 32)
@@ -52,7 +52,7 @@ def _rows(args) -> None:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
     if args.chosen:
         with whole(Path(args.chosen)) as path:
-            path.write_text("".join(f"{row.name}\t{row.flags if row.option.fits else '!'}\n" for row in found))
+            path.write_text("".join(f"{row.name}\t{row.flags}\n" for row in found))
     print(rows.as_text(found, args.flops, args.side_by_side))
 
 

@@ -59,11 +59,15 @@ class Option:
         return {"name": self.name, "flags": self.flags} | numbers
 
 
+Needs = Callable[[Setting], SimpleNamespace]
+Ways = Iterator[tuple[str, Setting]]
+
+
 def recommend(setting: Setting) -> list[Option]:
     """Return the setting as given and, until one fits, ways towards less memory; the last is the one to take.
 
-    In this order: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more
-    GPUs, each in the largest batches that fit, if any do. Ways that save nothing are left out.
+    In this order: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded,
+    more GPUs, each in the largest batches that fit, if any do. Ways that save nothing are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
     for name, way in _ways(setting, MOST_GPUS, loss=True):
@@ -92,9 +96,7 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
     return option, parameters.total, flops(option.setting, stages(option.setting)).step
 
 
-def _ways(
-    setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True
-) -> Iterator[tuple[str, Setting]]:
+def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True) -> Ways:
     """Yield names and settings of the same batch: what costs nothing first, sharding over up to `gpus` GPUs last."""
     way, name, chunked = setting, "as given", setting.objective.chunked
     if loss and chunked and not setting.chunked:
@@ -109,9 +111,7 @@ def _ways(
         number *= 2
 
 
-def _largest(
-    name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Callable[[Setting], SimpleNamespace]
-) -> Option:
+def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Needs) -> Option:
     """Return the way in the first of the sizes in which it fits, else in the last."""
     for tokens in sizes:
         taken = replace(way, max_tokens=tokens, update_freq=original.max_tokens * original.update_freq // tokens)

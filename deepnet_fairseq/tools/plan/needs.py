@@ -15,8 +15,6 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-from torch import nn
-
 from .setting import Setting
 from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 
@@ -24,38 +22,27 @@ from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
 TERA = 1e12
-OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
 
 def count(setting: Setting) -> SimpleNamespace:
-    """Count the setting's parameters: exactly, from a skeleton on torch's meta device.
+    """Count the setting's parameters: exactly, from a skeleton on torch's meta device; a shared one once.
 
-    embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
-    a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
-    trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
-    all; gradient_bytes: of those that are trained; total: all, trained or not.
+    total; trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest;
+    weight_bytes: of all; gradient_bytes: of those that are trained.
     """
     depths = [getattr(setting.cfg, name) for name in setting.layer_fields]
     model = skeleton(setting) if layers_are_alike(setting) else skeleton(setting, max(depths))
     times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
-    parts: dict[nn.Parameter, str] = {}  # a shared one counts where it is first
     for name, stack in model.stacks().items():
-        for key, parameter in stack.named_parameters():
-            part = "embeddings" if key.startswith(OUTSIDE) else "output" if key.startswith("output_") else name
-            parts.setdefault(parameter, part)
         for parameter in stack.layers[-1].parameters():
             times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
-    numbers = dict.fromkeys(("embeddings", "encoder", "decoder", "output"), 0)
-    for parameter, often in times.items():
-        numbers[parts.get(parameter, "output")] += often * parameter.numel()
     return SimpleNamespace(
-        **numbers,
+        total=sum(n * p.numel() for p, n in times.items()),
         trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),
         tensors=sum(times.values()),
         largest=max(p.numel() for p in times),
         weight_bytes=sum(n * p.nbytes for p, n in times.items()),
         gradient_bytes=sum(n * p.nbytes for p, n in times.items() if p.requires_grad),
-        total=sum(numbers.values()),
     )
 
 

@@ -24,6 +24,11 @@ WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and
 GB = 1e9
 EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
 FREE = ("batch", "recompute")
+NUMBERS = {  # flags of a row that are read here
+    "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
+    "--max-update": 0.0, "--max-epoch": 0.0,
+}  # fmt: skip
+WORDS = {"--optimizer": OPTIMIZERS[0], "--epoch-weights": "", "--experiment": "", "--facts": "{}", "--free": ""}
 NAME = 32  # characters of a row's name that are shown
 
 
@@ -48,17 +53,18 @@ class Row:
 
     @property
     def flags(self) -> str:
-        """The flags of fairseq-train that were chosen."""
-        return self.option.flags + f" --stop-stuck {self.stuck}" * bool(self.stuck)
+        """The flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
+        stuck = f" --stop-stuck {self.stuck}" if self.stuck else ""
+        return self.option.flags + stuck if self.option.fits or self.option.setting.device == "cpu" else "!"
 
 
 def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """Return a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved); --free: what may be chosen, of FREE, with a comma; --facts: run.json's, --experiment: its
-    folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged there.
-    rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
+    stay (default 1; 0: nothing is saved); --free: what may be chosen, of FREE, with a comma; --facts: run.json's,
+    --experiment: its folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged
+    there. rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
     """
     return [_row(shlex.split(line), rate) for line in lines if line.strip()]
 
@@ -67,36 +73,32 @@ def _row(words: list[str], rate: float | None) -> Row:
     name, *words = words
     own = Parser(add_help=False, allow_abbrev=False)
     own.add_argument("--done", action="store_true")
-    for flag in ("--kept", "--stuck"):
-        own.add_argument(flag, type=int, default=flag == "--kept")
-    for flag in ("--corpus-tokens", "--max-update", "--max-epoch", "--save-interval-updates"):
-        own.add_argument(flag, type=float, default=0)
-    own.add_argument("--distributed-world-size", type=int, default=1)
-    own.add_argument("--optimizer", default=OPTIMIZERS[0])
-    for flag in ("--epoch-weights", "--experiment"):
-        own.add_argument(flag, default="")
-    own.add_argument("--facts", type=json.loads, default={})
-    own.add_argument("--free", default="")
+    for flag, default in NUMBERS.items():
+        own.add_argument(flag, type=type(default), default=default)
+    for flag, word in WORDS.items():
+        own.add_argument(flag, default=word)
     try:
         args, words = own.parse_known_args(words)
-        plain = args.optimizer in OPTIMIZERS
-        for flag in ("corpus_tokens", "max_update", "max_epoch", "kept", "stuck"):
-            check_number(f"--{flag.replace('_', '-')}", getattr(args, flag), zero=True)
+        for flag in NUMBERS:
+            check_number(flag, getattr(args, flag[2:].replace("-", "_")), zero=True)
         if not EPOCHS.fullmatch(args.epoch_weights):
             raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
-        words += ["--optimizer", args.optimizer] if plain else []
-        setting = parse([*words, "--gpus", str(args.distributed_world_size)], strict=False)
-        option, parameters, work = choose(setting, *(what in args.free.split(",") for what in FREE), plain)
+        adam = args.optimizer in OPTIMIZERS
+        words += ["--gpus", str(args.distributed_world_size), *(["--optimizer", args.optimizer] if adam else [])]
+        setting = parse(words, strict=False)
+        batch, recompute = (what in args.free.split(",") for what in FREE)
+        option, parameters, work = choose(setting, batch, recompute, adam)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    updates = _updates(setting, args)
-    stuck = args.stuck if args.stuck and diverged(args.experiment, args.facts) else 0
-    if stuck:
-        ends = stuck + int(args.save_interval_updates)  # the first validation is where it is first saved
-        updates = min(updates or ends, ends)
-    tera = ASSUMED[setting.device] if rate is None else rate
-    hours = (updates or 0) * work / (tera * TERA * setting.gpus) / 3600
-    return Row(name, option, parameters, updates, hours, *_disk(setting, parameters, args), args.done, stuck)
+    ends = [int(args.max_update)] if args.max_update else []
+    if args.max_epoch and args.corpus_tokens:
+        ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
+    stuck = args.stuck if args.stuck and diverged(args.experiment, json.loads(args.facts)) else 0
+    if stuck:  # the first validation is where it is first saved
+        ends.append(stuck + args.save_interval_updates)
+    hours = min(ends, default=0) * work / ((rate or ASSUMED[setting.device]) * TERA * setting.gpus) / 3600
+    disk = _disk(setting, parameters, args)
+    return Row(name, option, parameters, min(ends, default=None), hours, *disk, args.done, stuck)
 
 
 def diverged(experiment: str, facts: dict) -> bool:
@@ -109,14 +111,6 @@ def diverged(experiment: str, facts: dict) -> bool:
         if experiment in table.folders
     ]
     return any("diverged" in cell.values() for cell in cells)
-
-
-def _updates(setting: Setting, args) -> int | None:
-    """Return the end by --max-update or --max-epoch, whichever comes first."""
-    ends = [int(args.max_update)] * (args.max_update > 0)
-    if args.max_epoch > 0 and args.corpus_tokens:
-        ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
-    return min(ends, default=None)
 
 
 def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
@@ -133,25 +127,26 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
     """Return the plan of rows that are trained in this order, so many at a time: a line each, and sums."""
-    left = [row for row in rows if not row.done]
+    left, setting = [row for row in rows if not row.done], rows[0].option.setting
     hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
     most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
-    done = f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
-    together = f", {side_by_side} at a time" if side_by_side > 1 else ""
-    time = f"{_short(hours)} hours" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
-    setting = rows[0].option.setting
-    unit = "GPU" if setting.device == "cuda" else "process"
+    unit, limit = "process", ""
+    if setting.device == "cuda":
+        unit, limit = "GPU", f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
     peak = max(row.option.memory.peak for row in rows) / GIB
-    limit = f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free" * (unit == "GPU")
-    lines = [
-        _table(rows, unit), "",
-        f"{len(rows)} row{'s' * (len(rows) > 1)}{done}{together}: {time} at "
-        f"{rate or ASSUMED[setting.device]:g} TFLOP/s of each {unit}, {'assumed' if rate is None else 'as given'}",
-        f"memory: at most {peak:.1f} GiB{limit}; disk: at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB",
-    ]  # fmt: skip
+    count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
+    count += f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
+    count += f", {side_by_side} at a time" if side_by_side > 1 else ""
+    time = f"{_short(hours)} hours" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
+    speed = f"{rate or ASSUMED[setting.device]:g} TFLOP/s of each {unit}, {'as given' if rate else 'assumed'}"
+    lines = [_table(rows, unit), "", f"{count}: {time} at {speed}"]
+    lines += [
+        f"memory: at most {peak:.1f} GiB{limit}",
+        f"disk: at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB",
+    ]
     if any(row.stuck for row in rows):
         lines.append("* diverged in the paper: ends when it has learnt nothing after so many updates (STOP_STUCK)")
-    if any(not row.option.fits for row in rows) and unit == "GPU":
+    if any(row.flags == "!" for row in rows):
         lines.append("! does not fit, whatever is recomputed: larger or more GPUs")
     return "\n".join(lines)
 
@@ -160,20 +155,16 @@ def _table(rows: list[Row], unit: str) -> str:
     table = [["row", "size", f"tokens of a {unit}", "recomputed", "GiB", "updates", "hours", "GB"]]
     folder = os.path.commonpath([os.path.dirname(row.name) for row in rows])
     for row in rows:
-        name = os.path.relpath(row.name, folder or ".")
-        found = row.option.setting
+        name, found = os.path.relpath(row.name, folder or "."), row.option.setting
         table.append([
-            name if len(name) <= NAME else f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}", _number(row.parameters),
-            f"{found.max_tokens:,} x {found.update_freq}", ["no", "yes"][bool(found.checkpoint_every)] + " ZeRO" * found.zero,
-            f"{row.option.memory.peak / GIB:.1f}" + "!" * (unit == "GPU" and not row.option.fits),
+            name if len(name) <= NAME else f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}",
+            f"{row.parameters / 1e6:,.1f} M", f"{found.max_tokens:,} x {found.update_freq}",
+            ("yes" if found.checkpoint_every else "no") + " ZeRO" * found.zero,
+            f"{row.option.memory.peak / GIB:.1f}" + "!" * (row.flags == "!"),
             ("?" if row.updates is None else f"{row.updates:,}") + "*" * bool(row.stuck),
             "done" if row.done else _short(row.hours), _short(row.peak / GB),
         ])  # fmt: skip
     return render(table)
-
-
-def _number(size: int) -> str:
-    return f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.0f} M" if size >= 1e7 else f"{size / 1e6:.1f} M"
 
 
 def _short(value: float) -> str:

@@ -7,30 +7,21 @@ from types import SimpleNamespace
 from ...text_table import render
 from .fit import USABLE, recommend
 from .needs import TERA, count, flops, memory
-from .setting import GIB, SHARDED, Setting, recomputation
+from .setting import GIB, Setting, recomputation
 
 MEMORY_ROWS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimiser": "optimiser's state",
-    "buckets": "gradients' copy to send",
-    "activations": "activations",
-    "recomputed": "recomputed at a time",
-    "loss": "logits and loss",
-    "step": "update's temporaries",
-    "objects": "Python's objects",
-    "peak": "peak",
-}
+    "weights": "weights", "gradients": "gradients", "optimiser": "optimiser's state",
+    "buckets": "gradients' copy to send", "activations": "activations", "recomputed": "recomputed at a time",
+    "loss": "logits and loss", "step": "update's temporaries", "objects": "Python's objects", "peak": "peak",
+}  # fmt: skip
 PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
     """Return the plan for JSON, one object a part; bytes, operations, seconds."""
-    model = {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
-    own = ("max_tokens", "update_freq", "length", "precision", "optimizer", "criterion", "checkpoint_every")
-    words = {name: getattr(setting, name) for name in (*own, "device", "gpus", "gpu_memory")}
+    words = vars(setting) | {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
     return {
-        "setting": model | {"vocab": list(setting.vocab)} | words | {"sharding": SHARDED * setting.zero},
+        "setting": {name: value for name, value in words.items() if name != "cfg"},
         "parameters": vars(count(setting)),
         "flops": vars(flops(setting)),
         "memory": vars(memory(setting)),
@@ -40,24 +31,16 @@ def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
 
 
 def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """Return the plan in tables of parameters, memory (GiB), options, operations (GFLOP), launches and time."""
+    """Return the plan in tables of memory (GiB), options, operations (GFLOP), launches and time."""
     cfg, vocab = setting.cfg, " and ".join(f"{size:,}" for size in dict.fromkeys(setting.vocab))
     layers = "-".join(str(getattr(cfg, name)) for name in setting.layer_fields)
     unit = "GPU" if setting.device == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
     title = (
-        f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}\n"
+        f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}: {count(setting).total:,} parameters\n"
         f"{setting.precision}, {setting.optimizer}, {batch} = {setting.batch:,} an update"
     )
-    return "\n\n".join([title, _parameters(setting), _memory(setting, unit), _options(setting), _work(setting, speed)])
-
-
-def _parameters(setting: Setting) -> str:
-    found = count(setting)
-    rows = {name: getattr(found, name) for name in ("embeddings", *setting.stacks, "output", "total")}
-    if found.trainable != found.total:
-        rows["trained"] = found.trainable
-    return render([["parameters", "number"], *([name, f"{number:,}"] for name, number in rows.items())])
+    return "\n\n".join([title, _memory(setting, unit), _options(setting), _work(setting, speed)])
 
 
 def _memory(setting: Setting, unit: str) -> str:

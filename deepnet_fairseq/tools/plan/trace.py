@@ -179,7 +179,7 @@ def _run(setting: Setting, layers: int) -> Run:
     """Return the run of so many layers a stack, the same for all depths."""
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
-    key += (setting.length, setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device, layers)
+    key += (setting.length, setting.criterion, setting.mask_prob, setting.device, layers)
     if key not in _runs:
         _runs[key] = Run(setting, layers)
     return _runs[key]
@@ -321,7 +321,7 @@ class Run:
         rows = setting.scored
         target, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         if setting.chunked:
-            chunk = setting.loss_chunk_tokens or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
+            chunk = max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
         logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)
