@@ -10,7 +10,6 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
-from deepnet_fairseq.tools.plan.rows import diverged
 from deepnet_fairseq.tools.plan.setting import GIB, parse
 
 from .support.helpers import ROOT, assert_refused
@@ -80,15 +79,10 @@ MISTAKES = [
     ("--arch deepnet_transformer_100_10", "no such architecture"),
     ("--lr 5e-4", "unknown: --lr 5e-4"),
     ("--method deep", "--method deep: unknown"),
-    ("--max-tokens 0", "--max-tokens 0: must be from 1"),
     ("--max-tokens 1" + 30 * "0", "0: must be from 1 to 100,000,000"),
-    ("--gpu-memory -1", "--gpu-memory -1: must be above 0"),
     ("--gpu-memory nan", "--gpu-memory nan: must be a number of GiB"),
-    ("--arch deepnet_masked_lm --mask-prob nan", "--mask-prob nan: must be above 0"),
     ("--flops nan", "--flops nan: must be a number above 0"),
-    ("--flops 9 --epochs nan --corpus-tokens 9", "--epochs nan: must be a number above 0"),
     ("--flops 9 --epochs 1 --corpus-tokens 0", "--corpus-tokens 0: must be a number above 0"),
-    ("--flops 9 --updates -1", "--updates -1: must be a number above 0"),
     ("--rows none.txt --side-by-side 0", "--side-by-side 0: must be a number above 0"),
     ("--length 5000", "--length 5000: longer than a batch"),
     ("--vocab large", "--vocab large"),
@@ -165,13 +159,6 @@ def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path,
         peak = memory(parse([*words, *flags.split()])).peak / GIB
         assert float(re.search(r"memory: at most ([\d.]+)", table[-1])[1]) == pytest.approx(peak, abs=0.1)
         assert peak <= 0.9 * gib
-
-
-def test_cells_that_diverged_in_the_paper():
-    cell = {"method": "post_ln", "encoder_layers": 18, "decoder_layers": 18, "corpus": "wmt17_en_de"}
-    assert diverged("table1", cell) and not diverged("table1", cell | {"method": "pre_ln"})
-    assert not diverged("iwslt14", cell) and not diverged("mine", cell)
-    assert diverged("admin_wmt14", cell | {"corpus": "wmt14_en_de"})
 
 
 def test_documented_plans_are_those_of_today():

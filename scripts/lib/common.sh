@@ -104,9 +104,10 @@ plan() {  # plan FOLDER "$@": what this script, called there, is about to do; se
     rows="$(cd "$1" && PLAN=words bash "$script" "${@:2}" | sed -n 's/^row //p')" || exit $?
     [ -n "$rows" ] || return 0
     picked="$(mktemp)"
-    [ "$dry_run" = commands ] || echo "== plan"
-    deepnet plan --rows - --side-by-side "$jobs" --chosen "$picked" ${TFLOPS:+--flops "$TFLOPS"} <<<"$rows" |
-        if [ "$dry_run" = commands ]; then cat >&2; else cat; fi || exit 1
+    [ "$dry_run" != commands ] || exec 4>&1 >/dev/null
+    echo "== plan"
+    deepnet plan --rows - --side-by-side "$jobs" --chosen "$picked" ${TFLOPS:+--flops "$TFLOPS"} <<<"$rows"
+    [ "$dry_run" != commands ] || exec >&4
     while IFS=$'\t' read -r name flags; do chosen_flags[$name]="$flags"; done <"$picked"
     rm "$picked"
     if [ "$dry_run" = table ]; then exit; fi

@@ -96,11 +96,9 @@ admin_setting() {  # Admin (Liu et al. 2020), what the authors' recipes share: T
 
 recipe() {  # whose commands: LiyuanLucasLiu/Transformer-Clinic's, of Admin's paper, or those of arXiv 2008.07772, the
     # paper on 60L-12L, in microsoft/deepnmt; sets suffix, of the experiment and of its table
-    case "${RECIPE:=clinic}" in
-        clinic) suffix="" ;;
-        deepnmt) suffix=_deepnmt ;;
-        *) fail "RECIPE=$RECIPE: choose clinic or deepnmt" ;;
-    esac
+    [[ "${RECIPE:=clinic}" =~ ^(clinic|deepnmt)$ ]] || fail "RECIPE=$RECIPE: choose clinic or deepnmt"
+    suffix="_$RECIPE"
+    suffix="${suffix#_clinic}"
 }
 
 admin_wmt14_setting() {  # WMT-14 En-De; deepnmt: of the paper's text, for the repository has no command; Clinic's batch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from .needs import count, flops, follow, memory
+from .needs import count, flops, memory
 from .setting import FUSED, SHARDED, Setting, recomputation
 from .trace import Stage, trace
 
@@ -90,7 +90,7 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
     ways = list(_ways(setting, setting.gpus, recompute=recompute, adam=adam))
     for name, way in ways if batch or recompute else ways[:1]:
         sizes = _sizes(way, MOST, LONGEST if len(ways) == 1 else 0) if batch else [setting.max_tokens]
-        option = _largest(name, setting, way, sizes, lambda taken: follow(taken, parameters, stages(taken)))
+        option = _largest(name, setting, way, sizes, lambda taken: memory(taken, parameters, stages(taken)))
         if option.fits:
             break
     return option, parameters.total, flops(option.setting, stages(option.setting)).step

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 from .setting import Setting
 from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
@@ -81,7 +82,7 @@ def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 
-def memory(setting: Setting) -> SimpleNamespace:
+def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
     optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
@@ -89,11 +90,7 @@ def memory(setting: Setting) -> SimpleNamespace:
     backward pass; loss: what the loss holds, and its temporaries; step: temporaries of the optimiser's update; objects:
     Python's, on the CPU; peak: the most at a time, which is in `phase` "forward", "backward" or "optimiser".
     """
-    return follow(setting, count(setting), trace(setting))
-
-
-def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -> SimpleNamespace:
-    """Return what `memory` does, from the model's parameters and the stages of its passes."""
+    parameters, stages = parameters or count(setting), stages or trace(setting)
     weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0

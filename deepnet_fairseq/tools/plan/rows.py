@@ -23,7 +23,6 @@ MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4  # bytes a parameter: Adam's, float32
 WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and the one that is being written
 GB = 1e9
 EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
-FREE = ("batch", "recompute")
 NUMBERS = {  # flags of a row that are read here
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
     "--max-update": 0.0, "--max-epoch": 0.0,
@@ -62,7 +61,7 @@ def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """Return a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved); --free: what may be chosen, of FREE, with a comma; --facts: run.json's,
+    stay (default 1; 0: nothing is saved); --free: what may be chosen, "batch,recompute" or one; --facts: run.json's,
     --experiment: its folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged
     there. rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
     """
@@ -86,8 +85,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         adam = args.optimizer in OPTIMIZERS
         words += ["--gpus", str(args.distributed_world_size), *(["--optimizer", args.optimizer] if adam else [])]
         setting = parse(words, strict=False)
-        batch, recompute = (what in args.free.split(",") for what in FREE)
-        option, parameters, work = choose(setting, batch, recompute, adam)
+        option, parameters, work = choose(setting, "batch" in args.free, "recompute" in args.free, adam)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     ends = [int(args.max_update)] if args.max_update else []
