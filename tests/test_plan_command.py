@@ -126,7 +126,7 @@ def test_rows_are_summed_up(tmp_path, capsys):
     main(["plan", *model.split(), "--json", "--flops", "100", "--updates", "10000"])
     alone = json.loads(capsys.readouterr().out)
     size, hours = alone["parameters"]["total"], alone["speed"]["hours"]
-    assert re.search(r"by-updates +65 M +4,096 x 1 +no +3.7 +5,000 ", found)
+    assert re.search(r"by-updates +64.6 M +4,096 x 1 +no +3.7 +5,000 ", found)
     kept, most = 4 * 2 * size, 4 * 2 * size + 2 * (3 * 14 + 2) * size + 3 * 2 * size
     assert f"3 rows, 1 of them done, 2 at a time: {hours / 2:.2g} hours" in found
     assert f"at most {most / 1e9:.1f} GB, in the end {kept / 1e9:.2g} GB" in found
@@ -152,12 +152,12 @@ def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path,
     (tmp_path / "rows").write_text(f"row --gpu-memory {gib} {TABLE1} '{free}' {more}\n")
     main(["plan", "--rows", str(tmp_path / "rows"), "--chosen", str(tmp_path / "chosen")])
     assert (tmp_path / "chosen").read_text() == f"row\t{flags}\n"
-    table = capsys.readouterr().out.splitlines()
-    assert max(map(len, table)) <= 100 and any(line.startswith("! does not fit") for line in table) == (flags == "!")
+    table = capsys.readouterr().out
+    assert max(map(len, table.splitlines())) <= 100 and ("\n! does not fit" in table) == (flags == "!")
     if flags != "!":
         words = TABLE1.replace("--distributed-world-size", "--gpus").removesuffix("--free ").split()
         peak = memory(parse([*words, *flags.split()])).peak / GIB
-        assert float(re.search(r"memory: at most ([\d.]+)", table[-1])[1]) == pytest.approx(peak, abs=0.1)
+        assert float(re.search(r"memory: at most ([\d.]+)", table)[1]) == pytest.approx(peak, abs=0.1)
         assert peak <= 0.9 * gib
 
 

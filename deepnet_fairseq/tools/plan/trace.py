@@ -1,6 +1,6 @@
 """Memory and operations of a model's forward and backward passes, from a few of its layers run without storage.
 
-The model's own modules run without storage, on torch's meta device, which passes for a GPU or a CPU (`AsOn`): nothing is
+The model runs without storage, on the meta device, which passes for a GPU or a CPU (`AsOn`): nothing is
 computed, but every tensor has its shape and type, and dies when it would. A meter adds up the bytes that are alive and
 the operations of every kernel, stage by stage: embedding, each layer, the end of a stack, the loss. Layers between the
 first and the last are alike, so three of a stack stand for all. Whatever a method puts into its slots is thus counted
