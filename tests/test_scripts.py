@@ -84,6 +84,19 @@ def test_quickstart_resumes_after_ctrl_c(quickstart_out):
     assert RecordedRun(run).log.updates == list(range(25, 601, 25))
 
 
+@pytest.mark.smoke
+def test_gpu_check_on_two_processes_of_a_cpu(tmp_path):
+    """Table 1's script killed after its first save, resumed, translated, and beside the plan of its command."""
+    words = ("-c", f"SMOKE=1 DEPTHS=2 UPDATES=40 exec bash scripts/gpu_check.sh {tmp_path}/out")
+    assert "killed after its first save" in bash(*words).stdout
+    (run,) = (tmp_path / "out" / "table1").iterdir()
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert {"score.json", "averaged.pt", "trained"} <= {path.name for path in run.iterdir()}
+    assert "--distributed-world-size 2" in (run / "command").read_text()
+    assert re.search(r"attempts \| *\| 2 \|", report) and re.search(r"tokens/s \| [\d,]+ \| [\d,.]+ \|", report)
+    assert RecordedRun(run).log.updates[-1] == 40
+
+
 @needs_venv
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
