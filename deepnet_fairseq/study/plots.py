@@ -5,7 +5,6 @@ A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writ
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from ..text_table import markdown
 
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
-COLOURS_OF_FILE = 128  # of a PNG
+METADATA: dict[str, dict] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 ROWS = 12  # x values of a panel that its table shows, at most
 PLAIN = "#767676"  # methods without a style
 
@@ -82,7 +81,7 @@ class Series:
 class Panel:
     """Series on one pair of axes.
 
-    log: logarithmic axes, "x", "y" or "xy".
+    log: logarithmic axes, "x", "y" or "xy". ticks: the only ones of the x axis.
     """
 
     title: str
@@ -90,6 +89,7 @@ class Panel:
     y: str
     series: list[Series]
     log: str = ""
+    ticks: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,15 @@ class Picture:
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write a PNG; the same numbers give the same bytes. The file is whole or absent."""
-    from PIL import Image
+    """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes. The file is whole or absent.
 
-    content = io.BytesIO()
-    _figure(picture).savefig(content, format="png", dpi=110, metadata={"Software": None})
-    with whole(path) as part:  # fewer colours halve the file: lines and letters on white lose little
-        image = Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE)
-        image.save(part, format="png", optimize=True)
+    A PDF holds its letters as letters, as journals ask.
+    """
+    from matplotlib import rc_context
+
+    kind = path.suffix.lower()
+    with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
+        _figure(picture).savefig(part, format=kind[1:], dpi=150, metadata=METADATA[kind])
 
 
 def _figure(picture: Picture) -> Any:
@@ -130,7 +131,7 @@ def _figure(picture: Picture) -> Any:
             _draw_panel(panel, axes, handles)
     kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
     if any(series.failed for panel in picture.panels for series in panel.series):
-        kinds.append("x: diverged")
+        kinds.append("x: diverged or stuck")
     legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
     figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure
@@ -164,7 +165,10 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
         if name in panel.log:
             (axes.set_xscale if name == "x" else axes.set_yscale)("log")
             axis.set_major_formatter(ScalarFormatter())
-    if "x" not in panel.log:
+    if panel.ticks:
+        axes.set_xticks(panel.ticks)
+        axes.xaxis.minorticks_off()
+    elif "x" not in panel.log:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
