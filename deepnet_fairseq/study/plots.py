@@ -19,6 +19,7 @@ from ..text_table import markdown
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
 METADATA: dict[str, dict] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+WIDTH = 4.2  # of a panel, inches
 ROWS = 12  # x values of a panel that its table shows, at most
 PLAIN = "#767676"  # methods without a style
 
@@ -121,18 +122,16 @@ def _figure(picture: Picture) -> Any:
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    width = 4.2
-    figure = Figure(figsize=(columns * width, rows * 3.4 + 0.4), layout="constrained")
+    figure = Figure(figsize=(columns * WIDTH, rows * 3.4 + 0.4), layout="constrained")
     handles: dict[str, Any] = {}
     for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
-        if panel is None:
-            axes.set_visible(False)
-        else:
+        axes.set_visible(panel is not None)
+        if panel:
             _draw_panel(panel, axes, handles)
     kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
     if any(series.failed for panel in picture.panels for series in panel.series):
         kinds.append("x: diverged or stuck")
-    legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
+    legend = {"ncols": max(2, int(columns * WIDTH / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
     figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure
 
@@ -158,9 +157,11 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
         if series.law:
             line = list(series.law), list(series.law.values())
             axes.plot(*line, look["linestyle"], color=style.colour, linewidth=1.2)
-        for place in series.failed:
-            height = 0.03 + 0.05 * rank % 0.9
-            axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=axes.get_xaxis_transform())
+        for place in series.failed:  # on its line if that reaches so far, else at the bad end of the axis
+            step, reached = 0.03 + 0.05 * rank % 0.9, place in series.points
+            height = series.points[place] if reached else 1 - step if "loss" in panel.y else step
+            units = axes.transData if reached else axes.get_xaxis_transform()
+            axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=units)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if name in panel.log:
             (axes.set_xscale if name == "x" else axes.set_yscale)("log")

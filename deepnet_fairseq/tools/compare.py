@@ -7,8 +7,6 @@ that is stuck or diverges is a result.
 
 from __future__ import annotations
 
-import argparse
-import ast
 import ctypes
 import inspect
 import json
@@ -21,21 +19,19 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 
 from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import check_file, read_object, whole
+from ..study.figures import training_losses
 from ..study.plots import LABELS, METADATA, Panel, Picture, Series, draw, style_of_setting
 from ..study.runs import FILES, RecordedRun, read_records
 from ..study.scoring.generated import Output, align_with_references, read_corpus
@@ -47,28 +43,34 @@ PACKAGE = Path(__file__).resolve().parents[1]
 TRAINING = shlex.split("""
     --arch deepnet_transformer_tiny --dropout 0.0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --max-tokens 1000 --max-tokens-valid 4000
-    --no-epoch-checkpoints --keep-interval-updates 1 --validate-interval 999 --num-workers 0 --log-format json""")
+    --no-epoch-checkpoints --keep-interval-updates 1 --validate-interval 999 --num-workers 0 --log-format json
+    --distributed-world-size 1""")
 GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
+ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
 GIVEN = {  # flags of fairseq-train that a cell decides -> the flag to give instead
     "--method": "--methods", "--encoder-layers": "--depths", "--decoder-layers": "--depths", "--lr": "--lrs",
     "--seed": "--seeds", "--max-update": "--updates", "--warmup-updates": "--warmup", "--save-dir": "--out",
 }  # fmt: skip
-# fairseq's program with methods of one's own: it takes one --user-dir, which is this package
-WITH_METHODS = "import runpy, sys; from deepnet_fairseq.user_dir import import_user_dir as i; i(sys.argv.pop(1)); "
+# fairseq's programs take one --user-dir, which is this package: methods of one's own are imported before
+OWN_METHODS = """import runpy, sys
+from deepnet_fairseq.user_dir import import_user_dir
+import_user_dir(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
-GUESSING = re.compile(r"guessing by the frequencies of words, [\d.]+ of ([\d.]+) bits")
-LATEST = re.compile(rb'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
-SHORT = 2.0  # BLEU; below it a model has not learnt to translate yet, only to write the target language
-FAILURES = 3  # programs that may fail before this one gives up
-SECONDS = 5.0  # between two lines of progress
+LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
+SHORT = 2.0  # BLEU; below it a model writes the target language, and does not translate yet
+POLL, SECONDS = 0.2, 5.0  # between two looks at the programs, and between two lines of progress
 LINES = 8  # of a panel at most
+UNITS = ((90, 1, 0, "s"), (5400, 60, 0, "min"), (math.inf, 3600, 1, "h"))  # below so many seconds: its own, digits
+DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 class Cell(NamedTuple):
-    """One training: N-N layers, `depth` N."""
+    """One training, of a model of `depth` encoder and as many decoder layers."""
 
-    method: str
     depth: int
+    method: str
     lr: float
     seed: int
 
@@ -95,16 +97,16 @@ class Grid:
     flags: Sequence[str] = ()
     warmup: float = 1 / 6
     user_dir: str | None = None
-    experiment: ClassVar[str] = "compare"
+    experiment: str = "compare"
 
-    def check_settings(self) -> None:
+    def check(self) -> None:
         """UserError for a grid that cannot be trained on any data."""
         for method in self.methods:
             get_method(method)
-        for flag, values in {"--depths": self.depths, "--updates": [self.updates], "--jobs": [self.jobs]}.items():
-            if min(values) < 1:
-                raise UserError(f"{flag} {min(values)}: must be at least 1")
-        if not all(math.isfinite(lr) and lr > 0 for lr in self.lrs):
+        for flag, least in {"--depths": min(self.depths), "--updates": self.updates, "--jobs": self.jobs}.items():
+            if least < 1:
+                raise UserError(f"{flag} {least}: must be at least 1")
+        if not all(0 < lr < math.inf for lr in self.lrs):
             raise UserError(f"--lrs {','.join(map(str, self.lrs))}: must be above 0")
         if not 0 < self.warmup < 1:
             raise UserError(f"--warmup {self.warmup:g}: must be a share of the updates, between 0 and 1")
@@ -112,29 +114,22 @@ class Grid:
             if instead := GIVEN.get(word.split("=")[0]):
                 raise UserError(f"{word}: each cell has its own; give {instead}")
 
-    def check_data(self) -> None:
-        """UserError for data that no cell can be trained on."""
-        if len(list(self.data.glob("dict.*.txt"))) != 2 or not self.direction:
-            raise UserError(f"{self.data}: no binarised data of one language pair; make it with `deepnet prepare-text`")
-
     @property
     def cells(self) -> list[Cell]:
         """Small models first, for their results come soon."""
-        every = product(self.depths, self.methods, self.lrs, self.seeds)
-        return [Cell(method, depth, lr, seed) for depth, method, lr, seed in every]
+        return [Cell(*one) for one in product(self.depths, self.methods, self.lrs, self.seeds)]
 
-    @cached_property
+    @property
+    def dictionaries(self) -> list[bytes]:
+        """The contents of both; they hold how often each word occurs, so that other text has others."""
+        return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
+
     def direction(self) -> str:
-        """As "de-en"; empty where the data does not say."""
-        return next((path.name.split(".")[1] for path in sorted(self.data.glob("train.*-*.*.idx"))), "")
-
-    @cached_property
-    def text(self) -> int:
-        """A number that other data does not have."""
-        sizes = [path.stat().st_size for path in sorted(self.data.glob("train.*.bin"))]
-        return zlib.crc32(
-            b"".join(path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))) + str(sizes).encode()
-        )
+        """As "de-en"; UserError for data that is none of one language pair."""
+        found = sorted(self.data.glob("train.*-*.*.idx"))
+        if len(self.dictionaries) != 2 or len(found) != 2:
+            raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare-text` makes such")
+        return found[0].name.split(".")[1]
 
     def name(self, cell: Cell) -> str:
         """Of a cell's folder in `out`, and of its record."""
@@ -143,68 +138,57 @@ class Grid:
     def warmup_updates(self) -> tuple[int, str]:
         """The updates of warm-up, and what is to be said of them: Adam's beta2 sets a minimum, 2 / (1 - beta2).
 
-        At the peak of the rate Adam's second moments must have formed: in shorter warm-ups the order of methods was
-        that of their warm-up. No more than half of the updates are taken for it.
+        Before the rate is at its peak Adam's second moments must have formed, or methods differ by that alone. No more
+        than half of the updates are taken for it.
         """
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--adam-betas")
-        beta2 = ast.literal_eval(parser.parse_known_args([*TRAINING, *self.flags])[0].adam_betas)[1]
+        beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
         asked, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
         found = max(asked, min(least, self.updates // 2))
-        said = f"warm-up: {found} of {self.updates} updates, not {asked}, for Adam's second moments need {least}"
+        said = f"warm-up: {found} of {self.updates} updates, not {asked}: Adam's second moments want {least}"
         if found < least:
-            said += "; methods may differ by that alone: give more --updates"
+            said += "; methods may differ by that alone, so give more --updates"
         return found, said if asked < least else ""
 
     def training(self, cell: Cell) -> list[str]:
         """The flags of a cell's fairseq-train, but for its folder."""
         layers, every, warmup = str(cell.depth), str(max(1, self.updates // 12)), self.warmup_updates()[0]
-        one = len({path.read_bytes() for path in self.data.glob("dict.*.txt")}) == 1
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at guessing for so long
         return [
-            *TRAINING, *["--share-all-embeddings"] * one, *["--cpu"] * (not torch.cuda.is_available()),
+            *TRAINING, *["--share-all-embeddings"] * (len(set(self.dictionaries)) == 1), *ON_CPU,
             "--encoder-layers", layers, "--decoder-layers", layers, "--method", cell.method,
             *" ".join(get_method(cell.method).train_flags).split(), "--lr", rate(cell.lr),
             "--warmup-updates", str(warmup), "--max-update", str(self.updates), "--seed", str(cell.seed),
             "--save-interval-updates", every, "--validate-interval-updates", every, "--stop-stuck", str(stuck),
-            "--log-interval", str(min(25, max(1, self.updates // 10))), "--distributed-world-size", "1", *self.flags,
+            "--log-interval", str(min(25, max(1, self.updates // 10))), *self.flags,
         ]  # fmt: skip
 
     def facts(self, cell: Cell) -> dict:
-        """What run.json holds of a cell: two with the same facts are the same training."""
-        layers = {"encoder_layers": cell.depth, "decoder_layers": cell.depth}
-        facts = {"method": cell.method, **layers, "seed": cell.seed, "experiment": self.experiment, "lr": cell.lr}
-        facts |= {"updates": self.updates, "flags": shlex.join(self.training(cell)), "text": self.text}
+        """What run.json holds of a cell; trainings with the same facts are the same."""
+        facts = {
+            "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
+            "experiment": self.experiment, "lr": cell.lr, "updates": self.updates,
+            "flags": shlex.join(self.training(cell)), "text": zlib.crc32(b"".join(self.dictionaries)),
+        }  # fmt: skip
         source = Path(inspect.getfile(METHODS[cell.method]))
         return facts if PACKAGE in source.parents else facts | {"source": zlib.crc32(source.read_bytes())}
 
     def command(self, cell: Cell) -> str:
         """The command that trains this cell alone."""
-        words = ["deepnet", "compare", str(self.data), "--methods", cell.method, "--depths", str(cell.depth), "--lrs",
-                 rate(cell.lr), "--seeds", str(cell.seed), "--updates", str(self.updates)]  # fmt: skip
         own = ["--user-dir", self.user_dir] if self.user_dir else []
-        return shlex.join([*words, "--warmup", f"{self.warmup:.4g}", *own, *self.flags])
+        grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
+        words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}"]
+        return f"deepnet compare {shlex.join([*words, *own, *self.flags])}"
 
 
 def rate(lr: float) -> str:
     """A learning rate as "5e-4"."""
-    return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}").replace("e+", "e")
+    return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
 
 
-def program(grid: Grid, name: str, words: list[str]) -> list[str]:
-    """One of fairseq's, of this interpreter, whatever is on the PATH."""
-    own = ["-c", f"{WITH_METHODS}runpy.run_module('fairseq_cli.{name}', run_name='__main__', alter_sys=True)"]
-    start = [*own, grid.user_dir] if grid.user_dir else ["-m", f"fairseq_cli.{name}"]
-    return [sys.executable, *start, str(grid.data), "--user-dir", str(PACKAGE), *words]
+def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedRun]:
+    """Start what a cell needs, one program after the other: each is yielded, and has ended when the next is asked for.
 
-
-Steps = Generator[tuple[list[str], Path, Path | None], int, RecordedRun]
-
-
-def steps(grid: Grid, cell: Cell) -> Steps:
-    """Yield the commands of a cell, each with its log and, if it has one, the file of its output; return the record.
-
-    Sent is a command's status. UserError, naming the log, for a program that failed.
+    Return the record. UserError, naming the log, for a program that failed.
     """
     run = grid.out / grid.name(cell)
     log, checkpoint = run / FILES["log"], run / "checkpoint_last.pt"
@@ -212,243 +196,155 @@ def steps(grid: Grid, cell: Cell) -> Steps:
         describe(grid, cell, run)
         if not checkpoint.exists():
             log.unlink(missing_ok=True)
-        if (yield program(grid, "train", [*grid.training(cell), "--save-dir", str(run)]), log, None):
-            ended = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
+        yield (training := start(grid, "train", [*grid.training(cell), "--save-dir", str(run)], log, log))
+        if training.returncode:
+            ended = ENDED.findall(read(log))
             if not ended:
                 raise failed(f"training {cell}", log)
             (run / ended[-1][1]).write_text(f"{ended[-1][0]}\n")
         (run / "trained").touch()
-    over = (run / "stuck").exists() or (run / "diverged").exists()
-    reference = read_corpus(grid.data).reference("test", grid.direction)
-    if reference and not over:
-        generated, log = run / "generated.txt", run / "generate.log"
+    corpus, direction = read_corpus(grid.data), grid.direction()
+    if corpus.reference("test", direction) and not any((run / end).exists() for end in ("stuck", "diverged")):
         pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
-        cpu = [] if torch.cuda.is_available() else ["--cpu"]
-        words = ["--path", str(checkpoint), *GENERATION, "--remove-bpe", pieces, *cpu]
-        if (yield program(grid, "generate", words), log, generated):
-            raise failed(f"translating with {cell}", log)
-        text = align_with_references(Output(generated), read_corpus(grid.data))
+        words, log = ["--path", str(checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU], run / "generate.log"
+        with whole(run / "generated.txt") as part:
+            yield (translation := start(grid, "generate", words, log, part))
+            if translation.returncode:
+                raise failed(f"translating with {cell}", log)
+        text = align_with_references(Output(run / "generated.txt", "test", direction), corpus)
         metric = metric_of(text)
         bleu = metric.corpus_score(text.hypotheses, [text.references]).score
         score = {"bleu": round(bleu, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
         (run / FILES["score"]).write_text(json.dumps(score) + "\n")
-    for file in run.glob("checkpoint*.pt"):
-        if file != checkpoint:
-            file.unlink()
+    for file in {*run.glob("checkpoint*.pt")} - {checkpoint}:
+        file.unlink()
     return RecordedRun(run)
 
 
 def describe(grid: Grid, cell: Cell, run: Path) -> None:
     """Write what a recorded run has beside its log."""
     run.mkdir(parents=True, exist_ok=True)
-    (run / FILES["run"]).write_text(json.dumps(grid.facts(cell)) + "\n")
-    (run / FILES["command"]).write_text(grid.command(cell) + "\n")
-    if not (run / FILES["environment"]).exists():
-        facts = environment(int(torch.cuda.is_available()))
-        (run / FILES["environment"]).write_text(json.dumps(facts, indent=1) + "\n")
+    place = environment(int(torch.cuda.is_available()))
+    texts = {"run": json.dumps(grid.facts(cell)), "environment": json.dumps(place), "command": grid.command(cell)}
+    for part, text in texts.items():
+        (run / FILES[part]).write_text(f"{text}\n")
+
+
+def read(log: Path) -> str:
+    """All of a log."""
+    return log.read_text(encoding="utf-8", errors="replace")
 
 
 def failed(what: str, log: Path) -> UserError:
     """The error of a program that failed."""
-    last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    last = (read(log).strip().splitlines() or ["it said nothing"])[-1]
     return UserError(f"{what} failed: {last[:300]}; whole log: {log}")
 
 
-class Job:
-    """A cell on its way: its command that runs, and the record once there is none left."""
-
-    def __init__(self, grid: Grid, cell: Cell):
-        self.grid, self.cell, self.steps = grid, cell, steps(grid, cell)
-        self.log = grid.out / grid.name(cell) / FILES["log"]
-        self.process: subprocess.Popen | None = None
-        self.record: RecordedRun | None = None
-        self._go_on(None)
-
-    def over(self) -> bool:
-        """Start the next command where one has ended; true when the cell is over. UserError as steps()."""
-        if self.process and (status := self.process.poll()) is not None:
-            self._close()
-            self._go_on(status)
-        return self.record is not None
-
-    def _go_on(self, status: int | None) -> None:
-        try:
-            command, log, output = self.steps.send(status)  # type: ignore[arg-type]
-        except StopIteration as ended:
-            self.process, self.record = None, ended.value
-            return
-        self.output = output and output.with_suffix(".part")
-        threads = max(1, len(os.sched_getaffinity(0)) // self.grid.jobs)
-        with open(log, "ab") as errors, open(self.output or log, "wb" if output else "ab") as out:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
-                env={"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | os.environ, preexec_fn=die_with_parent,
-            )  # fmt: skip
-
-    def _close(self) -> None:
-        """Give the output of a command that went well its name."""
-        if self.output and self.process and self.process.returncode == 0:
-            self.output.rename(self.output.with_suffix(".txt"))
-
-    def stop(self) -> None:
-        """End the command as SIGTERM does: fairseq-train saves what it has."""
-        if self.process:
-            self.process.terminate()
-            self.process.wait()
-
-    def latest(self) -> tuple[int, str]:
-        """The last update that the log names, and its loss."""
-        return latest(self.log)
-
-
-def latest(log: Path) -> tuple[int, str]:
-    """The last update that a log names, and its loss; 0 where there is none."""
-    if not log.exists():
-        return 0, "-"
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 20_000))
-        found = LATEST.findall(file.read())
-    return (int(found[-1][1]), found[-1][0].decode()) if found else (0, "-")
+def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> subprocess.Popen:
+    """Start one of fairseq's programs, of this interpreter, whatever is on the PATH; Ctrl-C does not reach it."""
+    begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
+    command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // grid.jobs))}
+    with open(log, "ab") as errors, open(output, "ab") as out:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
+            env=threads | os.environ, preexec_fn=die_with_parent,
+        )  # fmt: skip
 
 
 def die_with_parent() -> None:
     """Ask Linux to kill this process with the one that started it; runs in the child, before its program."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
 
 
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM in place of dying of them; afterwards, die of the first."""
-    caught: list[int] = []
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, frame: caught.append(number)) for number in both}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        sys.exit(128 + caught[0])
+class Work:
+    """What is left of a grid: it is trained, recorded and, on stderr, told about.
 
+    records: of all cells in the grid's folder, by their names. UserError for a cell that had other settings.
+    """
 
-class Progress:
-    """Lines on stderr, every few seconds: what runs, what is over, how much time is left."""
+    def __init__(self, grid: Grid):
+        self.grid, self.file = grid, grid.out / "records.jsonl"
+        self.records = {run.parts["name"]: run for run in (read_records(self.file) if self.file.exists() else ())}
+        self.cells = {grid.name(cell): cell for cell in grid.cells}
+        for name, cell in self.cells.items():
+            self._check(name, grid.facts(cell))
+        self.running: dict[str, tuple[Generator[subprocess.Popen, None, RecordedRun], subprocess.Popen]] = {}
+        self.shown = self.begun = time.monotonic()
+        self.start = self._made()
 
-    def __init__(self, grid: Grid, over: set[str]):
-        self.grid, self.begun, self.shown = grid, time.monotonic(), 0.0
-        self.start = self.done(over)
+    def _check(self, name: str, facts: dict) -> None:
+        begun = self.grid.out / name / FILES["run"]
+        before = read_object(begun, "remove its folder") if begun.exists() else facts
+        before = self.records[name].facts if name in self.records else before
+        if differ := [key for key in facts if facts[key] != before.get(key)]:
+            way = "remove it from records.jsonl and its folder, or name another --out"
+            raise UserError(f"--out {self.grid.out}: {name} was trained with another {differ[0]}; {way}")
 
-    def done(self, over: set[str]) -> float:
-        """Updates made, each weighed by the layers of its model; `over`: names of cells that have ended."""
-        total = 0.0
-        for cell in self.grid.cells:
-            name = self.grid.name(cell)
-            made = self.grid.updates if name in over else latest(self.grid.out / name / FILES["log"])[0]
-            total += made * weight(cell)
-        return total
+    def run(self) -> None:
+        """Train what is left; UserError for the first program that fails. Whatever ends it stops the trainings."""
+        waiting = [name for name in self.cells if name not in self.records]
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            while waiting or self.running:
+                while waiting and len(self.running) < self.grid.jobs:
+                    self._go_on(name := waiting.pop(0), steps(self.grid, self.cells[name]))
+                for name, (rest, process) in list(self.running.items()):
+                    if process.poll() is not None:
+                        self._go_on(name, rest)
+                self._show()
+                time.sleep(POLL)
+        finally:
+            for rest, process in self.running.values():
+                process.terminate()  # fairseq-train saves what it has
+                process.wait()
+                rest.close()
+            signal.signal(signal.SIGTERM, before)
 
-    def show(self, jobs: list[Job], over: set[str]) -> None:
-        """Print a line, unless there was one just now."""
-        now = time.monotonic()
-        if now < self.shown + SECONDS:
+    def _go_on(self, name: str, rest: Generator[subprocess.Popen, None, RecordedRun]) -> None:
+        """Start the next program of a cell, or record the cell that has none left."""
+        try:
+            self.running[name] = rest, next(rest)
             return
-        self.shown = now
-        done, cells = self.done(over), self.grid.cells
-        left = sum(map(weight, cells)) * self.grid.updates - done
-        speed = (done - self.start) / (now - self.begun)
-        estimate = f"about {duration(left / speed)} left" if speed > 0 else "time left: not known yet"
-        running = [f"{job.cell}: update {job.latest()[0]}, loss {job.latest()[1]}" for job in jobs]
-        finished = sum(self.grid.name(cell) in over for cell in cells)
-        print("; ".join([f"{finished} of {len(cells)} over", *running, estimate]), file=sys.stderr, flush=True)
+        except StopIteration as ended:
+            self.records[name] = run = RecordedRun(self.file, {"name": name, **ended.value.parts})
+        self.running.pop(name, None)
+        with whole(self.file) as part:
+            lines = [json.dumps(self.records[one].parts, ensure_ascii=False) for one in sorted(self.records)]
+            part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
 
+    def _latest(self, name: str) -> tuple[int, str]:
+        """The last update of a cell, and its loss, as the log has them."""
+        log = self.grid.out / name / FILES["log"]
+        found = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
+        found += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
+        return int(found[-1][1]), found[-1][0]
 
-def weight(cell: Cell) -> float:
-    """Of an update, beside those of other depths: two layers' worth is spent on words."""
-    return cell.depth + 2
+    def _made(self) -> float:
+        """Updates of all cells, each weighed by its model's layers; two layers' worth goes to the words."""
+        return sum(self._latest(name)[0] * (cell.depth + 2) for name, cell in self.cells.items())
+
+    def _show(self) -> None:
+        """Print a line of progress, unless there was one just now."""
+        if (now := time.monotonic()) < self.shown + SECONDS or not self.running:
+            return
+        self.shown, made = now, self._made()
+        left = sum(cell.depth + 2 for cell in self.cells.values()) * self.grid.updates - made
+        speed = (made - self.start) / (now - self.begun)
+        said = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
+        said += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
+        print(
+            "; ".join([*said, f"about {duration(left / speed)} left" if speed else "time left not known yet"]),
+            file=sys.stderr,
+        )
 
 
 def duration(seconds: float) -> str:
     """As "40 s", "12 min" or "3.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def train(grid: Grid) -> dict[str, RecordedRun]:
-    """Train what is left of the grid; return the records of its cells by their names.
-
-    UserError where a cell was trained with other settings, where another process works in the folder, and, once the
-    others are over, for programs that failed.
-    """
-    grid.out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(grid.out / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"--out {grid.out}: another process trains there; wait for it, or name another folder"
-        ) from None
-    with lock, signals() as caught:
-        return _train(grid, caught)
-
-
-def _train(grid: Grid, caught: list[int]) -> dict[str, RecordedRun]:
-    file = grid.out / "records.jsonl"
-    records = {run.parts["name"]: run for run in (read_records(file) if file.exists() else ())}
-    for cell in grid.cells:
-        check_same(grid, cell, records)
-    waiting = [cell for cell in grid.cells if grid.name(cell) not in records]
-    progress, jobs, errors = Progress(grid, set(records)), [], []  # type: ignore[var-annotated]
-    try:
-        while (waiting or jobs) and not caught:
-            while waiting and len(jobs) < grid.jobs and len(errors) < FAILURES:
-                jobs.append(Job(grid, waiting.pop(0)))
-            for job in list(jobs):
-                try:
-                    if not job.over():
-                        continue
-                    name = grid.name(job.cell)
-                    run = RecordedRun(file, {"name": name, **job.record.parts})
-                    records[name] = run
-                    keep(records, file)
-                    print(f"{job.cell}: {outcome(run)}", file=sys.stderr, flush=True)
-                except UserError as error:
-                    errors.append(error)
-                    print(f"error: {error}", file=sys.stderr, flush=True)
-                jobs.remove(job)
-            if len(errors) >= FAILURES:
-                waiting = []
-            if jobs:
-                progress.show(jobs, set(records))
-                time.sleep(0.2)
-    finally:
-        for job in jobs:
-            job.stop()
-    if errors:
-        raise errors[0]
-    return {grid.name(cell): records[grid.name(cell)] for cell in grid.cells if grid.name(cell) in records}
-
-
-def check_same(grid: Grid, cell: Cell, records: dict[str, RecordedRun]) -> None:
-    """UserError if the cell was trained, or begun, with other settings."""
-    name = grid.name(cell)
-    place = grid.out / name / FILES["run"]
-    facts = (
-        records[name].facts if name in records else read_object(place, "remove its folder") if place.exists() else {}
-    )
-    if facts and (differ := [key for key, value in grid.facts(cell).items() if facts.get(key) != value]):
-        raise UserError(
-            f"--out {grid.out}: {name} was trained with another {differ[0]}; remove it from records.jsonl and its "
-            "folder, or name another --out"
-        )
-
-
-def keep(records: dict[str, RecordedRun], file: Path) -> None:
-    """Write all records, a line each."""
-    with whole(file) as part:
-        lines = [json.dumps(records[name].parts, ensure_ascii=False) + "\n" for name in sorted(records)]
-        part.write_text("".join(lines), encoding="utf-8")
+    return next(f"{seconds / unit:.{digits}f} {name}" for limit, unit, digits, name in UNITS if seconds < limit)
 
 
 def held_out(run: RecordedRun) -> float:
@@ -463,143 +359,125 @@ def outcome(run: RecordedRun) -> str:
     return f"held-out loss {held_out(run):.2f}" + (f", BLEU {run.bleu:.1f}" if run.score else "")
 
 
-@dataclass(frozen=True)
-class Best:
-    """A method at a depth: its runs at the best of its rates, by seed, and the ends of those that failed.
+class Best(NamedTuple):
+    """A method at a depth, at the best of its rates, by the mean held-out loss of the seeds.
 
-    rate: None where at each rate a seed failed. edge: "≤ " or "≥ " where it is the lowest or highest of several.
+    lr: a rate at which a seed failed is never the best; None where all are such, and then `runs` are of the lowest.
+    edge: "≤ " or "≥ " where it is the lowest or highest of several. runs: by seed. failed: by rate, of all rates.
     """
 
     method: str
     depth: int
-    rate: float | None
+    lr: float | None
     edge: str
     runs: list[RecordedRun]
     failed: dict[str, str]
 
     @property
     def losses(self) -> list[float]:
-        """Held-out, by seed."""
-        return [held_out(run) for run in self.runs]
+        """Held-out, by seed; none where each rate failed."""
+        return [] if self.lr is None else [held_out(run) for run in self.runs]
 
     @property
     def bleus(self) -> list[float]:
-        """By seed; none where there are no references."""
+        """By seed; none where there are no references, or each rate failed."""
         return [float(run.score["bleu"]) for run in self.runs if run.score]
 
-    def facts(self) -> dict:
-        """For JSON."""
-        edge = bool(self.edge)
-        return {"method": self.method, "layers": self.depth, "best_rate": self.rate, "at_edge": edge,
-                "held_out": self.losses, "bleu": self.bleus, "failed": self.failed}  # fmt: skip
+    @property
+    def short(self) -> bool:
+        """Whether it has not learnt to translate yet."""
+        return bool(self.bleus) and fmean(self.bleus) < SHORT
 
     def row(self) -> list[str]:
         """Of the table."""
-        lr = "-" if self.rate is None else self.edge + rate(self.rate)
-        bleu = spread(self.bleus, 1) + (" (too short)" if self.bleus and fmean(self.bleus) < SHORT else "")
-        hours = [run.hours for run in self.runs if run.hours is not None]
-        seconds = duration(3600 * fmean(hours)) if hours else "-"
+        lr = "-" if self.lr is None else self.edge + rate(self.lr)
+        seconds = 3600 * fmean(run.hours or 0 for run in self.runs)
+        scores = [spread(self.losses, 2), spread(self.bleus, 1) + " (too short)" * self.short]
         ends = "; ".join(f"{lr}: {end}" for lr, end in self.failed.items()) or "-"
-        return [self.method, f"{self.depth}L-{self.depth}L", lr, spread(self.losses, 2), bleu, seconds, ends]
+        return [self.method, f"{self.depth}L-{self.depth}L", lr, *scores, duration(seconds), ends]
 
 
 def spread(values: list[float], digits: int) -> str:
     """The mean, and the range where there are several."""
-    if not values:
-        return "-"
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+    texts = [f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values))] if values else ["-"]
+    return texts[0] if len(values) < 2 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
-def best(grid: Grid, records: dict[str, RecordedRun]) -> list[Best]:
-    """Of each method and depth, by the mean held-out loss of the seeds; a rate at which one failed is never the best."""
-    found = []
-    for depth, method in product(grid.depths, grid.methods):
-        rates = {
-            lr: [records[grid.name(Cell(method, depth, lr, seed))] for seed in grid.seeds] for lr in sorted(grid.lrs)
-        }
-        means = {lr: fmean(map(held_out, runs)) for lr, runs in rates.items()}
-        lr = min(means, key=lambda one: means[one])
-        edge = {min(rates): "≤ ", max(rates): "≥ "}.get(lr, "") if len(rates) > 1 else ""
-        ends = {rate(lr): outcome(run) for lr, runs in rates.items() for run in runs if math.isinf(held_out(run))}
-        trained = math.isfinite(means[lr])
-        found.append(Best(method, depth, lr if trained else None, edge * trained, rates[lr] if trained else [], ends))
-    return found
+def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
+    """Find the best rate of a method at a depth."""
+    runs = {lr: [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds] for lr in sorted(grid.lrs)}
+    losses = {lr: fmean(map(held_out, some)) for lr, some in runs.items()}
+    lr = min(runs, key=lambda one: losses[one])
+    ends = {rate(one): outcome(run) for one, some in runs.items() for run in some if math.isinf(held_out(run))}
+    edge = {min(runs): "≤ ", max(runs): "≥ "}.get(lr, "") if len(runs) > 1 else ""
+    return Best(method, depth, lr if math.isfinite(losses[lr]) else None, edge, runs[lr], ends)
 
 
-def table(grid: Grid, rows: list[Best], records: dict[str, RecordedRun]) -> str:
+def table(grid: Grid, rows: list[Best]) -> str:
     """The rows, and what is to be known of them."""
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
-    notes = [f"held-out loss: label-smoothed, bits per token{guessing(records)}"]
-    if len(grid.seeds) > 1:
-        notes[0] += f"; mean [least, largest] of {len(grid.seeds)} seeds"
-    if any(row.edge for row in rows):
-        notes.append("≤, ≥: the lowest or highest rate tried; a better one may lie beyond")
-    if any("short" in row.row()[4] for row in rows):
-        notes.append(f"too short: BLEU below {SHORT:g}, the run has not learnt to translate yet; give more --updates")
-    if any("stuck" in end for row in rows for end in row.failed.values()):
-        notes.append("stuck: stopped, for it was hardly better than guessing by how often each word occurs")
-    signatures = {run.score["signature"] for run in records.values() if run.score}
-    said = grid.warmup_updates()[1]
-    return "\n".join(
-        [render([header, *(row.row() for row in rows)]), "", *notes, *signatures, *([said] if said else [])]
-    )
-
-
-def guessing(records: dict[str, RecordedRun]) -> str:
-    """The loss of guessing by the words' frequencies, where a training has said it."""
-    found = [run.facts["guessing"] for run in records.values() if "guessing" in run.facts]
-    return f" ({found[0]:.2f} by guessing words by their frequency)" if found else ""
+    runs = [run for row in rows for run in row.runs]
+    notes = {
+        "held-out loss: label-smoothed, bits per token": True,
+        "stuck: stopped, hardly better than guessing by how often each word occurs": any(
+            "stuck" in run.parts for run in runs
+        ),
+        f"mean [least, largest] of {len(grid.seeds)} seeds": len(grid.seeds) > 1,
+        "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": any(row.edge for row in rows),
+        f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates": any(row.short for row in rows),
+        grid.warmup_updates()[1]: grid.warmup_updates()[1],
+        **{run.score["signature"]: True for run in runs if run.score},
+    }
+    return "\n".join([render([header, *(row.row() for row in rows)]), "", *filter(notes.get, notes)])
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:
     """Loss and BLEU by depth at the best rates, with the seeds' range; of one depth, the loss by update."""
-    panels = []
-    groups = [grid.methods[start : start + LINES] for start in range(0, len(grid.methods), LINES)]
-    for number, methods in enumerate(groups, 1):
-        part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
-        styles = {m: style_of_setting(k, LABELS.get(m, m)) for k, m in enumerate(methods)}
+    panels: list[Panel] = []
+    title = f"{grid.updates:,} updates" + f", best of {len(grid.lrs)} rates" * (len(grid.lrs) > 1)
+    for start in range(0, len(grid.methods), LINES):
+        methods = grid.methods[start : start + LINES]
+        own = [row for row in rows if row.method in methods]
         if len(grid.depths) == 1:
-            panels.append(curves(styles, rows, f"{grid.depths[0]}L-{grid.depths[0]}L{part}"))
+            panels += training_losses([run for row in own for run in row.runs]).panels
             continue
-        for title, values in (("held-out loss (bits per token)", "losses"), ("BLEU", "bleus")):
-            series = []
-            for method, style in styles.items():
-                own = {row.depth: getattr(row, values) for row in rows if row.method == method}
-                points = {depth: fmean(found) for depth, found in own.items() if found}
-                band = {d: (min(found), max(found)) for d, found in own.items() if len(found) > 1}
-                gone = [row.depth for row in rows if row.method == method and row.rate is None]
-                series.append(Series(style, points, failed=gone, band=band))
-            if any(one.points for one in series):
-                panels.append(Panel(part.strip(), "layers of encoder and of decoder", title, series, "x", grid.depths))
-    return Picture("Methods by depth at their best rates", panels, columns=2)
+        for y, values in (("held-out loss (bits per token)", "losses"), ("BLEU", "bleus")):
+            if any(max(getattr(row, values), default=0) >= SHORT for row in own):
+                series = [_series(own, method, values, rank) for rank, method in enumerate(methods)]
+                panels.append(Panel(title, "layers of encoder and of decoder", y, series, "x", grid.depths))
+    return Picture("Methods at their best rates", panels, columns=2)
 
 
-def curves(styles: dict, rows: list[Best], title: str) -> Panel:
-    """Training loss by update at the best rate, of the first seed."""
-    series = []
-    for row in rows:
-        if row.method in styles and row.runs:
-            log = row.runs[0].log
-            series.append(Series(styles[row.method], dict(zip(log.updates, log.losses, strict=True))))
-    return Panel(title, "updates", "training loss (bits per token)", series)
+def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
+    """A method's line by depth."""
+    found = {row.depth: getattr(row, values) for row in rows if row.method == method}
+    points: dict[float, float] = {depth: fmean(some) for depth, some in found.items() if some}
+    band: dict[float, tuple[float, float]] = {
+        depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1
+    }
+    failed = [depth for depth, some in found.items() if not some]
+    return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
-    """Train what is left, draw `plot`; return the table, or JSON. UserError, before anything is trained, as check()."""
+    """Train what is left, draw `plot`; return the table, or JSON.
+
+    UserError, before anything is trained, for a grid, data or a picture that cannot be.
+    """
+    grid.check()
+    grid.direction()
     if plot:
         check_file("--plot", plot)
         if plot.suffix.lower() not in METADATA:
             raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
-    grid.check_settings()
-    grid.check_data()
-    if said := grid.warmup_updates()[1]:
-        print(said, file=sys.stderr)
-    records = train(grid)
-    rows = best(grid, records)
-    text = table(grid, rows, records)
-    with whole(grid.out / "result.txt") as part:
-        part.write_text(text + "\n", encoding="utf-8")
+    print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
+    grid.out.mkdir(parents=True, exist_ok=True)
+    work = Work(grid)
+    work.run()
+    rows = [best_of(grid, work.records, method, depth) for depth, method in product(grid.depths, grid.methods)]
+    text = table(grid, rows)
+    (grid.out / "result.txt").write_text(text + "\n", encoding="utf-8")
     if plot:
         draw(picture(grid, rows), plot)
-    return json.dumps([row.facts() for row in rows]) if as_json else text
+    shown = [row._asdict() | {"runs": len(row.runs), "held_out": row.losses, "bleu": row.bleus} for row in rows]
+    return json.dumps(shown) if as_json else text

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from .. import register
 from ..data import language
@@ -25,7 +24,7 @@ FLAGS = shlex.split("--warmup-init-lr 1e-7")
 class Quickstart(compare.Grid):
     """A grid of one depth, one rate and one seed; `out` has its data too."""
 
-    experiment: ClassVar[str] = "quickstart"
+    experiment: str = "quickstart"
 
     def name(self, cell: compare.Cell) -> str:
         """Without the rate."""
@@ -43,7 +42,7 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
     UserError, before anything is written, for a setting that cannot be; later, naming the log, where a program fails.
     """
     grid = Quickstart(out / "data", methods, [depth], [RATE], [seed], updates, out, flags=FLAGS)
-    grid.check_settings()
+    grid.check()
     make_data(out)
     said = compare.compare(grid, out / "loss.png")
     return f"\n== result ({depth}-{depth}, seed {seed})\n{said}\nloss curves: {out / 'loss.png'}"
