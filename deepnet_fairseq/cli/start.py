@@ -70,18 +70,16 @@ def add(command) -> None:
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
 
     sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")
-    sub.add_argument(
-        "data", metavar="DATA", help="binarised data of one language pair, as `deepnet prepare-text` makes"
-    )
-    sub.add_argument("--methods", required=True, metavar="NAME,NAME", help="any that `deepnet methods` lists, or yours")
+    sub.add_argument("data", metavar="DATA", help="binarised data of one language pair, as of `deepnet prepare-text`")
+    sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="as `deepnet methods` lists, or yours")
     sub.add_argument("--depths", default="6", metavar="N,N", help="layers of encoder and of decoder (default 6)")
-    sub.add_argument("--lrs", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")
-    sub.add_argument("--seeds", default="1", metavar="S,S", help="default 1; with several, the table has their spread")
-    sub.add_argument("--updates", type=int, required=True, metavar="U", help="of each training")
+    sub.add_argument("--lrs", "--lr", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")
+    sub.add_argument("--seeds", "--seed", default="1", metavar="S,S", help="default 1; the table has their spread")
+    sub.add_argument("--updates", "--max-update", type=int, required=True, metavar="U", help="of each training")
     sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates (default 1/6); "
                      "2 / (1 - beta2) updates at least, 100 by default, but no more than half")  # fmt: skip
     sub.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time (default 1)")
     sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
     sub.add_argument("--plot", metavar="FILE", help="picture to draw: .pdf, .svg or .png")
     sub.add_argument("--json", action="store_true", help="print JSON for programs instead of the table")
-    sub.add_argument("--out", default="compare", metavar="FOLDER", help="folder of the trainings (default compare)")
+    sub.add_argument("--out", "--save-dir", default="compare", metavar="FOLDER", help="of the runs (default compare)")

@@ -18,7 +18,7 @@ from ..text_table import markdown
 
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
-METADATA: dict[str, dict] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 WIDTH = 4.2  # of a panel, inches
 ROWS = 12  # x values of a panel that its table shows, at most
 PLAIN = "#767676"  # methods without a style
@@ -112,9 +112,8 @@ def draw(picture: Picture, path: Path) -> None:
     """
     from matplotlib import rc_context
 
-    kind = path.suffix.lower()
     with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
-        _figure(picture).savefig(part, format=kind[1:], dpi=150, metadata=METADATA[kind])
+        _figure(picture).savefig(part, format=path.suffix[1:], dpi=150, metadata=METADATA[path.suffix])
 
 
 def _figure(picture: Picture) -> Any:

@@ -34,8 +34,8 @@ from ..files import check_file, read_object, whole
 from ..study.figures import training_losses
 from ..study.plots import LABELS, METADATA, Panel, Picture, Series, draw, style_of_setting
 from ..study.runs import FILES, RecordedRun, read_records
-from ..study.scoring.generated import Output, align_with_references, read_corpus
-from ..study.scoring.scores import metric_of
+from ..study.scoring.generated import read_corpus
+from ..study.scoring.scores import score
 from ..text_table import render
 from .environment import environment
 
@@ -47,10 +47,8 @@ TRAINING = shlex.split("""
     --distributed-world-size 1""")
 GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
 ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
-GIVEN = {  # flags of fairseq-train that a cell decides -> the flag to give instead
-    "--method": "--methods", "--encoder-layers": "--depths", "--decoder-layers": "--depths", "--lr": "--lrs",
-    "--seed": "--seeds", "--max-update": "--updates", "--warmup-updates": "--warmup", "--save-dir": "--out",
-}  # fmt: skip
+# flags of fairseq-train that a cell decides -> what to give instead; the command takes others as its own
+REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
 # fairseq's programs take one --user-dir, which is this package: methods of one's own are imported before
 OWN_METHODS = """import runpy, sys
 from deepnet_fairseq.user_dir import import_user_dir
@@ -62,7 +60,6 @@ LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d
 SHORT = 2.0  # BLEU; below it a model writes the target language, and does not translate yet
 POLL, SECONDS = 0.2, 5.0  # between two looks at the programs, and between two lines of progress
 LINES = 8  # of a panel at most
-UNITS = ((90, 1, 0, "s"), (5400, 60, 0, "min"), (math.inf, 3600, 1, "h"))  # below so many seconds: its own, digits
 DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
@@ -83,7 +80,7 @@ class Grid:
     """All cells, and what they share.
 
     data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time; flags: fairseq-train's
-    own, the last word on what is not in GIVEN; warmup: share of the updates; user_dir: folder of methods of one's own.
+    own, the last word; warmup: share of the updates; user_dir: folder of methods of one's own.
     """
 
     data: Path
@@ -97,21 +94,20 @@ class Grid:
     flags: Sequence[str] = ()
     warmup: float = 1 / 6
     user_dir: str | None = None
-    experiment: str = "compare"
 
     def check(self) -> None:
         """UserError for a grid that cannot be trained on any data."""
         for method in self.methods:
             get_method(method)
-        for flag, least in {"--depths": min(self.depths), "--updates": self.updates, "--jobs": self.jobs}.items():
-            if least < 1:
-                raise UserError(f"{flag} {least}: must be at least 1")
-        if not all(0 < lr < math.inf for lr in self.lrs):
-            raise UserError(f"--lrs {','.join(map(str, self.lrs))}: must be above 0")
+        for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": [self.jobs]}.items():
+            if min(numbers) < 1:
+                raise UserError(f"{flag} {min(numbers)}: must be at least 1")
+        if not min(self.lrs) > 0:
+            raise UserError(f"--lrs {min(self.lrs)}: must be above 0")
         if not 0 < self.warmup < 1:
             raise UserError(f"--warmup {self.warmup:g}: must be a share of the updates, between 0 and 1")
         for word in self.flags:
-            if instead := GIVEN.get(word.split("=")[0]):
+            if instead := REFUSED.get(word.split("=")[0]):
                 raise UserError(f"{word}: each cell has its own; give {instead}")
 
     @property
@@ -166,7 +162,7 @@ class Grid:
         """What run.json holds of a cell; trainings with the same facts are the same."""
         facts = {
             "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
-            "experiment": self.experiment, "lr": cell.lr, "updates": self.updates,
+            "experiment": "compare", "lr": cell.lr, "updates": self.updates,
             "flags": shlex.join(self.training(cell)), "text": zlib.crc32(b"".join(self.dictionaries)),
         }  # fmt: skip
         source = Path(inspect.getfile(METHODS[cell.method]))
@@ -174,10 +170,10 @@ class Grid:
 
     def command(self, cell: Cell) -> str:
         """The command that trains this cell alone."""
-        own = ["--user-dir", self.user_dir] if self.user_dir else []
         grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
-        words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}"]
-        return f"deepnet compare {shlex.join([*words, *own, *self.flags])}"
+        words = [*grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
+        own = ["--user-dir", self.user_dir] if self.user_dir else []
+        return f"deepnet compare {shlex.join([str(self.data), *words, *own])}"
 
 
 def rate(lr: float) -> str:
@@ -203,19 +199,15 @@ def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedR
                 raise failed(f"training {cell}", log)
             (run / ended[-1][1]).write_text(f"{ended[-1][0]}\n")
         (run / "trained").touch()
-    corpus, direction = read_corpus(grid.data), grid.direction()
-    if corpus.reference("test", direction) and not any((run / end).exists() for end in ("stuck", "diverged")):
+    reference = read_corpus(grid.data).reference("test", grid.direction())
+    if reference and not any((run / end).exists() for end in ("stuck", "diverged")):
         pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
         words, log = ["--path", str(checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU], run / "generate.log"
         with whole(run / "generated.txt") as part:
             yield (translation := start(grid, "generate", words, log, part))
             if translation.returncode:
                 raise failed(f"translating with {cell}", log)
-        text = align_with_references(Output(run / "generated.txt", "test", direction), corpus)
-        metric = metric_of(text)
-        bleu = metric.corpus_score(text.hypotheses, [text.references]).score
-        score = {"bleu": round(bleu, 2), "kind": "sacrebleu", "signature": str(metric.get_signature())}
-        (run / FILES["score"]).write_text(json.dumps(score) + "\n")
+        (run / FILES["score"]).write_text(json.dumps(score(run / "generated.txt", grid.data)) + "\n")
     for file in {*run.glob("checkpoint*.pt")} - {checkpoint}:
         file.unlink()
     return RecordedRun(run)
@@ -255,8 +247,7 @@ def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> s
 
 def die_with_parent() -> None:
     """Ask Linux to kill this process with the one that started it; runs in the child, before its program."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
 
 
 class Work:
@@ -277,9 +268,8 @@ class Work:
 
     def _check(self, name: str, facts: dict) -> None:
         begun = self.grid.out / name / FILES["run"]
-        before = read_object(begun, "remove its folder") if begun.exists() else facts
-        before = self.records[name].facts if name in self.records else before
-        if differ := [key for key in facts if facts[key] != before.get(key)]:
+        known = self.records[name].facts if name in self.records else begun.exists() and read_object(begun, "remove it")
+        if differ := [key for key in facts if known and facts[key] != known.get(key)]:
             way = "remove it from records.jsonl and its folder, or name another --out"
             raise UserError(f"--out {self.grid.out}: {name} was trained with another {differ[0]}; {way}")
 
@@ -343,8 +333,8 @@ class Work:
 
 
 def duration(seconds: float) -> str:
-    """As "40 s", "12 min" or "3.5 h"."""
-    return next(f"{seconds / unit:.{digits}f} {name}" for limit, unit, digits, name in UNITS if seconds < limit)
+    """As "40 s" or "12 min"."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def held_out(run: RecordedRun) -> float:
@@ -354,45 +344,37 @@ def held_out(run: RecordedRun) -> float:
 
 def outcome(run: RecordedRun) -> str:
     """How a training ended, in a few words."""
-    if run.ended_in_nan or run.stuck:
-        return run.parts["diverged" if run.ended_in_nan else "stuck"]
-    return f"held-out loss {held_out(run):.2f}" + (f", BLEU {run.bleu:.1f}" if run.score else "")
+    bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
+    return run.parts.get("diverged") or run.parts.get("stuck") or f"held-out loss {held_out(run):.2f}{bleu}"
 
 
 class Best(NamedTuple):
     """A method at a depth, at the best of its rates, by the mean held-out loss of the seeds.
 
     lr: a rate at which a seed failed is never the best; None where all are such, and then `runs` are of the lowest.
-    edge: "≤ " or "≥ " where it is the lowest or highest of several. runs: by seed. failed: by rate, of all rates.
+    edge: "≤ " or "≥ " where it is the lowest or highest of several. failed: by rate, of all rates. runs, held_out,
+    bleu: by seed; no losses where each rate failed, no BLEU there and where there are no references.
     """
 
     method: str
     depth: int
     lr: float | None
     edge: str
-    runs: list[RecordedRun]
     failed: dict[str, str]
-
-    @property
-    def losses(self) -> list[float]:
-        """Held-out, by seed; none where each rate failed."""
-        return [] if self.lr is None else [held_out(run) for run in self.runs]
-
-    @property
-    def bleus(self) -> list[float]:
-        """By seed; none where there are no references, or each rate failed."""
-        return [float(run.score["bleu"]) for run in self.runs if run.score]
+    runs: list[RecordedRun]
+    held_out: list[float]
+    bleu: list[float]
 
     @property
     def short(self) -> bool:
         """Whether it has not learnt to translate yet."""
-        return bool(self.bleus) and fmean(self.bleus) < SHORT
+        return bool(self.bleu) and fmean(self.bleu) < SHORT
 
     def row(self) -> list[str]:
         """Of the table."""
         lr = "-" if self.lr is None else self.edge + rate(self.lr)
         seconds = 3600 * fmean(run.hours or 0 for run in self.runs)
-        scores = [spread(self.losses, 2), spread(self.bleus, 1) + " (too short)" * self.short]
+        scores = [spread(self.held_out, 2), spread(self.bleu, 1) + " (too short)" * self.short]
         ends = "; ".join(f"{lr}: {end}" for lr, end in self.failed.items()) or "-"
         return [self.method, f"{self.depth}L-{self.depth}L", lr, *scores, duration(seconds), ends]
 
@@ -406,11 +388,13 @@ def spread(values: list[float], digits: int) -> str:
 def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
     """Find the best rate of a method at a depth."""
     runs = {lr: [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds] for lr in sorted(grid.lrs)}
-    losses = {lr: fmean(map(held_out, some)) for lr, some in runs.items()}
-    lr = min(runs, key=lambda one: losses[one])
+    losses = {lr: [held_out(run) for run in some] for lr, some in runs.items()}
+    lr = min(runs, key=lambda one: fmean(losses[one]))
     ends = {rate(one): outcome(run) for one, some in runs.items() for run in some if math.isinf(held_out(run))}
     edge = {min(runs): "≤ ", max(runs): "≥ "}.get(lr, "") if len(runs) > 1 else ""
-    return Best(method, depth, lr if math.isfinite(losses[lr]) else None, edge, runs[lr], ends)
+    bleu = [run.bleu for run in runs[lr] if run.bleu is not None]
+    trained = rate(lr) not in ends
+    return Best(method, depth, lr if trained else None, edge, ends, runs[lr], losses[lr] * trained, bleu)
 
 
 def table(grid: Grid, rows: list[Best]) -> str:
@@ -419,8 +403,8 @@ def table(grid: Grid, rows: list[Best]) -> str:
     runs = [run for row in rows for run in row.runs]
     notes = {
         "held-out loss: label-smoothed, bits per token": True,
-        "stuck: stopped, hardly better than guessing by how often each word occurs": any(
-            "stuck" in run.parts for run in runs
+        "stuck: stopped, for it was hardly better than guessing by how often each word occurs": any(
+            "stuck" in str(row.failed) for row in rows
         ),
         f"mean [least, largest] of {len(grid.seeds)} seeds": len(grid.seeds) > 1,
         "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": any(row.edge for row in rows),
@@ -441,7 +425,7 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
         if len(grid.depths) == 1:
             panels += training_losses([run for row in own for run in row.runs]).panels
             continue
-        for y, values in (("held-out loss (bits per token)", "losses"), ("BLEU", "bleus")):
+        for y, values in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
             if any(max(getattr(row, values), default=0) >= SHORT for row in own):
                 series = [_series(own, method, values, rank) for rank, method in enumerate(methods)]
                 panels.append(Panel(title, "layers of encoder and of decoder", y, series, "x", grid.depths))
@@ -450,12 +434,10 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
 
 def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
     """A method's line by depth."""
-    found = {row.depth: getattr(row, values) for row in rows if row.method == method}
-    points: dict[float, float] = {depth: fmean(some) for depth, some in found.items() if some}
-    band: dict[float, tuple[float, float]] = {
-        depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1
-    }
-    failed = [depth for depth, some in found.items() if not some]
+    found = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
+    points = {depth: fmean(some) for depth, some in found.items() if some}
+    band = {depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1}
+    failed = [depth for depth in found if depth not in points]
     return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
 
 
@@ -468,7 +450,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     grid.direction()
     if plot:
         check_file("--plot", plot)
-        if plot.suffix.lower() not in METADATA:
+        if plot.suffix not in METADATA:
             raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
     print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
     grid.out.mkdir(parents=True, exist_ok=True)
@@ -479,5 +461,4 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     (grid.out / "result.txt").write_text(text + "\n", encoding="utf-8")
     if plot:
         draw(picture(grid, rows), plot)
-    shown = [row._asdict() | {"runs": len(row.runs), "held_out": row.losses, "bleu": row.bleus} for row in rows]
-    return json.dumps(shown) if as_json else text
+    return json.dumps([row._asdict() | {"runs": len(row.runs)} for row in rows]) if as_json else text

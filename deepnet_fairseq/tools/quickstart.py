@@ -1,39 +1,16 @@
-"""`deepnet quickstart`: one deep model by several methods on an artificial language, by `compare`.
-
-The language pair is made first. A second call skips what is done and resumes what is not.
-"""
+"""`deepnet quickstart`: `deepnet compare` on an artificial language pair, which is made first."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from .. import register
 from ..data import language
 from ..data.parallel_text import prepare_text
-from . import compare
+from .compare import Grid, compare
 
-SCRIPT = "scripts/quickstart.sh"  # of a clone: sets it up and runs the command
 PAIR = ("qaa", "qab")
 RATE = 1e-3
-FLAGS = shlex.split("--warmup-init-lr 1e-7")
-
-
-@dataclass(frozen=True)
-class Quickstart(compare.Grid):
-    """A grid of one depth, one rate and one seed; `out` has its data too."""
-
-    experiment: str = "quickstart"
-
-    def name(self, cell: compare.Cell) -> str:
-        """Without the rate."""
-        return super().name(cell).removesuffix(f"-lr{compare.rate(cell.lr)}")
-
-    def command(self, cell: compare.Cell) -> str:
-        """Of the clone's script, where there is one."""
-        program = SCRIPT if (compare.PACKAGE.parent / SCRIPT).exists() else "deepnet quickstart"
-        return f"{program} --methods {cell.method} --depth {cell.depth} --updates {self.updates} --seed {cell.seed}"
 
 
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path) -> str:
@@ -41,15 +18,15 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
 
     UserError, before anything is written, for a setting that cannot be; later, naming the log, where a program fails.
     """
-    grid = Quickstart(out / "data", methods, [depth], [RATE], [seed], updates, out, flags=FLAGS)
+    grid = Grid(out / "data", methods, [depth], [RATE], [seed], updates, out)
     grid.check()
     make_data(out)
-    said = compare.compare(grid, out / "loss.png")
-    return f"\n== result ({depth}-{depth}, seed {seed})\n{said}\nloss curves: {out / 'loss.png'}"
+    found = compare(grid, out / "loss.png")
+    return f"\n== result ({depth}-{depth}, seed {seed})\n{found}\nloss curves: {out / 'loss.png'}"
 
 
 def make_data(out: Path) -> None:
-    """The artificial language, as text and binarised."""
+    """Write the artificial language to OUT, as text and binarised."""
     if (out / "data" / f"dict.{PAIR[0]}.txt").exists():
         return
     print("\n== corpus: 20,000 sentence pairs of an artificial language", flush=True)
