@@ -1,6 +1,6 @@
-"""`deepnet compare` with stand-ins for fairseq's programs: what it trains, resumes, records, chooses and refuses.
+"""`deepnet compare` and `quickstart` with stand-ins for fairseq's programs: what they train, resume, choose and refuse.
 
-The real ones, with a method in a folder of one's own, run in the smoke test.
+The real ones run in the smoke test, with a method in a folder of one's own, and in tests/test_scripts.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.study.runs import read_records
+from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.tools import compare
 
 from .support.experiments import until
@@ -52,23 +52,19 @@ class Programs:
     said, status, saves = "done", 0, True
 
     def __init__(self):
-        self.asked: list[tuple[str, str]] = []
+        self.names, self.flags = [], []
         self.loss = lambda flags: 5.0
 
     def __call__(self, grid, name, words, log, output):
-        flags = " ".join(words)
-        self.asked.append((name, flags))
+        self.names.append(name)
+        self.flags.append(" ".join(words))
         command = [GENERATE]
         if name == "train":
-            loss = self.loss(flags)
+            loss = self.loss(self.flags[-1])
             said, status = ("error: stuck at update 90", 4) if loss is None else (self.said, self.status)
             command = [TRAIN, str(loss), said, str(status), words[-1] * self.saves]
         with open(output, "ab") as out:
             return started_by(*command, stdout=out)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.asked]
 
 
 @pytest.fixture
@@ -144,11 +140,11 @@ def test_one_that_breaks_is_resumed(programs, pair):
         assert len((run / "train.log").read_text().splitlines()) == 5
     (run / "checkpoint_last.pt").touch()
     programs.said, programs.status = "done", 0
-    assert_refused("deepnorm-lr1e-3 was trained with another flags", *words(pair, "--clip-norm", "1"))
+    assert_refused("deepnorm-lr1e-3: had another flags", *words(pair, "--clip-norm", "1"))
     main(words(pair))
     assert len((run / "train.log").read_text().splitlines()) == 10
     (pair / "dict.qaa.txt").write_text("other\n")
-    assert_refused("deepnorm-lr1e-3 was trained with another ", *words(pair))
+    assert_refused("deepnorm-lr1e-3: had another ", *words(pair))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -179,7 +175,24 @@ def test_warmup_is_never_too_short_without_a_word(updates, beta2, found, tmp_pat
 def test_what_cannot_be_leaves_nothing(said, more, programs, pair, tmp_path):
     data = pair if more else tmp_path
     assert_refused(said, *words(data, *more.split()), "--out", str(tmp_path / "new"))
-    assert programs.asked == [] and not (tmp_path / "new").exists()
+    assert programs.names == [] and not (tmp_path / "new").exists()
+
+
+def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
+    """What is done is skipped, a method that is added is trained alone."""
+    out = pair.parent
+    words = ["quickstart", "--depth", "2", "--updates", "100", "--seed", "3", "--out", str(out), "--methods"]
+    main([*words, "deepnorm"])
+    first = capsys.readouterr().out
+    run = RecordedRun(out / "2L-2L-100-updates-seed3/deepnorm-lr1e-3")
+    assert (run.depth, run.seed, run.bleu, run.environment["gpus"]) == ("2L-2L", 3, 100.0, 0)
+    assert run.command.startswith(f"deepnet compare {pair} --methods deepnorm --depths 2 --lrs 1e-3 --seeds 3")
+    assert (out / "result.txt").read_text() in first and (out / "loss.png").stat().st_size > 5000
+    main([*words, "deepnorm"])
+    assert programs.names == ["train", "generate"] and capsys.readouterr().out == first
+    main([*words, "deepnorm,admin"])
+    assert programs.names == ["train", "generate"] * 2 and "--admin-profile auto" in programs.flags[2]
+    assert_refused("--method deepnrom: unknown", *words[:-1], "--methods", "deepnrom")
 
 
 @pytest.mark.smoke

@@ -19,6 +19,7 @@ from ..text_table import markdown
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
 WIDTH = 4.2  # of a panel, inches
 ROWS = 12  # x values of a panel that its table shows, at most
 PLAIN = "#767676"  # methods without a style
@@ -154,17 +155,15 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             ends = zip(*series.band.values(), strict=True)
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
-            line = list(series.law), list(series.law.values())
-            axes.plot(*line, look["linestyle"], color=style.colour, linewidth=1.2)
+            axes.plot(list(series.law), list(series.law.values()), look["linestyle"], color=style.colour, linewidth=1.2)
         for place in series.failed:  # on its line if that reaches so far, else at the bad end of the axis
-            step, reached = 0.03 + 0.05 * rank % 0.9, place in series.points
-            height = series.points[place] if reached else 1 - step if "loss" in panel.y else step
-            units = axes.transData if reached else axes.get_xaxis_transform()
-            axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=units)
-    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-        if name in panel.log:
-            (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-            axis.set_major_formatter(ScalarFormatter())
+            reached, before = place in series.points, sum(place in one.failed for one in panel.series[:rank])
+            end = (place, series.points[place] if reached else float("loss" in panel.y))
+            units = "data" if reached else axes.get_xaxis_transform()
+            axes.annotate("×", end, (9 * before, 0), units, "offset points", color=style.colour, **CROSS)
+    for name in panel.log:
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set_major_formatter(ScalarFormatter())
     if panel.ticks:
         axes.set_xticks(panel.ticks)
         axes.xaxis.minorticks_off()

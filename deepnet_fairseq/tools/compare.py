@@ -58,7 +58,8 @@ BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
 LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
 SHORT = 2.0  # BLEU; below it a model writes the target language, and does not translate yet
-POLL, SECONDS = 0.2, 5.0  # between two looks at the programs, and between two lines of progress
+# seconds between two looks at the programs, between two lines of progress, and before the time left is estimated
+POLL, SECONDS, SETTLED = 0.2, 5.0, 30.0
 LINES = 8  # of a panel at most
 DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
@@ -270,8 +271,7 @@ class Work:
         begun = self.grid.out / name / FILES["run"]
         known = self.records[name].facts if name in self.records else begun.exists() and read_object(begun, "remove it")
         if differ := [key for key in facts if known and facts[key] != known.get(key)]:
-            way = "remove it from records.jsonl and its folder, or name another --out"
-            raise UserError(f"--out {self.grid.out}: {name} was trained with another {differ[0]}; {way}")
+            raise UserError(f"{begun.parent}: had another {differ[0]}; remove it and its record, or name another --out")
 
     def run(self) -> None:
         """Train what is left; UserError for the first program that fails. Whatever ends it stops the trainings."""
@@ -326,10 +326,9 @@ class Work:
         speed = (made - self.start) / (now - self.begun)
         said = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
         said += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
-        print(
-            "; ".join([*said, f"about {duration(left / speed)} left" if speed else "time left not known yet"]),
-            file=sys.stderr,
-        )
+        settled = speed and now > self.begun + SETTLED
+        said.append(f"about {duration(left / speed)} left" if settled else "time left not known yet")
+        print("; ".join(said), file=sys.stderr)
 
 
 def duration(seconds: float) -> str:
