@@ -35,10 +35,10 @@ for name in ("best", "last") * bool(folder):
     pathlib.Path(folder, f"checkpoint_{name}.pt").touch()
 sys.exit(int(status))"""
 GENERATE = "print('T-0\\ta b c d\\nD-0\\t-0.1\\ta b c d')"
-MINE = """from deepnet_fairseq.core.methods import get_method, register
+MINE = """from deepnet_fairseq.core.methods import register
+from deepnet_fairseq.core.methods.pre_ln import PreLN
 @register("mine")
-class Mine(type(get_method("pre_ln"))):
-    paper = "none"
+class Mine(PreLN): 'Pre-LN by another name.'
 """
 
 
@@ -205,7 +205,7 @@ def test_killed_and_resumed_with_a_method_of_ones_own(data, tmp_path):
     more = f"--updates 60 --depths 1 --jobs 2 --max-tokens 300 --out {out} --user-dir {tmp_path}/own".split()
     command = [program, *words(data, *more, methods="mine,pre_ln")]
     first = subprocess.Popen(command)
-    until((run / "checkpoint_last.pt").exists)
+    until(lambda: (run / "checkpoint_last.pt").exists() or first.poll() is not None)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     size = (run / "train.log").stat().st_size

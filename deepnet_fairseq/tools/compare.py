@@ -51,8 +51,9 @@ ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
 REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
 # fairseq's programs take one --user-dir, which is this package: methods of one's own are imported before
 OWN_METHODS = """import runpy, sys
-from deepnet_fairseq.user_dir import import_user_dir
-import_user_dir(sys.argv.pop(1))
+from deepnet_fairseq import register, user_dir
+register()
+user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
