@@ -22,7 +22,6 @@ METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate":
 CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
 WIDTH = 4.2  # of a panel, inches
 ROWS = 12  # x values of a panel that its table shows, at most
-PLAIN = "#767676"  # methods without a style
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ MARKERS = "osD^v<>"  # as many as have no divisor in common with the colours
 
 def style_of(method: str) -> Style:
     """Return how a method looks; one without a label above is grey."""
-    known = list(LABELS)
-    return style_of_setting(known.index(method), LABELS[method]) if method in LABELS else Style(method, PLAIN, "P")
+    ranks = {name: rank for rank, name in enumerate(LABELS)}
+    return style_of_setting(ranks[method], LABELS[method]) if method in LABELS else Style(method, "#767676", "P")
 
 
 def style_of_setting(rank: int, label: str) -> Style:
@@ -112,9 +111,12 @@ def draw(picture: Picture, path: Path) -> None:
     A PDF holds its letters as letters, as journals ask.
     """
     from matplotlib import rc_context
+    from PIL import Image
 
     with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
-        _figure(picture).savefig(part, format=path.suffix[1:], dpi=150, metadata=METADATA[path.suffix])
+        _figure(picture).savefig(part, format=path.suffix[1:], dpi=110, metadata=METADATA[path.suffix])
+        if path.suffix == ".png":  # fewer colours halve the file: lines and letters on white lose little
+            Image.open(part).convert("RGB").quantize(128).save(part, format="png", optimize=True)
 
 
 def _figure(picture: Picture) -> Any:
@@ -129,8 +131,7 @@ def _figure(picture: Picture) -> Any:
         if panel:
             _draw_panel(panel, axes, handles)
     kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
-    if any(series.failed for panel in picture.panels for series in panel.series):
-        kinds.append("x: diverged or stuck")
+    kinds += ["x: diverged or stuck"] * any(one.failed for panel in picture.panels for one in panel.series)
     legend = {"ncols": max(2, int(columns * WIDTH / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
     figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure

@@ -365,18 +365,13 @@ class Best(NamedTuple):
     held_out: list[float]
     bleu: list[float]
 
-    @property
-    def short(self) -> bool:
-        """Whether it has not learnt to translate yet."""
-        return bool(self.bleu) and fmean(self.bleu) < SHORT
-
     def row(self) -> list[str]:
         """Of the table."""
         lr = "-" if self.lr is None else self.edge + rate(self.lr)
-        seconds = 3600 * fmean(run.hours or 0 for run in self.runs)
-        scores = [spread(self.held_out, 2), spread(self.bleu, 1) + " (too short)" * self.short]
+        seconds = duration(3600 * fmean(run.hours or 0 for run in self.runs))
+        bleu = spread(self.bleu, 1) + " (too short)" * bool(self.bleu and fmean(self.bleu) < SHORT)
         ends = "; ".join(f"{lr}: {end}" for lr, end in self.failed.items()) or "-"
-        return [self.method, f"{self.depth}L-{self.depth}L", lr, *scores, duration(seconds), ends]
+        return [self.method, f"{self.depth}L-{self.depth}L", lr, spread(self.held_out, 2), bleu, seconds, ends]
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -400,19 +395,17 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
 def table(grid: Grid, rows: list[Best]) -> str:
     """The rows, and what is to be known of them."""
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
-    runs = [run for row in rows for run in row.runs]
+    text = render([header, *(row.row() for row in rows)])
     notes = {
         "held-out loss: label-smoothed, bits per token": True,
-        "stuck: stopped, for it was hardly better than guessing by how often each word occurs": any(
-            "stuck" in str(row.failed) for row in rows
-        ),
+        "stuck: stopped, for it was hardly better than guessing by how often each word occurs": "stuck at" in text,
         f"mean [least, largest] of {len(grid.seeds)} seeds": len(grid.seeds) > 1,
-        "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": any(row.edge for row in rows),
-        f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates": any(row.short for row in rows),
+        "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": "≤" in text or "≥" in text,
+        f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates": "too short" in text,
         grid.warmup_updates()[1]: grid.warmup_updates()[1],
-        **{run.score["signature"]: True for run in runs if run.score},
+        **{run.score["signature"]: True for row in rows for run in row.runs if run.score},
     }
-    return "\n".join([render([header, *(row.row() for row in rows)]), "", *filter(notes.get, notes)])
+    return "\n".join([text, "", *filter(notes.get, notes)])
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:

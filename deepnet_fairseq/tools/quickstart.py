@@ -10,7 +10,6 @@ from ..data.parallel_text import prepare_text
 from .compare import Grid, compare
 
 PAIR = ("qaa", "qab")
-RATE = 1e-3
 
 
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path) -> str:
@@ -18,7 +17,7 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
 
     UserError, before anything is written, for a setting that cannot be; later, naming the log, where a program fails.
     """
-    grid = Grid(out / "data", methods, [depth], [RATE], [seed], updates, out)
+    grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out)
     grid.check()
     make_data(out)
     found = compare(grid, out / "loss.png")
