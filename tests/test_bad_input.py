@@ -27,9 +27,7 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--finetune-from-model", "nowhere.pt"): None,
     ("--warmup-updates", "0"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
-    ("--criterion", "label_smoothed_cross_entropy_with_ctc"): "--criterion",
     ("--task", "multilingual_translation"): "--task",
-    ("--num-batch-buckets", "4"): "--num-batch-buckets",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }

@@ -146,6 +146,8 @@ def test_json_and_the_real_schedule(data, capsys):
     found = json.loads(next(line for line in short.splitlines() if line.startswith("{")))
     rates = [row["lr"] for row in found["updates"]]
     assert rates[4] == pytest.approx(2e-3) and rates[7] == pytest.approx(2e-3 * math.sqrt(4 / 7))
+    slow = check(capsys, data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
+    assert "--updates 50 goes there" in slow
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def add(command) -> None:
     sub.add_argument("--names", action="store_true", help="only print their names")
     sub.add_argument("--norm", choices=("post", "pre", "none"), help="only those whose LayerNorm is there")
 
-    sub = command("check", check, "[options] DATA [flags of fairseq-train]")
+    sub = command("check", check, "[options] fairseq-train DATA [flags of fairseq-train]")
     sub.add_argument("--updates", type=int, default=40, help="how many to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, help="stop earlier after so long (default 60)")
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
