@@ -217,8 +217,8 @@ def option_value(method, word: str) -> tuple[str, bool | int | float | str]:
 def verify(args) -> None:
     """is a model what a method says? Its first weights and shortcut factors, and what they fit instead
 
-    MODEL: a checkpoint of ours, fairseq's or torchscale's, a folder or file of Hugging Face's, a saved state dict. Code
-    in it is not run; a live module goes through Python, docs/verify.md. The exit status is 3 where something does not
+    MODEL: a checkpoint of ours, fairseq's or torchscale's, a .safetensors file, a saved state dict. Code in it is not
+    run; a live module goes through Python, docs/verify.md. The exit status is 3 where something does not
     fit.
     """
 
@@ -226,7 +226,7 @@ def verify(args) -> None:
     from ..tools.verify import verify
 
     options = dict(option_value(get_method(args.method), word) for word in args.option)
-    audit = verify(args.model, args.method, args.names and Path(args.names), options=options)
+    audit = verify(args.model, args.method, options=options)
     print(json.dumps(audit.as_dict()) if args.json else audit.text())
     if not audit.fits:
         sys.exit(3)
@@ -273,5 +273,4 @@ def add(command) -> None:
     sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
     sub.add_argument("--method", required=True, help="whose formulas to compare with")
     sub.add_argument("--option", **of_method)
-    sub.add_argument("--names", metavar="FILE", help="regular expressions of names, docs/verify.md")
     sub.add_argument("--json", action="store_true")
