@@ -60,8 +60,8 @@ if wanted train; then
         data="$out/data"
         if [ ! -f "$data/dict.qaa.txt" ]; then
             echo "== 20,000 sentence pairs of an artificial language"
-            deepnet corpus "$out/text"
-            deepnet prepare-text qaa qab "$out/text/train" "$out/text/valid" "$out/text/test" "$data" --vocab 1000
+            deepnet prepare language "$out/text"
+            deepnet prepare text qaa qab "$out/text/train" "$out/text/valid" "$out/text/test" "$data" --vocab 1000
         fi
     fi
     train fp16 --fp16 --optimizer deepnet_adam

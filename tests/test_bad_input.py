@@ -132,6 +132,6 @@ def test_checkpoint_of_another_model(data, trained, tmp_path):
 
 
 def test_deepnet_command():
-    assert_refused("--method pre_ln", "coefficients", "6", "6", "--method", "pre_ln")
-    assert_refused("--arch nonsense", "init-report", "--arch", "nonsense")
-    assert_one_line(run("deepnet", "coefficients", "0", "0", check=False), "at least 1 layer")
+    assert_refused("--method nonsense", "methods", "nonsense")
+    assert_refused("--arch nonsense", "methods", "--weights", "nonsense")
+    assert_one_line(run("deepnet", "methods", "deepnorm", "--layers", "0,0", check=False), "--layers 0,0: give two")

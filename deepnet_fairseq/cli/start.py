@@ -5,14 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def path(args) -> None:
-    """the package's folder: fairseq-train --user-dir "$(deepnet path)"
-
-    For fairseq's programs, wherever the package is installed.
-    """
-    print(Path(__file__).resolve().parents[1])
-
-
 def quickstart(args) -> None:
     """train by two methods on the embedded corpus, translate, score, compare
 
@@ -28,8 +20,7 @@ def quickstart(args) -> None:
 
 
 def add(command) -> None:
-    """Registers `deepnet path` and `quickstart`; command: as parser() gives it."""
-    command("path", path)
+    """Registers `deepnet quickstart`; command: as parser() gives it."""
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
                      "between (default deepnorm,post_ln)")  # fmt: skip

@@ -64,7 +64,7 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     except RuntimeError as error:
         if str(error):
             raise
-        parser.error("--arch: name an architecture; `deepnet archs` lists them")
+        parser.error("--arch: name an architecture; `deepnet methods --archs` lists them")
     except KeyError as error:
         if error.args != (None,):
             raise

@@ -56,7 +56,7 @@ wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length pe
     width 512 2048 8
     settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000 \
         --validate-interval 1000  # epochs, which take minutes: validated is by updates, where it is saved
-    apart_setting=(--lr 5e-4) apart="$(deepnet methods --norm none)"
+    apart_setting=(--lr 5e-4) apart="$(deepnet methods --names none)"
 }
 
 wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at

@@ -203,7 +203,7 @@ class Method:
         return 1.0
 
     def coefficients(self, stack: str) -> dict[str, float]:
-        """The numbers that this depth gives to `stack`, for `deepnet coefficients`; empty if there are none."""
+        """The numbers that this depth gives to `stack`, for `deepnet methods NAME`; empty if there are none."""
         return {}
 
     # the built model
