@@ -154,7 +154,7 @@ def test_json_and_the_real_schedule(data, capsys):
     "flags, message",
     [
         ("--updates 3", "--updates 3: give at least 10"),
-        ("--seconds 0", "--seconds 0: must be more than 0"),
+        ("--seconds 0", "--seconds 0: give at least 1"),
         ("--compress-warmup 5 --lr-scheduler cosine --warmup-updates 0", "this schedule has no warm-up"),
         ("--arch transformer", "--arch transformer: the check is for deepnet_transformer"),
         (f"--finetune-from-model {__file__}", "--finetune-from-model: the check looks at a training from its first"),

@@ -54,9 +54,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands, of which each sets `run` to the function that does it.
 
     A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
-    the parser to add flags to, function(args) returns a Shown, and its docstring is the help: a sentence, what more
-    there is to say, an example. With `usage`, what is shown behind the name, the command takes flags that it does not
-    know: function finds them in args.rest. among: the subparsers to register with, those of a command of several.
+    the parser to add flags to, and function(args) returns a Shown; one that prints by itself has no --json of this
+    file's. Its docstring is the help: a sentence, what more there is to say, an example. With `usage`, what is shown
+    behind the name, the command takes flags that it does not know: function finds them in args.rest. among: the
+    subparsers to register with, those of a command of several.
     """
     top = argparse.ArgumentParser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
@@ -68,10 +69,12 @@ def parser() -> argparse.ArgumentParser:
         sentence = sentences[name] = text.split("\n")[0]
         sub = among.add_parser(
             name, description=text, usage=f"deepnet {name} {usage}" if usage else None, allow_abbrev=not usage,
-            formatter_class=Help, conflict_handler="resolve", **({} if among is commands else {"help": sentence}),
+            formatter_class=Help, **({} if among is commands else {"help": sentence}),
         )  # fmt: skip
-        sub.set_defaults(run=function, passes_flags_on=bool(usage))
-        sub.add_argument("--json", action="store_true", help="print JSON for programs")
+        shows = "Shown" in str(function.__annotations__.get("return"))
+        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=shows)
+        if shows:
+            sub.add_argument("--json", action="store_true", help="print JSON for programs")
         if name in OWN_METHODS:
             sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
         return sub
@@ -106,8 +109,8 @@ def main(argv: list[str] | None = None) -> None:
         args.rest = rest
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():  # of progress
-            shown = args.run(args)
+        with contextlib.redirect_stdout(sys.stderr) if args.shows and args.json else contextlib.nullcontext():
+            shown = args.run(args)  # with --json progress goes to stderr
         if shown is not None:
             print(json.dumps(shown.data) if args.json else shown.text)
             if shown.status:

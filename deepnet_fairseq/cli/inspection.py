@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import register
 from ..errors import UserError
 from . import Shown
-from .methods import option_value
+from .methods import options_of
 
 
 def check(args) -> Shown:
@@ -25,12 +25,10 @@ def check(args) -> Shown:
     register()
     from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
 
-    if args.updates < 2 * LATEST:
-        raise UserError(f"--updates {args.updates}: give at least {2 * LATEST}")
-    if args.compress_warmup is not None and args.compress_warmup < 1:
-        raise UserError(f"--compress-warmup {args.compress_warmup}: must be at least 1")
-    if args.seconds <= 0:
-        raise UserError(f"--seconds {args.seconds:g}: must be more than 0")
+    least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
+    for name, number in least.items():
+        if getattr(args, name) is not None and getattr(args, name) < number:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name):g}: give at least {number}")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
 
     def progress(update: int, loss: float) -> None:
@@ -58,8 +56,7 @@ def verify(args) -> Shown:
     from ..core.methods import get_method
     from ..tools.verify import verify
 
-    options = dict(option_value(get_method(args.method), word) for word in args.option)
-    audit = verify(args.model, args.method, options=options)
+    audit = verify(args.model, args.method, options=options_of(get_method(args.method), args.option))
     return Shown(audit.text(), audit.as_dict(), 0 if audit.fits else 3)
 
 

@@ -92,11 +92,7 @@ def _example(method: str, *modifiers: str):
 
 def option_rows(owner: Any) -> list[list[str]]:
     """Return a line for each option of a method or modifier, under OPTIONS."""
-    kinds = {bool: "flag", type(None): "text"}
-    return [
-        [owner.flag(key), " / ".join(one.choices) or kinds.get(type(one.default), "number"), str(one.default), one.help]
-        for key, one in owner.options.items()
-    ]
+    return [[owner.flag(key), one.values, str(one.default), one.help] for key, one in owner.options.items()]
 
 
 def card(name: str, depths: Any, options: list[str]) -> Shown:
@@ -104,8 +100,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
     from ..core.methods import get_method
 
     method, (cells, why) = get_method(name), row_of(name)
-    values = dict(option_value(method, word) for word in options)
-    found = {}
+    values, found = options_of(method, options), {}
     for layers in depths:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
             raise UserError(
@@ -146,20 +141,18 @@ def evidence(name: str) -> dict[str, int]:
     return dict(+found)  # without zeros
 
 
-def option_value(method, word: str) -> tuple[str, bool | int | float | str]:
-    """Return key and value of KEY=VALUE for a method; UserError for an option that it does not have."""
-    key, _, text = word.partition("=")
-    if key not in method.options:
-        raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
-    kind = type(method.options[key].default)
-    try:
-        return key, {"true": True, "false": False}[text.lower()] if kind is bool else kind(text) if kind in (
-            int,
-            float,
-        ) else text
-    except (KeyError, ValueError) as error:
-        wanted = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
-        raise UserError(f"--option {word}: {key} is {wanted}") from error
+def options_of(method, words: list[str]) -> dict[str, Any]:
+    """Return the options KEY=VALUE of a method by key; UserError for one that it does not have."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in method.options:
+            raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
+        try:
+            found[key] = method.options[key].parse(text)
+        except ValueError as error:
+            raise UserError(f"--option {word}: {key} {error}") from error
+    return found
 
 
 def archs_table(vocab: int) -> Shown:

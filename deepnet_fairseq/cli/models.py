@@ -6,13 +6,18 @@ from pathlib import Path
 
 from .. import register
 from ..errors import UserError
+from . import Shown
 
 
-def profile(args) -> None:
-    """Admin's omegas from the first training batch
+def profile(args) -> Shown:
+    """Measure Admin's omegas on the first training batch.
 
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
+
+    example:
+      deepnet profile DATA --arch deepnet_transformer_18_18 --max-tokens 4096 --out profile.json
+      fairseq-train DATA --arch deepnet_transformer_18_18 --max-tokens 4096 --method admin --admin-profile profile.json
     """
     register()
     from ..files import check_file
@@ -22,8 +27,9 @@ def profile(args) -> None:
     found = profile_run(args.rest)
     found.write(Path(args.out))
     ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
-    print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: {', '.join(ends)}")
-    print(f"train with the same flags and --method admin --admin-profile {args.out}")
+    text = f"""wrote {len(found.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
+train with the same flags and --method admin --admin-profile {args.out}"""
+    return Shown(text, {"wrote": args.out, "omega": found.omega})
 
 
 ONLY = {  # flags of `deepnet export` and where they mean something
@@ -35,7 +41,14 @@ ONLY = {  # flags of `deepnet export` and where they mean something
 
 
 def export(args) -> None:
-    """a trained model as a plain Transformer, for stock fairseq, CTranslate2 or Hugging Face's transformers"""
+    """Write a trained model as a plain Transformer, to serve it.
+
+    Readers are stock fairseq (transformer), CTranslate2 and Hugging Face's transformers. `deepnet methods NAME` says
+    which methods become one.
+
+    example:
+      deepnet export checkpoints/averaged.pt --to ctranslate2 --out served --quantization int8
+    """
     register()
     from ..files import check_file, check_folder
     from ..tools.export.transformer import fold_checkpoint
@@ -88,8 +101,12 @@ def _to_huggingface(args, folded) -> None:
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
 
 
-def average(args) -> None:
-    """the mean of a run's last or best checkpoints, or of the files given"""
+def average(args) -> Shown:
+    """Average a run's last or best checkpoints, or the files given.
+
+    example:
+      deepnet average checkpoints --last 5 --out checkpoints/averaged.pt
+    """
     register()
     from ..files import check_file
     from ..tools import averaging
@@ -107,18 +124,23 @@ def average(args) -> None:
         paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
     check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
-    print(f"wrote {args.out}, the mean of {', '.join(path.name for path in paths)}")
+    names = [path.name for path in paths]
+    return Shown(f"wrote {args.out}, the mean of {', '.join(names)}", {"wrote": args.out, "mean of": names})
 
 
-def generate(args) -> None:
-    """fairseq-generate for many directions of one model, which is loaded once
+def generate(args) -> Shown:
+    """Translate a test set in many directions with one model, loaded once.
 
     Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
+
+    example:
+      deepnet generate DATA --path checkpoints/averaged.pt --directions de-en,fr-en --out generated --beam 5
     """
     register()
     from ..tools.generation import translate
 
     translate(args.directions.split(","), Path(args.out), args.rest)
+    return Shown(f"translated {args.directions} into {args.out}", {"wrote": args.out})
 
 
 def add(command) -> None:
@@ -133,8 +155,8 @@ def add(command) -> None:
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
 
     sub = command("export", export)
-    sub.add_argument("checkpoint", metavar="CHECKPOINT")
-    sub.add_argument("--to", required=True, choices=tuple(WRITERS))
+    sub.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-train, or an average of some")
+    sub.add_argument("--to", required=True, choices=tuple(WRITERS), help="program that shall read it")
     sub.add_argument("--out", required=True, help="file (transformer) or folder (the others) to write")
     sub.add_argument(
         "--fold", choices=("upstream", "downstream"), default="upstream",
@@ -150,7 +172,7 @@ def add(command) -> None:
 
     sub = command("average", average)
     sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")
-    sub.add_argument("--out", required=True, metavar="FILE")
+    sub.add_argument("--out", required=True, metavar="FILE", help="checkpoint to write")
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
     which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")
