@@ -43,7 +43,7 @@ class Help(argparse.HelpFormatter):
 
 
 class Shown(NamedTuple):
-    """What a command shows: text for people, data for --json; status: of the process."""
+    """What a command shows: text for people, "" for none, data for --json; status: of the process."""
 
     text: str
     data: Any
@@ -112,7 +112,8 @@ def main(argv: list[str] | None = None) -> None:
         with contextlib.redirect_stdout(sys.stderr) if args.shows and args.json else contextlib.nullcontext():
             shown = args.run(args)  # with --json progress goes to stderr
         if shown is not None:
-            print(json.dumps(shown.data) if args.json else shown.text)
+            if said := json.dumps(shown.data) if args.json else shown.text:
+                print(said)
             if shown.status:
                 sys.exit(shown.status)
     except UserError as error:

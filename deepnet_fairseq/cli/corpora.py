@@ -112,7 +112,7 @@ def plain_text(args) -> Shown:
 
 
 def _made(args) -> Shown:
-    return Shown(f"made {args.dest}", {"wrote": args.dest})
+    return Shown("", {"wrote": args.dest})
 
 
 def _sentencepiece(args):
