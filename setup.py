@@ -6,6 +6,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 FAIRSEQ = ["fairseq-fixed>=0.12.3.1"]  # the module `fairseq` for Python 3.11 and later
+# What it requires but for torchaudio, whose last release loads beside no recent torch, and breaks transformers there
+BESIDE_FAIRSEQ = ["bitarray", "cffi", "cython", "hydra-core==1.3.2", "omegaconf==2.3.0", "packaging", "scikit-learn"]
+HUGGING_FACE = ["transformers>=5", "safetensors>=0.5"]  # deepnet export --to huggingface
 DATA = ["requests>=2.31", "urllib3>=2.2", "subword-nmt>=0.3.8"]  # what the corpus recipes need
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "deepnet_fairseq" / "__init__.py").read_text()).group(1)
@@ -24,6 +27,7 @@ setup(
         "deepnet_fairseq": [
             "py.typed",  # its annotations are for others' type checkers, too
             "study/*.toml",
+            "tools/export/readmes/*.md",
             "data/recipes/opus100.tsv",
         ]
     },
@@ -45,8 +49,9 @@ setup(
         "fairseq": FAIRSEQ,  # not for core; it compiles on some Pythons, against the torch that is there
         "data": DATA,
         "dev": [
-            *FAIRSEQ,
+            *BESIDE_FAIRSEQ,  # scripts/setup.sh installs fairseq itself
             *DATA,
+            *HUGGING_FACE,
             "pytest>=8",
             "tabulate>=0.9",
             "pytest-xdist>=3",
@@ -59,7 +64,7 @@ setup(
             "ctranslate2>=4",
         ],
         "serve": ["ctranslate2>=4"],
-        "huggingface": ["transformers>=5", "safetensors>=0.5"],  # deepnet export --to huggingface
+        "huggingface": HUGGING_FACE,
         # words of Japanese, Korean, Thai and Indic translations, as `deepnet score --paper m2m` counts them
         "m2m": ["sacrebleu[ja,ko]>=2.4", "pythainlp>=5", "indic-nlp-library>=0.92"],
         "bench": ["torchscale==0.3.0"],

@@ -6,6 +6,7 @@ whoever uses fairseq from Python, or has a `--user-dir` of their own, calls it f
     plugin.building.build, from_checkpoint            a model from flags, or from one of its checkpoints
     core.methods.Method, core.methods.register        a stabilisation method of one's own
     core.probes.Probe, tools.check.train_briefly      what training does, update by update, and a verdict on it
+    translate                                         lines of text, by a checkpoint or an exported folder
     tools.export.transformer, tools.averaging         a trained model as fairseq's own, the mean of several
 Mistakes that a user can mend raise errors.UserError, whose text is one line.
 """
@@ -22,3 +23,10 @@ def register() -> None:
     from .plugin.optimisers import deepnet_adam, papers  # noqa: F401
 
     patches.apply()
+
+
+def translate(model, lines, **options) -> list[str]:
+    """Translate lines of text by a checkpoint or by a folder of `deepnet export`; see tools.translation.translate."""
+    from .tools import translation
+
+    return translation.translate(model, lines, **options)

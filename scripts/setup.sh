@@ -116,8 +116,10 @@ setup_pip() {  # setup_pip install ...: in the pinned versions
     (cd "$deepnet_root" && exec "$deepnet_venv/bin/pip" "$@" -c scripts/constraints.txt)
 }
 
-setup_fairseq() {  # builds against the torch just installed; CUDA_HOME would make it look for sources it lacks
-    (unset CUDA_HOME; setup_pip install --no-build-isolation fairseq-fixed)
+# Builds against the torch just installed; CUDA_HOME would make it look for sources it lacks. Of what it requires setup.py
+# lists all but torchaudio, which nothing of translation needs and which keeps transformers' models from loading.
+setup_fairseq() {
+    (unset CUDA_HOME; setup_pip install --no-build-isolation --no-deps fairseq-fixed)
 }
 
 setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9

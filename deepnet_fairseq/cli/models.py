@@ -36,11 +36,12 @@ ONLY = {  # flags of `deepnet export` and where they mean something
     "fp16": ("transformer",),
     "quantization": ("ctranslate2",),
     "data": ("ctranslate2", "huggingface"),
-    **dict.fromkeys(("subwords", "beam", "lenpen"), ("huggingface",)),
+    "subwords": ("ctranslate2", "huggingface"),
+    **dict.fromkeys(("beam", "lenpen"), ("huggingface",)),
 }
 
 
-def export(args) -> None:
+def export(args) -> Shown:
     """Write a trained model as a plain Transformer, to serve it.
 
     Readers are stock fairseq (transformer), CTranslate2 and Hugging Face's transformers. `deepnet methods NAME` says
@@ -64,41 +65,56 @@ def export(args) -> None:
     else:
         check_folder("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint, args.fold)
-    print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
-    WRITERS[args.to](args, folded)
+    text = f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}"
+    return Shown(f"{text}\n{WRITERS[args.to](args, folded)}", {"wrote": args.out, "difference": folded.difference})
 
 
-def _to_transformer(args, folded) -> None:
+def _to_transformer(args, folded) -> str:
     from ..tools.export.transformer import write_transformer
 
     write_transformer(folded, Path(args.out), args.fp16)
-    print(f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir")
+    return f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir"
 
 
-def _to_ctranslate2(args, folded) -> None:
+def _to_ctranslate2(args, folded) -> str:
     from ..tools.export.ctranslate2 import write_ctranslate2
+    from ..tools.export.served import serve
 
-    data = args.data or folded.sections["task"]["data"]
-    check = write_ctranslate2(folded, Path(args.out), data, args.quantization)
-    print(
-        f"wrote {args.out}; on {check.sentences} sentences its log-probability of a token differs by at most "
-        f"{check.largest:.1e}, {check.mean:.1e} on average"
-    )
+    served = serve(folded, args.data, args.subwords)
+    difference = write_ctranslate2(served, Path(args.out), args.quantization)
+    return f"wrote {args.out}; its log-probability of a token differs by at most {difference:.1e}"
 
 
-def _to_huggingface(args, folded) -> None:
+def _to_huggingface(args, folded) -> str:
     from ..tools.export.huggingface import Search, write_huggingface
+    from ..tools.export.served import serve
 
     asked = {name: getattr(args, name) for name in ("beam", "lenpen") if getattr(args, name) is not None}
     search = Search(**asked) if asked else None
     if search is not None and search.beam < 1:
         raise UserError(f"--beam {search.beam}: must be at least 1")
-    data = args.data or folded.sections["task"]["data"]
-    name, difference = write_huggingface(folded, Path(args.out), data, args.subwords, search)
-    print(f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}")
+    served = serve(folded, args.data, args.subwords)
+    name, difference = write_huggingface(served, Path(args.out), args.subwords, search)
+    return f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}"
 
 
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
+
+
+def translate(args) -> None:
+    """Translate lines of text by a checkpoint, or a folder of `deepnet export`.
+
+    A line of text in, a line of text out, in order; a blank line stays blank. A checkpoint goes through CTranslate2
+    where its method folds and CTranslate2 is installed, else through the package's own decoder.
+
+    example:
+      echo "Ein Beispiel." | deepnet translate checkpoints/averaged.pt
+      deepnet translate served news.de --beam 4 > news.en
+    """
+    from ..tools import translation
+
+    settings = translation.Settings(args.beam, args.lenpen, args.max_tokens, args.threads, args.int8)
+    translation.run(args.model, args.file, settings, args.data, args.source_lang, args.target_lang, args.subwords)
 
 
 def average(args) -> Shown:
@@ -144,7 +160,20 @@ def generate(args) -> Shown:
 
 
 def add(command) -> None:
-    """Registers `deepnet generate`, `profile`, `export` and `average`; command: as parser() gives it."""
+    """Register `deepnet translate`, `generate`, `profile`, `export` and `average`; command: as parser() gives it."""
+    sub = command("translate", translate)
+    sub.add_argument("model", metavar="MODEL", help="checkpoint, or folder of `deepnet export`")
+    sub.add_argument("file", metavar="FILE", nargs="?", help="UTF-8 text, a sentence a line; by default standard input")
+    sub.add_argument("--source-lang", metavar="LANG", help="of a multilingual model: the text's language")
+    sub.add_argument("--target-lang", metavar="LANG", help="of a multilingual model: the translation's language")
+    sub.add_argument("--beam", type=int, default=5, metavar="N", help="beams of the search (default: 5)")
+    sub.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+    sub.add_argument("--max-tokens", type=int, default=2000, metavar="N", help="source tokens a batch (default: 2000)")
+    sub.add_argument("--threads", type=int, metavar="N", help="threads that work (default: all cores)")
+    sub.add_argument("--int8", action="store_true", help="CTranslate2: weights and products in 8 bits")
+    sub.add_argument("--data", metavar="DATA", help="of a checkpoint: binarised data, by default where it was trained")
+    sub.add_argument("--subwords", metavar="FILE", help="of a checkpoint: what cut its text (default: as its data)")
+
     flags = "DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [fairseq-generate's]"
     sub = command("generate", generate, flags)
     sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
@@ -165,8 +194,8 @@ def add(command) -> None:
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
     sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")
-    found = "spm.model or text.json beside the data"
-    sub.add_argument("--subwords", metavar="FILE", help=f"huggingface: what cut the text, by default {found}")
+    found = "what lies with the data; none: the text comes cut"
+    sub.add_argument("--subwords", metavar="FILE", help=f"folders: what cut the text, by default {found}")
     sub.add_argument("--beam", type=int, metavar="N", help="huggingface: beams of generate(), by default 5")
     sub.add_argument("--lenpen", type=float, metavar="X", help="huggingface: its length penalty, by default 1")
 

@@ -78,6 +78,10 @@ class Segmenter:
         """Pieces separated by blanks, "" for a blank line; white space around the line does not count."""
         return "" if is_blank(line) else self._bpe.encode(line.strip())
 
+    def decode(self, pieces: str) -> str:
+        """Return the text of pieces that blanks separate."""
+        return self._bpe.decode(pieces)
+
     def write(self, folder: Path, **facts) -> None:
         """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
         for setting, name in KINDS[self.kind].items():

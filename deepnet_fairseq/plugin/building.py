@@ -80,6 +80,9 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
     cfg, weights = state["cfg"], state["model"]
+    if isinstance(cfg.get("task"), argparse.Namespace):  # of a task without a dataclass: all flags of the training
+        flags = vars(cfg.task)
+        cfg.task = flags | {"_name": flags.get("task")}
     if not OmegaConf.is_dict(cfg.get("task")):
         raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):

@@ -54,10 +54,10 @@ def sentences(rows: int, vocab: int, seed: int = 0):
     return source
 
 
-def teach(model, steps: int, sample):
+def teach(model, steps: int, sample, lr: float = 1e-2):
     """Trains a model until it says what sample(step) asks for: its inputs and, at once, all targets (B, T)."""
     model.train().set_num_updates(1000)
-    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=lr)
     for step in range(steps):
         inputs, target = sample(step + 1)
         scores = model(*inputs)[0].flatten(0, 1)

@@ -1,96 +1,98 @@
-"""On to CTranslate2: its own converter, from fairseq's plain model; then both models score the same sentences."""
+"""On to CTranslate2: its own converter, from fairseq's plain model; then both models score the same tokens."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.models import SPECIALS
 from ...errors import UserError
 from ...files import whole
-from .transformer import Folded, stock_model, task_on
+from ..translation.engines import CTranslate2
+from .checks import check_text
+from .readme import write_readme
+from .served import Served
+from .transformer import Folded, stock_model
 
-LONGEST = 1024  # CTranslate2 cuts what it reads there
-SENTENCES = 50  # scored at most
-TOKENS = 4096  # the same, and the sentence that passes it
 LARGEST = 1e-2  # on the log-probability of a token, in float32; quantised models are only reported
+ROWS, TOKENS = 8, 40  # of the made-up sentences that both score
 
 
-@dataclass(frozen=True)
-class Check:
-    """Sentences scored by both; largest and mean difference of a token's log-probability, in nats."""
+def write_ctranslate2(served: Served, out: Path, quantization: str | None) -> float:
+    """Write a folder for CTranslate2, whole or not at all; return the largest difference of a log-probability.
 
-    sentences: int
-    largest: float
-    mean: float
-
-
-def write_ctranslate2(folded: Folded, out: Path, data: str, quantization: str | None) -> Check:
-    """Writes a CTranslate2 model into the folder `out` and checks it on the data's validation or test sentences.
-
-    data: folder of the binarised data (dictionaries and sentences); quantization: as CTranslate2 names it ("int8",
-    "float16", ...), None for float32. UserError if CTranslate2 is missing, cannot take the model, or disagrees.
+    quantization: as CTranslate2 names it ("int8", "float16", ...), None for float32. UserError if CTranslate2 is
+    missing, cannot take the model, or disagrees.
     """
+    folded, exact = served.folded, quantization in (None, "float32")
     if folded.stock.name not in SCORERS:
         raise UserError(f"--to ctranslate2: CTranslate2 reads no fairseq {folded.stock.name}; give --to transformer")
+    with whole(out) as part:
+        convert(folded, served.dictionaries, part, quantization)
+        difference = _largest_difference(served, part)
+        if exact and not difference <= LARGEST:
+            raise UserError(f"--to ctranslate2: its scores differ by {difference:.1e}; nothing was written")
+        served.write_text(part)
+        if served.text is not None:
+            write_readme(served, part)
+            if exact:
+                check_text(served, part, CTranslate2)
+    return difference
+
+
+def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = None) -> None:
+    """Convert a folded model by CTranslate2's own converter, which reads a file of fairseq's and its dictionaries.
+
+    The task is a plain one, whatever the run's was: dictionaries hold the tags of languages already.
+    """
     try:
         import ctranslate2
     except ImportError as error:
         raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
-    task = task_on(folded, data)
-    with whole(out) as part:
-        _convert(ctranslate2, folded, task, part, quantization)
-        check = _compare(folded, SCORERS[folded.stock.name](ctranslate2, part, task), task)
-        if quantization in (None, "float32") and not check.largest <= LARGEST:
-            raise UserError(f"--to ctranslate2: its scores differ by {check.largest:.1e}; nothing was written")
-    return check
-
-
-def _convert(ctranslate2, folded: Folded, task, out: Path, quantization: str | None) -> None:
-    """Its converter reads a checkpoint file with the arguments as a namespace, and rebuilds fairseq's model from it."""
-    of_task = vars(task.cfg or task.args) | {"task": folded.sections["task"]["_name"]}
-    args = argparse.Namespace(**(of_task | folded.model))
     with tempfile.TemporaryDirectory() as folder:
+        for dictionary, name in zip((*dictionaries, dictionaries[0]), ("src", "tgt", ""), strict=True):
+            dictionary.save(str(Path(folder) / f"dict.{name}.txt".replace("..", ".")))
+        task = {"task": TASKS[folded.stock.name], "source_lang": "src", "target_lang": "tgt", "data": folder}
+        args = argparse.Namespace(**(folded.sections["task"] | task | folded.model))
         legacy = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
-        converter = ctranslate2.converters.FairseqConverter(str(legacy), args.data)
         try:
-            converter.convert(str(out), quantization=quantization)
+            ctranslate2.converters.FairseqConverter(str(legacy), folder).convert(str(out), quantization=quantization)
         except ValueError as error:
             raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
 
 
-Scorer = Callable[[dict], Tensor]  # sample of fairseq, one sentence -> log-probabilities of its targets (T,), nats
+TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
+Scorer = Callable[[Tensor, Tensor], Tensor]  # source and target of a sentence, (T,) each -> log-probabilities (T,)
 
 
-def _translation_scorer(ctranslate2, folder: Path, task) -> Scorer:
+def _translation_scorer(served: Served, folder: Path) -> Scorer:
+    import ctranslate2
+
     translator = ctranslate2.Translator(str(folder))
+    source_words, target_words = served.dictionaries
 
-    def scores(sample: dict) -> Tensor:
-        source = words(task.source_dictionary, sample["net_input"]["src_tokens"][0])
-        target = words(task.target_dictionary, sample["target"][0])
-        return torch.tensor(translator.score_batch([source], [target])[0].log_probs)
-
-    def words(dictionary, tokens: Tensor) -> list[str]:
-        return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
+    def scores(source: Tensor, target: Tensor) -> Tensor:
+        rows = [[words[i] for i in row.tolist()] for words, row in ((source_words, source), (target_words, target))]
+        return torch.tensor(translator.score_batch([rows[0]], [rows[1]])[0].log_probs)
 
     return scores
 
 
-def _language_model_scorer(ctranslate2, folder: Path, task) -> Scorer:
+def _language_model_scorer(served: Served, folder: Path) -> Scorer:
+    import ctranslate2
+
     generator = ctranslate2.Generator(str(folder))
 
-    def scores(sample: dict) -> Tensor:
-        found = generator.forward_batch(sample["net_input"]["src_tokens"].tolist(), return_log_probs=True)
-        return torch.from_numpy(np.array(found))[0].gather(-1, sample["target"][0].unsqueeze(-1)).squeeze(-1)
+    def scores(source: Tensor, target: Tensor) -> Tensor:
+        found = generator.forward_batch([source.tolist()], return_log_probs=True)
+        return torch.from_numpy(np.array(found))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     return scores
 
@@ -98,35 +100,21 @@ def _language_model_scorer(ctranslate2, folder: Path, task) -> Scorer:
 SCORERS = {"transformer": _translation_scorer, "transformer_lm": _language_model_scorer}
 
 
-def _compare(folded: Folded, scorer: Scorer, task) -> Check:
-    folder = (task.cfg or task.args).data  # fairseq's older tasks have the second
-    for split in ("valid", "test", "train"):
-        with suppress(FileNotFoundError):
-            task.load_dataset(split)
-            break
-    else:
-        raise UserError(f"--data {folder}: no valid, test or train sentences to check the model with")
-    model = stock_model(folded.model, folded.state)
-    differences, tokens = [], 0
-    for sample in islice(_fitting(task.dataset(split), model), SENTENCES):
-        with torch.no_grad():
-            scores = model(**sample["net_input"])[0]
-        ours = scores.float().log_softmax(-1).gather(-1, sample["target"].unsqueeze(-1)).flatten()
-        differences.append((ours - scorer(sample)).abs())
-        tokens += len(ours)
-        if tokens > TOKENS:
-            break
-    if not differences:
-        raise UserError(f"--data {folder}: no sentence of its {split} split is short enough for the model")
-    pooled = torch.cat(differences)
-    return Check(len(differences), pooled.max().item(), pooled.mean().item())
-
-
-def _fitting(dataset, model) -> Iterator[dict]:
-    """Samples of one sentence each that neither model has to cut."""
-    longest = min(*np.atleast_1d(model.max_positions()), LONGEST)
-    for index in range(len(dataset)):
-        if np.max(dataset.size(index)) <= longest:
-            sample = dataset.collater([dataset[index]])
-            if sample["net_input"]["src_tokens"].size(1) <= longest:  # a bos is not counted in its size
-                yield sample
+@torch.no_grad()
+def _largest_difference(served: Served, folder: Path) -> float:
+    """Compare log-probabilities of made-up tokens by fairseq's plain model and by CTranslate2's, in nats."""
+    model, scorer = stock_model(served.folded.model, served.folded.state), SCORERS[served.folded.stock.name]
+    score, end, generator = scorer(served, folder), torch.tensor([2]), torch.Generator().manual_seed(0)
+    longest = min(TOKENS, *np.atleast_1d(model.max_positions())) - 1
+    largest = 0.0
+    for _ in range(ROWS):
+        source, target = (torch.randint(SPECIALS, size, (longest,), generator=generator) for size in served.folded.rows)
+        if served.text is None:  # a language model
+            ours, theirs = model(source[None])[0], score(source, target)
+        else:
+            before = torch.cat([end, target])[None]
+            ours = model(torch.cat([source, end])[None], torch.tensor([longest + 1]), before)[0]
+            target, theirs = torch.cat([target, end]), score(source, target)
+        ours = ours[0].float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        largest = max(largest, (ours - theirs).abs().max().item())
+    return largest

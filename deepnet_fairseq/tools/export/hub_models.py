@@ -4,12 +4,11 @@
 |---|---|---|
 | transformer | FSMT | M2M100 |
 | transformer_lm | OPT | OPT |
-| roberta | Roberta | RobertaPreLayerNorm |
 
 What differs there, read in transformers 5.23: positions are a table in FSMT, with rows counted as in fairseq, which
 gives way to sinusoids where a text is longer, sinusoidal without a choice in M2M100, a table without a way on in the
-others; FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT and RoBERTa do not scale the
-embedding; RoBERTa has a LayerNorm on embeddings, and the others none; its head's activation is GELU.
+others; FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT does not scale the embedding;
+none of them has a LayerNorm on embeddings.
 """
 
 from __future__ import annotations
@@ -40,30 +39,12 @@ ELSEWHERE = f"{STOCK_ALONE} or ctranslate2"
 LIMITS = {  # fairseq's model -> its stacks -> field that says how many tokens have a position
     "transformer": {"encoder": "max_source_positions", "decoder": "max_target_positions"},
     "transformer_lm": {"decoder": "max_target_positions"},
-    "roberta": {"encoder": "max_positions"},
 }
-HEADS = {"transformer": "ForConditionalGeneration", "transformer_lm": "ForCausalLM", "roberta": "ForMaskedLM"}
+HEADS = {"transformer": "ForConditionalGeneration", "transformer_lm": "ForCausalLM"}
 AUTO = {  # the class that loads a model with such a head
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
     "ForCausalLM": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
 }
-OF_ROBERTA = {  # parts of names in fairseq -> there
-    "layers.": "encoder.layer.",
-    "self_attn.out_proj": "attention.output.dense",
-    "self_attn.q_proj": "attention.self.query",
-    "self_attn.k_proj": "attention.self.key",
-    "self_attn.v_proj": "attention.self.value",
-    "fc1": "intermediate.dense",
-    "fc2": "output.dense",
-    "embed_tokens": "embeddings.word_embeddings",
-    "layernorm_embedding": "embeddings.LayerNorm",
-}
-NORMS_OF_ROBERTA = {  # is it a Pre-LN -> the same for the LayerNorms of its layers
-    False: {"self_attn_layer_norm": "attention.output.LayerNorm", "final_layer_norm": "output.LayerNorm"},
-    True: {"self_attn_layer_norm": "attention.LayerNorm", "final_layer_norm": "intermediate.LayerNorm"},
-}
-EPSILON = 1e-5  # of fairseq's LayerNorms
 MARKS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -86,10 +67,10 @@ class Port:
 
 def port(folded: Folded) -> Port:
     """A folded model for transformers; UserError, with the way out, for what no model there has a place for."""
-    kind, fields = folded.stock.name, folded.model
-    if fields["layernorm_embedding"] != (kind == "roberta"):
-        if kind == "roberta":
-            raise misfit("RoBERTa has a LayerNorm on embeddings, and this model was trained without one", STOCK_ALONE)
+    kind = folded.stock.name
+    if kind not in PORTS:
+        raise misfit(f"this model becomes fairseq's {kind}, which is not written for it", STOCK_ALONE)
+    if folded.model["layernorm_embedding"]:
         raise misfit("no model there has a LayerNorm on embeddings (--layernorm-embedding)")
     return PORTS[kind](folded)
 
@@ -121,7 +102,7 @@ def _fsmt(folded: Folded) -> Port:
         state[f"model.{stack}.embed_positions.weight"] = table[: longest + PAD + 1]
     source, target = (state[f"model.{stack}.embed_tokens.weight"].size(0) for stack in tables)
     config = _translation_config(fields) | {
-        "langs": languages(folded),
+        "langs": ["source", "target"],  # the tokenizer that would read them is another
         "src_vocab_size": source,
         "tgt_vocab_size": target,
         "max_position_embeddings": longest,
@@ -183,48 +164,7 @@ def _opt(folded: Folded) -> Port:
     return Port("OPT", HEADS["transformer_lm"], config, state, longest, bounded=True)
 
 
-def _roberta(folded: Folded) -> Port:
-    """RoBERTa, Post-LN, or its namesake that is a Pre-LN; heads for classes stay behind."""
-    fields, positions = folded.model, _positions(folded, "encoder")
-    norms_first, shell = fields["encoder_normalize_before"], folded.stock.symbols[0].removesuffix("embed_tokens.weight")
-    if fields["activation_fn"] != "gelu":
-        said = f"the activation of RoBERTa's head is gelu, and this model's is {fields['activation_fn']}"
-        raise misfit(f"{said} (--activation-fn)", STOCK_ALONE)
-    base = "roberta_prelayernorm" if norms_first else "roberta"
-    renamed, state = OF_ROBERTA | NORMS_OF_ROBERTA[norms_first], {}
-    for name, value in _named(folded):
-        if name.startswith(shell):
-            within = name.removeprefix(shell)
-            closing = within.startswith("layer_norm.")
-            within = within.replace("layer_norm", "LayerNorm") if closing else _replaced(within, renamed)
-            state[f"{base}.{within}"] = value
-        elif name.startswith("encoder.lm_head."):
-            state[name.removeprefix("encoder.")] = value
-    state["lm_head.decoder.weight"] = state.pop("lm_head.weight")
-    state["lm_head.decoder.bias"] = state["lm_head.bias"]
-    state[f"{base}.embeddings.word_embeddings.weight"] = _scaled_embedding(folded)
-    state[f"{base}.embeddings.position_embeddings.weight"] = positions
-    state[f"{base}.embeddings.token_type_embeddings.weight"] = torch.zeros(1, positions.size(1))
-    config = {
-        "vocab_size": state["lm_head.bias"].size(0),
-        "hidden_size": fields["encoder_embed_dim"],
-        "num_hidden_layers": fields["encoder_layers"],
-        "intermediate_size": fields["encoder_ffn_embed_dim"],
-        "num_attention_heads": fields["encoder_attention_heads"],
-        "hidden_act": ACTIVATIONS[fields["activation_fn"]],
-        "hidden_dropout_prob": fields["dropout"],
-        "attention_probs_dropout_prob": fields["attention_dropout"],
-        "layer_norm_eps": EPSILON,
-        "max_position_embeddings": len(positions),
-        "type_vocab_size": 1,
-        "tie_word_embeddings": not fields["untie_weights_roberta"] and fields["no_scale_embedding"],
-        **MARKS,
-    }
-    name = "RobertaPreLayerNorm" if norms_first else "Roberta"
-    return Port(name, HEADS["roberta"], config, state, len(positions) - PAD - 1, bounded=True)
-
-
-PORTS = {"transformer": _of_translation, "transformer_lm": _opt, "roberta": _roberta}
+PORTS = {"transformer": _of_translation, "transformer_lm": _opt}
 
 
 def _translation_config(fields: dict) -> dict:
@@ -246,12 +186,6 @@ def _translation_config(fields: dict) -> dict:
         "decoder_start_token_id": EOS,
         **MARKS,
     }  # fmt: skip
-
-
-def languages(folded: Folded) -> list[str]:
-    """Source and target, as the run's task calls them."""
-    task = folded.sections.get("task", {})
-    return [task.get("source_lang") or "source", task.get("target_lang") or "target"]
 
 
 def _named(folded: Folded) -> Iterator[tuple[str, Tensor]]:

@@ -1,136 +1,106 @@
 """The tokenizer of an exported model: text to the numbers of the run's dictionary, and back.
 
 A translation model's is a Speech2TextTokenizer, whatever its name: it lets the SentencePiece model cut the text and
-looks the pieces up in a vocabulary, so that one which the dictionary lacks is <unk>, as in fairseq. A language model's
-is a fast one (of the library tokenizers), made of a SentencePiece model or of GPT-2's BPE, all of whose pieces the
-dictionary must hold. Both need one dictionary, and no tokenizer there cuts Moses' words by subword-nmt's codes.
+looks the pieces up in a vocabulary, so that one which the dictionary lacks is <unk>, as in fairseq. Marks such as </s>
+in a text are text to it (split_special_tokens), as to fairseq. A language model's is a fast one (of the library
+tokenizers), made of a SentencePiece model or of GPT-2's BPE, all of whose pieces the dictionary must hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-from fairseq.data import encoders
 from fairseq.data.data_utils import load_indexed_dataset
 
 from ...core.models import BOS, SPECIALS, UNK
 from ...data import lm_text
+from ...data.lm_text import Segmenter
 from ...errors import UserError
+from ..translation.text import Text
 from .hub_models import Port, misfit
 
-NAMES = ("spm.model", "codes")  # as `deepnet prepare` and the recipes leave them beside the data
-VERSION = "#version: 0.2"  # of codes, in which </w> is a part of a word's last piece
 SPACE = "\u2581"  # SentencePiece's
 HELD = 1000  # sentences of the data that a fast tokenizer has to cut alike
 
 
-@dataclass(frozen=True)
-class Subwords:
-    """How text was cut: `kind` is "codes" of subword-nmt, or one of lm_text.KINDS, and `files` those that it needs."""
+def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: Text) -> None:
+    """Write the tokenizer of a translation model into `folder`; UserError for what no tokenizer there cuts.
 
-    kind: str
-    files: tuple[Path, ...]
-
-    def encoder(self):
-        """Return fairseq's own, with encode(line) -> pieces with blanks between, and decode; not for codes."""
-        settings = dict(zip(lm_text.KINDS[self.kind], map(str, self.files), strict=True))
-        return encoders.build_bpe(argparse.Namespace(bpe=self.kind, **settings))
-
-
-def find_subwords(path: str | None, data: str) -> Subwords:
-    """Return what cut the text: the file `path`, or what lies with the data; UserError if there is none."""
-    if path is None:
-        if (Path(data) / lm_text.NAME).is_file():
-            segmenter = lm_text.read(Path(data))
-            return Subwords(segmenter.kind, tuple(segmenter.files.values()))
-        found = next((Path(data) / name for name in NAMES if (Path(data) / name).is_file()), None)
-        if found is None:
-            raise UserError(
-                f"--data {data}: neither {' nor '.join(NAMES)} is there; give what cut the text as --subwords FILE"
-            )
-    else:
-        found = Path(path)
-        if not found.is_file():
-            raise UserError(f"--subwords {path}: no such file")
-    with open(found, "rb") as file:
-        first = file.readline(len(VERSION) + 2).decode(errors="replace")
-    if first.startswith(VERSION):
-        return Subwords("codes", (found,))
-    try:
-        sentencepiece.SentencePieceProcessor(model_file=str(found))
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"--subwords {found}: neither a SentencePiece model nor subword-nmt's codes") from error
-    return Subwords("sentencepiece", (found,))
-
-
-def write_tokenizer(transformers, folder: Path, ported: Port, subwords: Subwords, dictionaries, data: str) -> Any:
-    """Write the tokenizer's files into `folder` and return it as AutoTokenizer loads it.
-
-    dictionaries: fairseq's, of source and target; data: folder of sentences that a fast tokenizer must cut as fairseq
-    does. UserError for what no tokenizer cuts.
+    Tags of languages are marks that a translation's text leaves out.
     """
-    if dictionaries[0].symbols != dictionaries[1].symbols:
+    source, target = text.dictionaries
+    if source.symbols != target.symbols:
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or give --to ctranslate2"
         raise misfit("a tokenizer there has one vocabulary, and the data have two", way_out)
-    if subwords.kind == "codes":
-        raise misfit("subword-nmt's codes cut what Moses' tokenizer makes, and no tokenizer there does both alike")
-    if ported.head != "ForConditionalGeneration":
-        tokenizer = _fast(transformers, ported, subwords, dictionaries[0])
-        _cut_alike(tokenizer, subwords, dictionaries[0], data)
-    elif subwords.kind != "sentencepiece":
-        raise misfit(f"a translation model's text is cut by SentencePiece there, and this model's by {subwords.kind}")
-    else:
-        vocabulary = folder / "vocab.json"
-        numbers = {symbol: number for number, symbol in enumerate(dictionaries[0].symbols)}
-        vocabulary.write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")
-        tokenizer = transformers.Speech2TextTokenizer(
-            str(vocabulary), str(subwords.files[0]), model_max_length=ported.longest
-        )
+    if text.described.pieces != "sentencepiece":
+        cut = "what Moses' tokenizer makes and subword-nmt cuts" if text.file else "text that comes cut"
+        raise misfit(f"no tokenizer there takes {cut}", "give --to ctranslate2, or a SentencePiece model as --subwords")
+    vocabulary = folder / "vocab.json"
+    numbers = {symbol: number for number, symbol in enumerate(source.symbols)}
+    vocabulary.write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")
+    transformers.Speech2TextTokenizer(
+        str(vocabulary), str(text.file), model_max_length=ported.longest, split_special_tokens=True,
+        extra_special_tokens=list((text.described.symbols or {}).values()),
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def segmenter_of(data: str, subwords: str | None) -> Segmenter:
+    """Return what cut a language model's text: the SentencePiece model `subwords`, or what lies with the data."""
+    if subwords is None and (Path(data) / lm_text.NAME).is_file():
+        return lm_text.read(Path(data))
+    found = Path(subwords) if subwords is not None else Path(data) / "spm.model"
+    if subwords is None and not found.is_file():
+        raise UserError(f"--data {data}: neither {lm_text.NAME} nor {found.name} is there; give --subwords FILE")
+    return Segmenter("sentencepiece", {"sentencepiece_model": found})
+
+
+def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segmenter, dictionary, data: str) -> Any:
+    """Write a language model's tokenizer into `folder` and return it as AutoTokenizer loads it.
+
+    data: folder of sentences that it must cut as fairseq does, or a UserError says that it does not.
+    """
+    tokenizer = _fast(transformers, ported, segmenter, dictionary)
+    _cut_alike(tokenizer, segmenter, dictionary, data)
     tokenizer.save_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def _cut_alike(tokenizer, subwords: Subwords, dictionary, data: str) -> None:
+def _cut_alike(tokenizer, segmenter: Segmenter, dictionary, data: str) -> None:
     """Raise UserError, with the line, if a tokenizer gives other numbers than fairseq for sentences of the data.
 
     They are of valid, else test, else train. Lines with a mark such as <unk> are left out: tokenizers there read the
-    mark, as is meant for <mask>, and fairseq cuts it into pieces.
+    mark, and fairseq cuts it into pieces.
     """
-    encoder, rows = subwords.encoder(), list[list[int]]()
+    rows = list[list[int]]()
     for split in ("valid", "test", "train"):
         if dataset := load_indexed_dataset(str(Path(data) / split), dictionary):
             rows = [dataset[number].tolist() for number in range(min(len(dataset), HELD))]
             break
-    lines = [encoder.decode(" ".join(dictionary[i] for i in row if i >= SPECIALS)) for row in rows]
+    lines = [segmenter.decode(" ".join(dictionary[i] for i in row if i >= SPECIALS)) for row in rows]
     lines = [line for line in lines if not any(mark in line for mark in tokenizer.all_special_tokens)]
     found = tokenizer(lines, add_special_tokens=False)["input_ids"] if lines else []
     for line, numbers in zip(lines, found, strict=True):
-        if numbers != dictionary.encode_line(encoder.encode(line), add_if_not_exist=False, append_eos=False).tolist():
-            raise misfit(f"a tokenizer there cuts otherwise than {subwords.files[0].name}: {line!r}")
+        cut = segmenter.encode(line)
+        if numbers != dictionary.encode_line(cut, add_if_not_exist=False, append_eos=False).tolist():
+            raise misfit(f"a tokenizer there cuts otherwise than {segmenter.kind}: {line!r}")
 
 
-def _fast(transformers, ported: Port, subwords: Subwords, dictionary):
-    """Return a fast tokenizer; a causal model's begins a text as fairseq's blocks do, and pads on the left."""
+def _fast(transformers, ported: Port, segmenter: Segmenter, dictionary):
+    """Return a fast tokenizer, which begins a text as fairseq's blocks do, and pads on the left."""
     from tokenizers import processors
 
-    symbols, causal = dictionary.symbols, ported.head == "ForCausalLM"
-    tokenizer = CUTTERS[subwords.kind](*subwords.files, {symbol: number for number, symbol in enumerate(symbols)})
-    begin = "<s>" if not causal or ported.config["bos_token_id"] == BOS else "</s>"
-    end, middle = ([], []) if causal else (["</s>"], ["</s>", "</s>"])
+    numbers = {symbol: number for number, symbol in enumerate(dictionary.symbols)}
+    tokenizer = CUTTERS[segmenter.kind](*segmenter.files.values(), numbers)
+    begin = "<s>" if ported.config["bos_token_id"] == BOS else "</s>"
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[begin, "$A", *end], pair=[begin, "$A", *middle, "$B", *end],
-        special_tokens=[(mark, symbols.index(mark)) for mark in {begin, *end}],
-    )  # fmt: skip
+        single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, numbers[begin])]
+    )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="</s>", bos_token=begin,
-        padding_side="left" if causal else "right", model_max_length=ported.longest,
-        model_input_names=["input_ids", "attention_mask"], **({} if causal else {"mask_token": "<mask>"}),
+        padding_side="left", model_max_length=ported.longest, model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
 
 
@@ -162,7 +132,7 @@ def _sentencepiece(path: Path, numbers: dict[str, int]):
         tokenizer = Tokenizer(models.Unigram([(symbol, scores.get(symbol, lowest)) for symbol in numbers], UNK))
     else:
         raise misfit(f"{path.name} is neither of BPE nor of unigrams")
-    steps = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
+    steps: list = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
     if rules.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.models import EOS, PAD, SPECIALS
+from ...core.models import EOS, PAD, SPECIALS, UNK
 from ...errors import UserError
 from ...files import whole
-from .hub_models import AUTO, MARKS, Port, languages, misfit, port
-from .hub_tokenizers import find_subwords, write_tokenizer
-from .transformer import Folded, stock_model, task_on
+from ..translation.engines import SHORTEST, HuggingFace, quiet
+from ..translation.pieces import KINDS
+from .checks import check_text
+from .hub_models import AUTO, MARKS, Port, port
+from .hub_tokenizers import segmenter_of, write_tokenizer, write_translation_tokenizer
+from .readme import write_card
+from .served import Served
+from .transformer import Folded, stock_model
 
-TASKS = {  # fairseq's model -> the task whose text is what the tokenizer makes; others add tags of languages
-    "transformer": "translation",
-    "transformer_lm": "language_modeling",
-    "roberta": "masked_lm",
-}
-TOLERANCE = 1e-4  # on logits, in float32
+TOLERANCE = 2e-5  # of the largest logit, in float32
 ROWS, TOKENS = 4, 40  # of the made-up sentences that both models score
-SHORTEST, LONGEST = 1, 200  # tokens of a translation but for its end, as fairseq-generate has them
 
 
 @dataclass(frozen=True)
@@ -40,49 +35,50 @@ class Search:
 
 
 def library():
-    """The transformers library; UserError if it is not installed.
-
-    It imports torchaudio where that is found, and most of its models fail with one that was built for another torch, as
-    fairseq's requirements bring it: such a one counts as not installed.
-    """
+    """Return the transformers library; UserError if it is not installed, or if torchaudio keeps it from loading."""
     try:
         import transformers
     except ImportError as error:
         needed = "pip install 'transformers>=5' safetensors"
         raise UserError(f"--to huggingface: transformers is not installed; {needed}") from error
     try:
-        import torchaudio  # noqa: F401
-    except (ImportError, OSError):
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # Python's own word for that
-        transformers.utils.is_torchaudio_available.cache_clear()  # fairseq's imports may have asked
+        if importlib.util.find_spec("torchaudio") is not None:  # which transformers imports where it is
+            import torchaudio  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise UserError(
+            "--to huggingface: torchaudio does not load beside this torch, and transformers fails with it; "
+            "pip uninstall torchaudio, which no translation needs"
+        ) from error
     return transformers
 
 
 def write_huggingface(
-    folded: Folded, out: Path, data: str, subwords: str | None = None, search: Search | None = None
+    served: Served, out: Path, subwords: str | None = None, search: Search | None = None
 ) -> tuple[str, float]:
     """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
 
-    data: folder of the binarised data; subwords: file of what cut the text, by default the one beside the data; search:
-    of translations. Return the name of transformers' model, and the largest difference of its logits from fairseq's.
+    subwords: file of what cut a language model's text, by default the one beside the data; search: of translations.
+    Return the name of transformers' model, and the largest difference of its logits from fairseq's.
     """
-    transformers, kind, wanted = library(), folded.sections["task"]["_name"], TASKS[folded.stock.name]
-    if kind != wanted:
-        raise misfit(f"is for --task {wanted}, and this run's is {kind}")
-    if kind != TASKS["transformer"] and search is not None:
+    transformers, folded, text = library(), served.folded, served.text
+    if text is None and search is not None:
         raise UserError("--beam, --lenpen: only for translation models; leave them out")
-    task, found = task_on(folded, data), find_subwords(subwords, data)
-    if kind == TASKS["transformer"]:
-        search = search or Search()
-        for name in ("source_lang", "target_lang"):
-            folded.sections["task"][name] = getattr(task.cfg, name)  # which fairseq reads off the data
-    dictionaries = task.source_dictionary, task.target_dictionary
+    search = (search or Search()) if text is not None else None
     with whole(out) as part:
         part.mkdir()
         ported, _, difference = write_model(folded, part, search)
-        with _quietly(transformers):
-            write_tokenizer(transformers, part, ported, found, dictionaries, data)
-        (part / "README.md").write_text(card(folded, ported, search, Path(data).name), encoding="utf-8")
+        if text is not None:
+            with quiet():
+                write_translation_tokenizer(transformers, part, ported, text)
+            text.write(part)
+            (part / KINDS[text.described.pieces].file).unlink()  # the tokenizer has a copy
+        else:
+            with quiet():
+                segmenter = segmenter_of(served.data, subwords)
+                write_tokenizer(transformers, part, ported, segmenter, served.dictionaries[0], served.data)
+        write_card(served, part, ported)
+        if text is not None:
+            check_text(served, part, HuggingFace)
     return ported.name, difference
 
 
@@ -93,7 +89,7 @@ def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Po
     does not fit, or disagrees. search: of a translation model, None for the others.
     """
     transformers, ported = library(), port(folded)
-    with _quietly(transformers):
+    with quiet():
         config = getattr(transformers, f"{ported.name}Config")(**ported.config)
         model = getattr(transformers, f"{ported.name}{ported.head}")(config)
         model.load_state_dict(ported.state)
@@ -102,15 +98,18 @@ def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Po
             model.generation_config = transformers.GenerationConfig(**_generation(ported, search, longest))
         _save(model, folder)
         model = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
-    difference = _largest_difference(folded, model, ported)
-    if not difference <= TOLERANCE:
+    difference, largest = _largest_difference(folded, model, ported)
+    if not difference <= TOLERANCE * max(1, largest):
         raise UserError(f"--to huggingface: its logits differ by {difference:.1e}; nothing was written")
     return ported, model, difference
 
 
 @torch.no_grad()
-def _largest_difference(folded: Folded, model, ported: Port) -> float:
-    """Compare logits of fairseq's plain model and one of transformers on made-up sentences, of which one is padded."""
+def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, float]:
+    """Compare logits of fairseq's plain model and one of transformers on made-up sentences, of which one is padded.
+
+    Return the largest difference, and the largest logit.
+    """
     stock, longest = stock_model(folded.model, folded.state), min(TOKENS, ported.longest)
     read, predicted = (folded.state[weight].size(0) for weight in folded.stock.symbols)
     source, target = _made_up(read, longest), _made_up(predicted, max(1, longest - 3))
@@ -118,9 +117,11 @@ def _largest_difference(folded: Folded, model, ported: Port) -> float:
     mask = source.ne(PAD).long()
     if ported.head == "ForConditionalGeneration":  # without a cache, for a FSMT that fills one sees what is to come
         theirs = model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
-        return (stock(source, mask.sum(1), target)[0] - theirs).abs().max().item()
-    theirs = model(input_ids=source, attention_mask=mask).logits
-    return (stock(source)[0] - theirs)[source.ne(PAD)].abs().max().item()
+        ours = stock(source, mask.sum(1), target)[0]
+    else:
+        theirs = model(input_ids=source, attention_mask=mask).logits[source.ne(PAD)]
+        ours = stock(source)[0][source.ne(PAD)]
+    return (ours - theirs).abs().max().item(), ours.abs().max().item()
 
 
 def _made_up(symbols: int, length: int) -> Tensor:
@@ -129,8 +130,9 @@ def _made_up(symbols: int, length: int) -> Tensor:
 
 
 def _longest_translation(folded: Folded, ported: Port) -> int:
-    """Return fairseq-generate's default, within the decoder's positions; tokens but for the end."""
-    return min(LONGEST, folded.model["max_target_positions"] - 1, *([ported.longest - 2] if ported.bounded else []))
+    """Return how many tokens have positions beside the end, so that no translation is cut before."""
+    longest = folded.model["max_target_positions"] - 1
+    return min(longest, ported.longest - 2) if ported.bounded else longest
 
 
 def _save(model, folder: Path) -> None:
@@ -149,14 +151,15 @@ def _generation(ported: Port, search: Search | None, longest: int) -> dict:
     divide a score by length ** penalty, the eos counted. early_stopping, which is not the default there, is that end;
     without it generate() goes on while a running beam, were it to end at once, would beat the worst finished one.
     """
-    marks = {name: ported.config[name] for name in MARKS} | {"suppress_tokens": [PAD]}
+    marks = {name: ported.config[name] for name in MARKS}
     if search is None:
-        return marks | {"max_length": longest}
+        return marks | {"suppress_tokens": [PAD], "max_length": longest}
     beams = {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
     return (
         marks
         | beams
         | {
+            "suppress_tokens": [PAD, UNK],
             "decoder_start_token_id": EOS,
             "forced_eos_token_id": EOS,
             "num_beams": search.beam,
@@ -164,71 +167,3 @@ def _generation(ported: Port, search: Search | None, longest: int) -> dict:
             "max_length": longest,
         }
     )
-
-
-@contextmanager
-def _quietly(transformers) -> Iterator[None]:
-    """Without bars and advice for developers."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-CARD = """---
-library_name: transformers
-pipeline_tag: {pipeline}
-{languages}tags: [deepnet_fairseq, {method}]
----
-
-# {title}, {layers} layers
-
-A Transformer of {layers} {stacks} layers, width {width}, trained with `{method}` by deepnet_fairseq on `{data}`, its
-factors folded into the weights of a plain {name}.
-
-{search}
-
-```python
-from transformers import {auto}, AutoTokenizer
-
-tokenizer, model = AutoTokenizer.from_pretrained(FOLDER), {auto}.from_pretrained(FOLDER)
-{usage}
-```
-"""
-TRANSLATE = """inputs = tokenizer(["..."], return_tensors="pt", padding=True{truncation})
-print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))"""
-GO_ON = """inputs = tokenizer(["..."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50), skip_special_tokens=True))"""
-FILL = """inputs = tokenizer(["...<mask>..."], return_tensors="pt", padding=True, truncation=True)
-print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1)))"""
-KINDS = {  # head -> of its card: pipeline, title, stacks, use
-    "ForConditionalGeneration": ("translation", "{} to {}", "encoder-decoder", TRANSLATE),
-    "ForCausalLM": ("text-generation", "A language model", "decoder", GO_ON),
-    "ForMaskedLM": ("fill-mask", "A masked language model", "encoder", FILL),
-}
-SEARCHED = "`generate` searches with beam {}, length penalty {}, and ends as fairseq does."
-BOUNDED = "Positions are a table of {}: a longer text has to be cut, as `truncation=True` does."
-
-
-def card(folded: Folded, ported: Port, search: Search | None, data: str) -> str:
-    """Return the model card, Markdown."""
-    langs, fields = languages(folded), folded.model
-    pipeline, title, stacks, usage = KINDS[ported.head]
-    depths = [fields[f"{stack}_layers"] for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
-    said = [] if search is None else [SEARCHED.format(search.beam, search.lenpen)]
-    said += [BOUNDED.format(ported.longest)] if ported.bounded else []
-    return CARD.format(
-        pipeline=pipeline, languages="" if search is None else f"language: {json.dumps(langs)}\n",
-        method=folded.method, title=title.format(*langs), layers="-".join(map(str, depths)), stacks=stacks,
-        width=next(fields[name] for name in ("encoder_embed_dim", "decoder_embed_dim") if name in fields), data=data,
-        name=ported.name, search=" ".join(said), auto=AUTO[ported.head],
-        usage=usage.format(truncation=", truncation=True" if ported.bounded else "") if search else usage,
-    )  # fmt: skip

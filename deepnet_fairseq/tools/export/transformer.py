@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import models, tasks
+from fairseq import models
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -116,6 +116,12 @@ class Folded:
         """Which of fairseq's models it is."""
         return BY_NAME[self.model["_name"]]
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many symbols it reads, and how many it predicts."""
+        read, predicted = (self.state[weight].size(0) for weight in self.stock.symbols)
+        return read, predicted
+
 
 def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
     """Folds the model of a checkpoint; UserError, naming the file, if it cannot be folded.
@@ -164,24 +170,6 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}
     save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, out)
-
-
-def task_on(folded: Folded, data: str):
-    """The run's task on the data in `data`; UserError if they are not the model's."""
-    section = folded.sections["task"]
-    settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
-    try:
-        task = tasks.setup_task(settings)
-    except Exception as error:  # of languages that are nowhere fairseq raises a bare one
-        raise UserError(
-            f"--data {data}: {str(error) or 'holds no dictionaries'}; give the run's binarised data"
-        ) from error
-    for weight, dictionary in zip(folded.stock.symbols, (task.source_dictionary, task.target_dictionary), strict=True):
-        stack, rows = weight.split(".")[0], folded.state[weight].size(0)
-        if rows != len(dictionary):
-            symbols = f"{len(dictionary)} symbols, the {stack} has {rows}"
-            raise UserError(f"--data {data}: {symbols}; give the run's own data")
-    return task
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:

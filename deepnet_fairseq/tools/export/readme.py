@@ -1,0 +1,73 @@
+"""The README.md of an exported folder: what the model is, and ten lines of Python that use it.
+
+The folder readmes/ has one to fill in for each kind of pieces, and one for transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .hub_models import AUTO, Port
+from .served import Served
+
+READMES = Path(__file__).parent / "readmes"
+LIMIT = "A text may have {longest:,} pieces; split what is longer: {fate}."
+TAGS = (
+    " It translates between {languages}; the tags in the code are those of {source} to {target}, and another "
+    "language's is one of {tags}."
+)
+
+
+def write_readme(served: Served, folder: Path) -> None:
+    """Write the README.md of a translation model in a folder for CTranslate2."""
+    assert served.text is not None
+    described, (source, target) = served.text.described, served.direction
+    (before, prefix), chain = described.tags(source, target), described.chain or {}
+    _write(
+        folder, described.pieces, head=_head(served), source=source, target=target, longest=described.positions[1] - 1,
+        limit=LIMIT.format(longest=described.positions[0] - 1, fate="CTranslate2 refuses it"),
+        before=f"{before} + " if before else "", prefix=f"[{prefix}] * len(rows), " if prefix else "",
+        after="[1:]" if prefix else "", aggressive=bool(chain.get("aggressive")),
+        lower=".lower()" if chain.get("lowercase") else "",
+    )  # fmt: skip
+
+
+def write_card(served: Served, folder: Path, ported: Port) -> None:
+    """Write the README.md of a folder for transformers, its model card."""
+    language, before, forced = "", "", ", max_new_tokens=50"
+    if served.text is not None:
+        described = served.text.described
+        language = f"language: {json.dumps(list(described.languages))}\n"
+        source_tag, prefix = described.tags(*served.direction)
+        before = f"tokenizer.prefix_tokens = tokenizer.convert_tokens_to_ids({source_tag})\n" if source_tag else ""
+        forced = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("{prefix[0]}")' if prefix else ""
+    limit = LIMIT.format(longest=ported.longest - 1, fate="the model has no more positions") if ported.bounded else ""
+    _write(
+        folder, "huggingface", head=_head(served), pipeline="translation" if language else "text-generation",
+        language=language, method=served.folded.method, model=ported.name, limit=limit, auto=AUTO[ported.head],
+        before=before, forced=forced,
+    )  # fmt: skip
+
+
+def _write(folder: Path, name: str, **values) -> None:
+    text = (READMES / f"{name}.md").read_text(encoding="utf-8").format(**values)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _head(served: Served) -> str:
+    """Return the title and the first sentences: languages, size, method, data."""
+    fields, title, tags = served.folded.model, "A language model", ""
+    if served.text is not None:
+        described, (source, target) = served.text.described, served.direction
+        title = f"{source} to {target}"
+        if described.symbols:
+            title, known = f"{len(described.languages)} languages", ", ".join(described.symbols.values())
+            tags = TAGS.format(languages=", ".join(described.languages), source=source, target=target, tags=known)
+    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
+    depths = "-".join(str(fields[f"{stack}_layers"]) for stack in stacks)
+    return (
+        f"# {title}, {depths} layers\n\nA Transformer of {depths} {'-'.join(stacks)} layers and width "
+        f"{fields[f'{stacks[-1]}_embed_dim']}, trained with `{served.folded.method}` by deepnet_fairseq on "
+        f"`{Path(served.data).name}`; the method's factors are in the weights.{tags}"
+    )

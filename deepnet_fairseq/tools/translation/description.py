@@ -1,0 +1,79 @@
+"""The file translation.json of an exported folder: what text its model reads and writes, and in which pieces."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...files import WRONG_VALUES, read_object
+from .pieces import KINDS
+
+NAME = "translation.json"
+MEND = "export the checkpoint again with `deepnet export`"
+
+
+@dataclass(frozen=True)
+class Description:
+    """Describe the text of a translation model.
+
+    method: it was trained with; languages: source and target, or all of a multilingual model; pieces: a key of KINDS;
+    chain: how Moses' tokens were made; positions: how many tokens the encoder and the decoder have positions for.
+    Of a multilingual model also symbols: language -> its tag in the dictionaries; pairs: source and target of the
+    directions that it was trained on; source_tag: whose tag begins the source, "src" or "tgt", "" for none;
+    target_tag: does the target's tag begin a translation?
+    """
+
+    method: str
+    languages: tuple[str, ...]
+    pieces: str
+    positions: tuple[int, int]
+    chain: dict[str, bool] | None = None
+    symbols: dict[str, str] | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    source_tag: str = ""
+    target_tag: bool = False
+
+    def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
+        """Return both languages; raise a UserError, naming the flag, for what the model has not been trained with."""
+        if not self.symbols:
+            for flag, given, own in zip(("source", "target"), (source, target), self.languages, strict=True):
+                if given not in (None, own):
+                    raise UserError(f"--{flag}-lang {given}: this model's is {own}; leave the flag out")
+            return self.languages[0], self.languages[1]
+        for flag, given in (("source", source), ("target", target)):
+            if given not in self.symbols:
+                said = "give it" if given is None else "is none of them"
+                known = ", ".join(self.symbols)
+                raise UserError(f"--{flag}-lang{f' {given}' if given else ''}: {said}; the languages are {known}")
+        return str(source), str(target)
+
+    def tags(self, source: str, target: str) -> tuple[list[str], list[str]]:
+        """Return the tags in front of a source sentence and of its translation: none or one each."""
+        symbols = self.symbols or {}
+        before = {"src": [symbols.get(source, "")], "tgt": [symbols.get(target, "")]}.get(self.source_tag, [])
+        return before, [symbols[target]] if self.target_tag else []
+
+    def cutter(self, folder: Path, source: str, target: str):
+        """Return the pieces' class, made for a direction from the file in `folder`."""
+        kind = KINDS[self.pieces]
+        return kind(folder / (kind.file or ""), source, target, self.chain)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        return asdict(self)
+
+
+def read_description(folder: Path) -> Description:
+    """Read the folder's file; raise a UserError, naming it, if there is none or if it is not as we write it."""
+    found = read_object(folder / NAME, MEND)
+    try:
+        described = Description(**found)
+        first, second = map(int, described.positions)
+        languages = tuple(map(str, described.languages))
+        if described.pieces not in KINDS or len(languages) < 2 or not isinstance(described.symbols or {}, dict):
+            raise ValueError("pieces, languages or symbols")
+    except WRONG_VALUES as error:
+        raise UserError(f"{folder / NAME}: is not as `deepnet export` writes it ({error}); {MEND}") from error
+    return Description(**(found | {"positions": (first, second), "languages": languages}))

@@ -1,0 +1,160 @@
+"""How a run's text becomes numbers: its dictionaries, what cut its sentences, and its tags of languages."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import tasks
+from fairseq.data import Dictionary
+from fairseq.data.multilingual.multilingual_utils import get_lang_tok
+
+from ...data.recipes import RECIPES
+from ...errors import UserError
+from ...files import read_object
+from .description import NAME, Description
+from .pieces import KINDS
+
+MANY = "translation_multi_simple_epoch"
+TRANSLATION = ("translation", MANY)
+WAYS = ", ".join(f"{kind.file} ({name})" for name, kind in KINDS.items() if kind.file)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a translation model.
+
+    dictionaries: fairseq's, of source and target, with tags of languages; file: what cuts text, None for what nothing
+    cuts.
+    """
+
+    described: Description
+    dictionaries: tuple[Dictionary, Dictionary]
+    file: Path | None
+
+    def cutter(self, source: str, target: str):
+        """Return the pieces' class, made for a direction."""
+        return KINDS[self.described.pieces](self.file, source, target, self.described.chain)
+
+    def write(self, folder: Path) -> None:
+        """Write translation.json, and what cuts text, into an exported folder."""
+        from ...data.steps import write_json
+
+        write_json(folder / NAME, self.described.to_json())
+        if self.file is not None:
+            shutil.copyfile(self.file, folder / KINDS[self.described.pieces].file)
+
+
+def open_task(section: dict[str, Any], data: str, rows: tuple[int, int]):
+    """Set up a run's task on the data in a folder; UserError, naming it, if they are not the model's.
+
+    section: the task's settings; rows: how many symbols the model reads and predicts.
+    """
+    settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
+    if section["_name"] == MANY:
+        listed = Path(section.get("lang_dict") or "").name
+        for folder in folders_of(data) if listed else ():
+            if (folder / listed).is_file():  # it may have moved with the data
+                settings.lang_dict = str(folder / listed)
+        settings.source_lang = settings.target_lang = None  # of a translation, not of the training
+    try:
+        task = tasks.setup_task(settings)
+    except Exception as error:  # of languages that are nowhere fairseq raises a bare one
+        raise UserError(
+            f"--data {data}: {str(error) or 'holds no dictionaries'}; give the run's binarised data"
+        ) from error
+    for side, dictionary, expected in zip(
+        ("source", "target"), (task.source_dictionary, task.target_dictionary), rows, strict=True
+    ):
+        if expected != len(dictionary):
+            raise UserError(
+                f"--data {data}: the {side} dictionary has {len(dictionary)} symbols, the model {expected}; give the "
+                "run's own data"
+            )
+    return task
+
+
+def read_text(
+    section: dict[str, Any], data: str, rows: tuple[int, int], subwords: str | None, method: str,
+    positions: tuple[int, int],
+) -> Text:  # fmt: skip
+    """Return the text of a translation model.
+
+    section, data, rows: as for open_task; subwords: file of what cuts text, "none" for text that somebody has cut, None
+    for the file beside the data; method, positions: of the description. UserError for a task that is not
+    translation, and for tags that no export has a place for.
+    """
+    if section["_name"] not in TRANSLATION:
+        raise UserError(f"--task {section['_name']}: translates no text; give a model of {' or '.join(TRANSLATION)}")
+    task = open_task(section, data, rows)
+    kind, path = find_subwords(subwords, data)
+    facts: dict[str, Any] = {"method": method, "positions": positions}
+    facts |= {"pieces": kind, "chain": find_chain(data) if kind == "subword_nmt" else None}
+    if section["_name"] == MANY:
+        facts |= _tags(task)
+    else:
+        facts["languages"] = (task.cfg.source_lang, task.cfg.target_lang)  # fairseq reads them off the data
+    return Text(Description(**facts), (task.source_dictionary, task.target_dictionary), path)
+
+
+def _tags(task: Any) -> dict[str, Any]:
+    """Return the languages and tags of translation_multi_simple_epoch."""
+    args = task.args
+    if args.lang_tok_replacing_bos_eos:
+        raise UserError(
+            "--lang-tok-replacing-bos-eos: tags stand for the ends of sentences, which neither CTranslate2 nor "
+            "transformers has a place for; give --to transformer"
+        )
+    source_tag, target_tag = args.langtoks["main"]
+    return {
+        "languages": tuple(task.langs),
+        "symbols": {lang: get_lang_tok(lang, args.lang_tok_style) for lang in task.langs},
+        "pairs": tuple(tuple(pair.split("-")) for pair in args.lang_pairs),
+        "source_tag": source_tag or "",
+        "target_tag": bool(target_tag),
+    }
+
+
+def folders_of(data: str) -> list[Path]:
+    """Return the first folder of the binarised data, and the one above where a recipe has made its corpus."""
+    first = Path(data.split(os.pathsep)[0])
+    above = next((folder for folder in list(first.absolute().parents)[:2] if (folder / "recipe.json").is_file()), None)
+    return [first] if above is None else [above, first.absolute().parent, first]
+
+
+def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
+    """Return the kind of pieces and its file: `given`, or what lies with the data; UserError if there is none."""
+    if given == "none":
+        return "none", None
+    files = {name: kind.file for name, kind in KINDS.items() if kind.file}
+    if given is None:
+        places = ((name, folder / file) for folder in folders_of(data)[::-1] for name, file in files.items())
+        found = next((place for place in places if place[1].is_file()), None)
+        if found is None:
+            raise UserError(
+                f"--data {data}: nothing there says what cut its text; give {WAYS} as --subwords FILE, or "
+                "--subwords none for text that comes cut, with blanks between pieces"
+            )
+        return found
+    path = Path(given)
+    if not path.is_file():
+        raise UserError(f"--subwords {given}: no such file")
+    with open(path, "rb") as file:
+        text = file.read(1024)
+    kind = "subword_nmt" if text.startswith(b"#version") or b"</w>" in text else "sentencepiece"
+    if kind == "sentencepiece":
+        KINDS[kind](path, "", "", None)  # which says if it is none
+    return kind, path
+
+
+def find_chain(data: str) -> dict[str, bool]:
+    """Return how the test set of a recipe's corpus became Moses' tokens; for other data plain ones."""
+    from ...data.moses import Chain
+
+    summary = folders_of(data)[0] / "recipe.json"
+    name = read_object(summary, "make the corpus again").get("recipe") if summary.is_file() else None
+    return asdict(getattr(RECIPES.get(str(name)), "test_chain", Chain()))
