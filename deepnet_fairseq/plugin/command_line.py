@@ -17,7 +17,7 @@ from fairseq.file_io import PathManager
 
 from ..core import archs
 from ..core.modifiers import from_config
-from ..data.lines import read_lines, split_lines
+from ..data.lines import split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets, stuck
 from .admin_profile import check_source
@@ -110,8 +110,6 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
-    for _ in read_lines(Path(args.bpe_codes)) if getattr(args, "bpe_codes", None) else ():  # are they text?
-        pass
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
