@@ -6,14 +6,17 @@
 #   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature
 #   METHODS=admin DEPTHS="18 60" ...      60 stands for 60L-12L; the decoder's layers else are the encoder's
+#   RECIPE=deepnmt ...                    60L-12L and 6L-6L by the text of the paper that reports 30.1: half the epochs
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/admin_wmt14.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
-begin admin_wmt14 4 "$@"
+recipe
+begin "admin_wmt14$suffix" 4 "$@"
 
 methods="${METHODS:-admin pre_ln post_ln}"
 depths="${DEPTHS:-6 12 18 60}"
+[ -z "$suffix" ] || methods="${METHODS:-admin post_ln}" depths="${DEPTHS:-60 6}"
 admin_wmt14_setting
 if [ -n "$smoke" ]; then
     methods="${METHODS:-admin pre_ln}" depths="${DEPTHS:-6}"
@@ -28,4 +31,4 @@ record() {  # record METHOD DEPTH FLAGS...
 }
 
 rows "$depths" record
-finish table admin_wmt14
+finish table "admin_wmt14$suffix"

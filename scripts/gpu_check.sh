@@ -1,75 +1,91 @@
 #!/usr/bin/env bash
-# What no CPU can prove: the tests marked gpu; 100L-100L of base width (736 M parameters) trained in fp16 and bf16, with
-# deepnet_adam and adam; and the speed of a training step beside stock fairseq's.
+# What no CPU can prove: Table 1's own commands for DeepNorm at 18L-18L and 100L-100L, 200 updates on generated text, killed
+# half-way, resumed and translated, on as many of this machine's GPUs as divide the paper's batch; the tests marked gpu;
+# a training step beside stock fairseq's. Ends with tokens/s, memory and launches beside what `deepnet plan` says of them.
 #
-#   scripts/gpu_check.sh [DATA] [OUT]   DATA: binarised text, e.g. of scripts/prepare_text.sh (default: an artificial
-#                                       language); OUT: default gpu_check, where logs and tables lie afterwards
-#   ONLY=bench scripts/gpu_check.sh     one of tests, train, bench: each is meant to take less than ten minutes
+#   scripts/gpu_check.sh [OUT]          OUT: default gpu_check; docs/first_day.md says what to send back
+#   ONLY=table1 scripts/gpu_check.sh    one of table1, tests, bench
+#   SMOKE=1 scripts/gpu_check.sh        table1 in miniature, on two processes of a CPU; proves the path alone
+#   DEPTHS="18 100" UPDATES=200 ...     other depths, another length
 #
-# Settings from the environment: MAX_TOKENS=4096 a batch, UPDATES=300, of which the first 100 do not count.
-# Hardware: one GPU with 40 GB (less with MAX_TOKENS=1024); with two, training on several is tested too. Needs an
-# environment with a CUDA build of torch (scripts/setup.sh makes one where it finds a GPU); an active environment with
-# fairseq is used as it is. None of this has run on a GPU yet: docs/speed.md.
+# Hardware: GPUs of 24 GB or more. An active environment with fairseq is used as it is; without one scripts/setup.sh makes
+# it. None of this has run on a GPU yet.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/gpu_check.sh
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;; esac
-[[ "${ONLY:=tests train bench}" =~ ^(tests|train|bench)(\ (tests|train|bench))*$ ]] ||
-    { echo "gpu_check: ONLY=$ONLY: there are tests, train, bench" >&2; exit 2; }
-data="${1:+$(realpath "$1")}" out="$(realpath -m -- "${2:-gpu_check}")"
-updates="${UPDATES:-300}"
-[[ "$updates" =~ ^[0-9]+$ && "$updates" -ge 200 ]] ||
-    { echo "gpu_check: UPDATES=$updates: give at least 200, the first 100 are for warming up" >&2; exit 2; }
+case "${1:-}" in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit ;; esac
+parts="tests table1 bench" depths="18 100" passes=60 symbols=39996 place=()
+if [ "${SMOKE:-0}" != 0 ]; then
+    parts=table1 depths=6 passes=2 symbols=0 place=(--distributed-world-size 2)
+fi
+fail() { echo "gpu_check: $*" >&2; exit 1; }
+[[ "${ONLY:=$parts}" =~ ^(tests|table1|bench)(\ (tests|table1|bench))*$ ]] || fail "ONLY=$ONLY: there are tests, table1, bench"
+[[ "${UPDATES:=200}" =~ ^[0-9]+$ && "$UPDATES" -ge 40 ]] || fail "UPDATES=$UPDATES: give at least 40"
+out="$(realpath -m -- "${1:-gpu_check}")" text="$out/text" data="$out/data" depths="${DEPTHS:-$depths}"
+unset DEPTHS DATA OUT
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v fairseq-train >/dev/null || source scripts/setup.sh
-python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-    { echo "gpu_check: torch sees no GPU here" >&2; exit 1; }
+seen="$(python -c 'import torch; print(torch.cuda.device_count())')"
 mkdir -p "$out"
-wanted() { [[ " $ONLY " == *" $1 "* ]]; }
 
-if wanted tests; then
-    echo "== tests on the GPU"
-    grep -lE "mark\.gpu" tests/test_*.py | xargs python -m pytest -m gpu
-fi
-
-train() {  # NAME FLAGS...
-    local name=$1 && shift
-    echo "== 100L-100L base, $*"
-    fairseq-train "$data" --user-dir deepnet_fairseq --arch deepnet_transformer_100_100 --share-all-embeddings \
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.1 \
-        --adam-betas '(0.9, 0.98)' --lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 \
-        --warmup-init-lr 1e-7 --max-tokens "${MAX_TOKENS:-4096}" --max-update "$updates" \
-        --no-save --disable-validation \
-        --log-format json --log-interval 20 "$@" >"$out/$name.log" 2>&1 ||
-        { tail -n 5 "$out/$name.log" >&2; exit 1; }
-    python - "$out/$name.log" "$updates" <<'PY'
-import json, math, re, statistics, sys
-
-import torch
-
-rows = [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", open(sys.argv[1]).read())]
-losses = [float(row["loss"]) for row in rows]
-speed = statistics.median(float(row["wps"]) for row in rows if int(row["num_updates"]) > 100)
-assert int(rows[-1]["num_updates"]) > int(sys.argv[2]) - 20 and all(map(math.isfinite, losses)), losses
-print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: loss {losses[0]:.2f} -> {losses[-1]:.2f}, "
-      f"{speed:,.0f} target tokens/s (median after 100 updates)")
-PY
+long_text() {  # long_text PASSES: as the corpus, each time in another order, one to six sentences a line
+    deepnet prepare language "$text"
+    mkdir -p "$text/long"
+    for pass in $(seq "$1"); do
+        paste "$text/train.qaa" "$text/train.qab" | shuf --random-source=<(yes "$pass") | awk -F'\t' -v seed="$pass" '
+            BEGIN { srand(seed); left = 1 + int(6 * rand()) }
+            { a = a $1 " "; b = b $2 " " }
+            --left == 0 { print a "\t" b; a = b = ""; left = 1 + int(6 * rand()) }'
+    done >"$text/both"
+    cut -f 1 "$text/both" >"$text/long/train.qaa"
+    cut -f 2 "$text/both" >"$text/long/train.qab"
 }
 
-if wanted train; then
-    if [ -z "$data" ]; then
-        data="$out/data"
-        if [ ! -f "$data/dict.qaa.txt" ]; then
-            echo "== 20,000 sentence pairs of an artificial language"
-            deepnet prepare language "$out/text"
-            deepnet prepare text qaa qab "$out/text/train" "$out/text/valid" "$out/text/test" "$data" --vocab 1000
-        fi
-    fi
-    train fp16 --fp16 --optimizer deepnet_adam
-    train fp16-adam --fp16 --optimizer adam
-    train bf16 --bf16 --optimizer deepnet_adam
-fi
+prepare() {  # text of some 10 million tokens, and a vocabulary as large as the paper's, most of which no text has
+    [ ! -f "$data/dict.qab.txt" ] || return 0
+    echo "== generated text"
+    long_text "$passes"
+    deepnet prepare text qaa qab "$text/long/train" "$text/valid" "$text/test" "$data.part" --vocab 1000
+    for dict in "$data.part"/dict.*.txt; do
+        lines="$(wc -l <"$dict")"
+        seq -f 'unused%05g 1' $((symbols - lines)) >>"$dict"
+    done
+    mv "$data.part" "$data"
+}
 
-if wanted bench; then
+killed_and_resumed() {  # killed_and_resumed DEPTH: SIGKILL to all its processes after the first save, then once more
+    local log="$out/table1/deepnorm-$1-seed1/train.log" session
+    local command=(env DATA="$data" OUT="$out" METHODS=deepnorm DEPTHS="$1" bash scripts/table1_wmt17.sh
+        --max-update "$UPDATES" --save-interval-updates $((UPDATES / 4)) --log-interval 5 "${place[@]}")
+    echo "== Table 1, DeepNorm $1L-$1L, $UPDATES updates, to be killed"
+    setsid "${command[@]}" >"$out/killed-$1.log" 2>&1 &
+    session=$!
+    until grep -qs 'Saved checkpoint' "$log"; do
+        kill -0 "$session" 2>/dev/null || { tail -n 5 "$out/killed-$1.log" >&2; fail "ended before it was killed"; }
+        sleep 1
+    done
+    pkill -KILL --session "$session"
+    wait "$session" 2>/dev/null || true
+    echo "== killed after its first save; again"
+    "${command[@]}"
+}
+
+if [[ " $ONLY " == *" table1 "* ]]; then
+    export AVERAGE="${AVERAGE:-2}"
+    if [ "${SMOKE:-0}" = 0 ]; then
+        [ "$seen" -gt 0 ] || fail "torch sees no GPU here"
+        export GPUS=1
+        while [ $((GPUS * 2)) -le "$seen" ]; do GPUS=$((GPUS * 2)); done
+    fi
+    prepare
+    for depth in $depths; do killed_and_resumed "$depth"; done
+    python results/first_day/report.py "$out"
+fi
+[ "$seen" -gt 0 ] || exit 0
+if [[ " $ONLY " == *" tests "* ]]; then
+    echo "== tests on the GPU"
+    grep -lE "mark\.gpu" tests/test_*.py | xargs python -m pytest -m gpu | tee "$out/tests.log"
+fi
+if [[ " $ONLY " == *" bench "* ]]; then
     echo "== a training step beside stock fairseq's"
     python -m benchmarks speed --device cuda --precision fp16 --max-tokens 4096 --depths 18-18,100-100 --widths base \
         --only train --candidates ours,stock --variant adam="--optimizer adam" | tee "$out/bench.md"

@@ -19,7 +19,6 @@ opus100_setting
 chosen "$methods" "$depths"
 for total in $depths; do
     [ $((total % 2)) -eq 0 ] || fail "DEPTHS: $total is no even number of layers"
-    memory "$total"  # says now what is missing for it
 done
 prepare opus100
 setting+=(--max-epoch $((4 * shards)))  # fairseq calls a pass over one shard an epoch

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
-[[ -n "${PAIRS:-}${DATA:-}" || "${SMOKE:-0}" != 0 || " $* " =~ " --dry-run "|" --help "|" -h " ]] ||
+[[ -n "${PAIRS:-}${DATA:-}" || "${SMOKE:-0}" != 0 || " $* " =~ " --dry-run"|" --help "|" -h " ]] ||
     fail "PAIRS: name language pairs as PAIRS=\"de-en fr-en\", or DATA=DIR with all of them: together they fit no machine"
 begin table3 8 "$@"
 

@@ -25,7 +25,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.text_table import markdown
 from deepnet_fairseq.tools.export.hub_models import MARKS, Port
-from deepnet_fairseq.tools.export.hub_tokenizers import find_subwords, write_tokenizer
+from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
 
 TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
@@ -63,14 +63,13 @@ def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu",
     if model.NAME != LM:
         raise UserError(f"{path}: is no causal language model")
     cfg.task.data = data or cfg.task.data
-    task, subwords = tasks.setup_task(cfg.task), find_subwords(None, cfg.task.data)
+    task, segmenter = tasks.setup_task(cfg.task), segmenter_of(cfg.task.data, None)
     begin = BOS if cfg.task.get("add_bos_token") else EOS
     marks = MARKS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
     config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
     config.save_pretrained(folder)
     port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
-    dictionaries = task.source_dictionary, task.target_dictionary
-    tokenizer = write_tokenizer(transformers, folder, port, subwords, dictionaries, cfg.task.data)
+    tokenizer = write_tokenizer(transformers, folder, port, segmenter, task.source_dictionary, cfg.task.data)
     return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 

@@ -11,6 +11,8 @@ import torch
 from benchmarks.fake_gpu import FakeGPU, obstacle
 from benchmarks.fake_gpu.step import Shape, decode, train
 from deepnet_fairseq.core.methods import METHODS, get_method
+from deepnet_fairseq.tools.plan.needs import flops
+from deepnet_fairseq.tools.plan.setting import parse
 
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
@@ -63,6 +65,8 @@ def test_an_update_by_the_defaults(gpu):
     record = gpu(train, (*layers(2), *DEFAULT), SMALL)
     assert record.mismatches == []
     assert in_passes(record) == set() and record.waits.total() == WAITS
+    planned = flops(parse([*layers(2), *DEFAULT, "--vocab", "100"])).launches
+    assert planned == pytest.approx(record.launches("forward", "backward"), rel=0.1)
 
 
 @pytest.mark.smoke

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from .support.experiments import dry_run, script, trainings, values
+from .support.experiments import COMMANDS, dry_run, script, trainings, values
 from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
@@ -25,15 +25,15 @@ ADMIN = {  # what the recipes of Admin's authors share
 PAPER = {  # script: its rows, tokens an update, flags
     "iwslt14_de_en": (10 * 10, 4000, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
-        "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "adam",
+        "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
     }),
     "table1_wmt17": (10 * 4, 128 * 4096, BASE | {
         "--lr": "1.5e-3", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "100000",
-        "--clip-norm": "0.0", "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "adam",
+        "--clip-norm": "0.0", "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
     }),
     "opus100": (5, 128 * 4096, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-epoch": "4", "--clip-norm": "0.0",
-        "--dropout": "0.1", "--weight-decay": "0.0", "--optimizer": "adam", "--encoder-langtok": "tgt",
+        "--dropout": "0.1", "--weight-decay": "0.0", "--optimizer": "deepnet_adam", "--encoder-langtok": "tgt",
         "--sampling-method": "temperature",
     }),
     "table3_m2m": (1, 256 * 4096, LARGE | {
@@ -80,8 +80,6 @@ def test_the_papers_hyper_parameters(name, tmp_path):
         if "no_warmup" in flags["--save-dir"]:
             expected |= {"--lr": "3e-4", "--adam-betas": "(0.9, 0.995)", "--warmup-updates": "0"}
             expected |= {"--lr-scheduler": "polynomial_decay", "--warmup-init-lr": None, "--total-num-update": "100000"}
-        if "--zero-sharding" in flags:
-            expected["--optimizer"] = "deepnet_adam"  # the same numbers, in shards
         assert {flag: flags.get(flag) for flag in expected} == expected
         assert batch(flags) == (256 * 5000 if flags["--encoder-layers"] == "60" and tokens == 640000 else tokens)
         assert ("--share-all-embeddings" in flags) and flags.get("--init-profile") == (
@@ -124,13 +122,37 @@ def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
     assert values(translate)["--path"] == str(run / ("averaged.pt" if of else "checkpoint_last.pt"))
 
 
-def test_depth_decides_on_memory():
-    """The deepest save memory by checkpointing and sharding, the others do not pay for it."""
-    found = [values(words) for words in trainings("opus100", ORDER="shallowest")]
-    assert [int(flags["--encoder-layers"]) for flags in found] == [6, 10, 50, 100, 500]
-    assert ["--checkpoint-activations" in flags for flags in found] == [False, False, False, True, True]
-    assert [flags.get("--zero-sharding") for flags in found] == [None] * 4 + ["os"]
-    assert [flags["--optimizer"] for flags in found] == ["adam"] * 4 + ["deepnet_adam"]  # the one that is sharded
+DEEP = {"DEPTHS": "100", "METHODS": "deepnorm"}
+FITTING = [  # settings -> tokens of a GPU's batch, whether layers are recomputed; without a plan by depth
+    ({"PLAN": 1, "GPU_MEMORY": 80}, ("8192", False)),
+    ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, ("16384", True)),
+    ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, ("2048", True)),
+    ({"PLAN": 0}, ("4096", True)),
+    ({"PLAN": 0, "RECOMPUTE": 0}, ("4096", False)),
+]
+
+
+@pytest.mark.parametrize("setting, expected", FITTING)
+def test_memory_decides_on_batch_and_recomputation(setting, expected):
+    """The update is the paper's either way."""
+    (flags,) = map(values, trainings("table1_wmt17", **DEEP, **setting))
+    assert (flags["--max-tokens"], "--checkpoint-activations" in flags) == expected and batch(flags) == 128 * 4096
+
+
+def test_recipes_of_60_layers():
+    """microsoft/deepnmt's En-Fr: 3,200 x 8 x 16 tokens at 1e-3, dropout 0.2, beam 10; En-De by its paper's text."""
+    for name, tokens, expected, beam in (
+        ("admin_wmt14_en_fr", 3200 * 8 * 16, ("1e-3", "0.2", "8000", "50"), ("10", "1.0")),
+        ("admin_wmt14", 4 * 8192, ("1e-3", "0.1", "4000", "50"), ("4", "0.6")),
+    ):
+        lines = dry_run(name, RECIPE="deepnmt", METHODS="admin", DEPTHS="60-12" if "fr" in name else "60")
+        train, translate = (
+            values(next(words for words in lines if words[0] == f"fairseq-{it}")) for it in ("train", "generate")
+        )
+        flags = ("--lr", "--dropout", "--warmup-updates", "--max-epoch")
+        assert tuple(train[flag] for flag in flags) == expected and batch(train) == tokens
+        assert (translate["--beam"], translate["--lenpen"]) == beam and f"{name}_deepnmt/" in train["--save-dir"]
+        assert (train["--optimizer"], train["--encoder-layers"], train["--decoder-layers"]) == ("radam", "60", "12")
 
 
 @pytest.mark.parametrize("order, rows", [
@@ -145,17 +167,29 @@ def test_rows_come_in_the_order_asked_for(order, rows):
     assert found == [(seed, *row) for seed in "17" for row in rows]
 
 
-def test_the_plan_comes_first(tmp_path):
-    """Rows, hours and disk of what is left, before anything is made."""
+def test_a_dry_run_is_a_table(tmp_path):
+    """Rows, hours, memory and disk of what is left; a cell that diverged in the paper ends early; nothing is made."""
     done = tmp_path / "table1" / "deepnorm-6-seed1"
     done.mkdir(parents=True)
     (done / "trained").touch()
-    asked = {"METHODS": "deepnorm post_ln", "DEPTHS": "6 100", "OUT": tmp_path}
-    plan, commands = script("table1_wmt17", "--dry-run", PLAN=1, **asked).stdout.split("\ndeepnet prepare ")
-    assert plan.startswith("== plan\n") and "fairseq-train " in commands
-    # 100,000 updates at 100 TFLOP/s of each of 8 GPUs; 3 checkpoints of 14 bytes a parameter, 11 + 1 of weights of 2
-    assert "4 rows, 1 of them done: 228 hours (9.5 days); on the disk at most 56 GB, in the end 6.6 GB" in plan
-    assert "order: deepnorm-100-seed1, post_ln-100-seed1, post_ln-6-seed1" in plan
+    asked = {"METHODS": "deepnorm post_ln", "DEPTHS": "6 100", "OUT": tmp_path, "GPU_MEMORY": 40, "TFLOPS": 50}
+    plan = script("table1_wmt17", "--dry-run", PLAN=1, **asked).stdout
+    assert [line.split()[0] for line in plan.splitlines()[3:7]] == [
+        f"{method}-{depth}-seed1" for method in ("deepnorm", "post_ln") for depth in (100, 6)
+    ]
+    assert max(map(len, plan.splitlines())) <= 100 and " 11,000* " in plan and "fairseq-train" not in plan
+    # 100,000 and 11,000 updates at 50 TFLOP/s of each of 8 GPUs; 3 checkpoints of 14 bytes a parameter, 11 + 1 of
+    # weights of 2
+    assert "4 rows, 1 of them done: 200 hours (8.3 days) at 50 TFLOP/s of each GPU, as given" in plan
+    assert "disk: at most 56 GB, in the end 6.6 GB" in plan and "memory: at most 30.1 GiB of 40" in plan
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table1"]
+
+
+def test_a_dry_run_makes_no_environment(tmp_path):
+    words = f"source scripts/lib/common.sh; cd {tmp_path}; PATH=/usr/bin:/bin; dry_run=table; environment"
+    done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "activate an environment with deepnet_fairseq" in done.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_admin_is_profiled_before_it_is_trained():
@@ -198,7 +232,7 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
         assert "#SBATCH --requeue" in text and "#SBATCH --nodes=2" in text and "#SBATCH --gpus-per-node=8" in text
         assert "scontrol requeue" in text and f"--job-name=table1-{method}-6-seed1" in text
         assert "export AVERAGE=36-45\n" in text
-        dry = text.replace("table1_wmt17.sh", "table1_wmt17.sh --dry-run")
+        dry = text.replace("table1_wmt17.sh", f"table1_wmt17.sh {COMMANDS}")
         env = os.environ | {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
         ran = subprocess.run(["bash"], input=dry, capture_output=True, text=True, env=env)
         train = next(line for line in ran.stdout.splitlines() if "fairseq-train" in line).split()
@@ -211,6 +245,8 @@ WRONG = {  # script and setting: what is said
     ("table1_wmt17", "MAX_TOKENS", 3000): "do not divide the paper's batch of 524288",
     ("table1_wmt17", "LAUNCH", "mpirun"): "LAUNCH=mpirun: choose spawn, torchrun or slurm",
     ("table1_wmt17", "PRECISION", "fp8"): "PRECISION=fp8: choose fp16, bf16 or fp32",
+    ("table1_wmt17", "RECOMPUTE", 2): "RECOMPUTE=2: choose 1 or 0",
+    ("admin_wmt14", "RECIPE", "mine"): "RECIPE=mine: choose clinic or deepnmt",
     ("table1_wmt17", "DEPTHS", "6 0"): "DEPTHS: 0 is no whole number above 0",
     ("table1_wmt17", "AVERAGE", "45-36"): "AVERAGE=45-36: how many of the last epochs, as 10, or which, as 36-45",
     ("table1_wmt17", "METHODS", "deepnrom"): "--method deepnrom: unknown",
@@ -221,12 +257,14 @@ WRONG = {  # script and setting: what is said
 
 @pytest.mark.parametrize("name, setting, value", WRONG)
 def test_wrong_settings(name, setting, value):
-    done = script(name, "--dry-run", check=False, **{setting: value})
+    done = script(name, COMMANDS, check=False, **{setting: value})
     assert done.returncode == 1 and WRONG[name, setting, value] in done.stderr.splitlines()[-1]
 
 
 STOPPED = [  # script, settings, updates after which a training that learns nothing is ended
     ("table1_wmt17", {}, None),
+    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}, "10000"),  # it diverged in the paper
+    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18, "STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
     ("table1_wmt17", {"SMOKE": 1}, "200"),
     ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),

@@ -98,7 +98,7 @@ def test_half_precision(checkpoint, exported):
 def converted(checkpoint):
     out = checkpoint.with_name("ct2")
     said = export(checkpoint, "--to", "ctranslate2", "--out", out)
-    assert "on 20 sentences" in said and float(re.search(r"at most (\S+),", said).group(1)) < 1e-4
+    assert float(re.search(r"at most (\S+)", said).group(1)) < 1e-4
     return out
 
 
@@ -123,21 +123,18 @@ def test_ctranslate2_translates_alike(checkpoint, converted):
 
 def test_int8(checkpoint):
     said = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", checkpoint.with_name("int8"))
-    average = re.search(r", (\S+) on average", said).group(1)
-    assert 1e-4 < float(average) < 5  # 8 bits cost something, 1.3 where a CPU's sums of them saturate (AVX2)
+    assert 1e-3 < float(re.search(r"at most (\S+)", said).group(1)) < 50  # 8 bits cost something
 
 
 @pytest.fixture(scope="module", name="hub")
 def a_hub(checkpoint):
     """A folder for transformers."""
-    pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
     out = checkpoint.with_name("hub")
     said = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
     assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said).group(1)) < 1e-4
     return out
 
 
-@pytest.mark.peers
 def test_transformers_translates_alike(data, checkpoint, hub):
     """Text in, text out, generate() by itself with beam 5: translations of our search and the model as trained."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -160,18 +157,16 @@ def test_transformers_translates_alike(data, checkpoint, hub):
     assert sum(one == two for one, two in zip(ours, theirs, strict=True)) >= 19 and len(set(ours)) > 15
 
 
-@pytest.mark.peers
 def test_the_folder_says_what_it_is(checkpoint, hub):
     card, search = (hub / "README.md").read_text(), json.loads((hub / "generation_config.json").read_text())
-    assert "`deepnorm`" in card and "2-2 encoder-decoder layers" in card and "beam 5, length penalty 0.6" in card
-    assert "# qaa to qab" in card and json.loads((hub / "config.json").read_text())["langs"] == list(LANGS)
+    assert "`deepnorm`" in card and "2-2 encoder-decoder layers" in card and search["length_penalty"] == 0.6
+    assert "# qaa to qab" in card and 'language: ["qaa", "qab"]' in card
     assert {"num_beams": 5, "length_penalty": 0.6, "early_stopping": True}.items() <= search.items()
     assert (hub / "model.safetensors").exists() and not list(hub.glob("*.bin"))
     for path in hub.glob("*.json"):  # nothing of where it was made
         assert str(checkpoint.parent) not in path.read_text()
 
 
-@pytest.mark.peers
 def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
     """Which transformers refuses with one beam."""
     export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1", "--lenpen", "0.6")

@@ -9,7 +9,7 @@ import pytest
 
 from deepnet_fairseq.plugin.probe_record import read_record
 
-from .support.experiments import dry_run, script, start, trainings, until, values
+from .support.experiments import COMMANDS, dry_run, script, start, trainings, until, values
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
@@ -54,7 +54,7 @@ def test_sweeps_of_figure_7():
 @pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])
 def test_data(tmp_path, number, recipe):
     """Without DATA the corpus's recipe comes first; a folder that is not there ends the script."""
-    first = figure(number, "--dry-run", OUT=tmp_path / "out").stdout.splitlines()[0]
+    first = figure(number, COMMANDS, OUT=tmp_path / "out").stdout.splitlines()[0]
     assert first == f"deepnet prepare corpus {recipe} {tmp_path}/out/data/{recipe}"
     done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
     assert done.stderr.splitlines()[-1] == f"figure{number}.sh: DATA={tmp_path / 'absent'}: no such folder"
@@ -81,7 +81,7 @@ def test_precision_and_gpus(tmp_path):
         assert not any("--fp16" in flags for flags in commands(number, DEPTHS="6", PATH=path))
     eight = commands(8, GPUS=4, PATH=path)
     assert {(flags["--update-freq"], flags["--distributed-world-size"]) for flags in eight} == {("32", "4")}
-    assert "GPUS=8: this machine has 4" in figure(8, "--dry-run", check=False, GPUS=8, PATH=path).stderr
+    assert "GPUS=8: this machine has 4" in figure(8, COMMANDS, check=False, GPUS=8, PATH=path).stderr
 
 
 @pytest.mark.smoke

@@ -53,21 +53,21 @@ def scores(model, kind):
     return single_stacks.scores(model, *given)[given[-1].ne(PAD)]
 
 
-def folded(model, layers, way="upstream", **fields):
-    """As fold_model gives it, for a model of these layers and fields; uses it up."""
-    return fold_model(model, namespace(model.NAME, **(single_stacks.sizes(model.NAME, layers) | fields)), way)
+def folded(model, layers, **fields):
+    """Return what fold_model makes of a model of these layers and fields; it is used up."""
+    return fold_model(model, namespace(model.NAME, **(single_stacks.sizes(model.NAME, layers) | fields)))
 
 
-def twin(model, layers, way="upstream", **fields):
+def twin(model, layers, **fields):
     """fairseq's own model."""
-    found = folded(model, layers, way, **fields)
+    found = folded(model, layers, **fields)
     return stock_model(found.model, found.state)
 
 
-def assert_same_scores(kind, layers, way="upstream", **fields):
+def assert_same_scores(kind, layers, **fields):
     model = trained(kind, layers, **fields)
     before = scores(model, kind)
-    theirs = twin(model, layers, way, **fields)
+    theirs = twin(model, layers, **fields)
     assert before.std() > 0.1 and type(theirs).__module__.startswith("fairseq.models.")
     assert (before - scores(theirs, kind)).abs().max() <= 1e-4
 
@@ -85,47 +85,41 @@ def first_omega_trained(**fields):
 
 
 CASES = {
-    "fold downstream": (PAIR, "downstream", {"method": "deepnorm"}),
-    "admin_torch, trained": (PAIR, "upstream", {"method": "admin_torch", "admin_torch_as_parameter": True}),
-    "first omega, shared embeddings": (PAIR, "upstream", first_omega_trained(share_all_embeddings=True)),
-    "first omega, LayerNorm on embeddings": (PAIR, "upstream", first_omega_trained(layernorm_embedding=True)),
-    "first omega, learned positions": (PAIR, "upstream", first_omega_trained(encoder_learned_pos=True)),
-    "first omega, no positions": (PAIR, "upstream", first_omega_trained(no_token_positional_embeddings=True)),
+    "admin_torch, trained": (PAIR, {"method": "admin_torch", "admin_torch_as_parameter": True}),
+    "first omega, shared embeddings": (PAIR, first_omega_trained(share_all_embeddings=True)),
+    "first omega, LayerNorm on embeddings": (PAIR, first_omega_trained(layernorm_embedding=True)),
+    "first omega, learned positions": (PAIR, first_omega_trained(encoder_learned_pos=True)),
+    "first omega, no positions": (PAIR, first_omega_trained(no_token_positional_embeddings=True)),
     "few positions": (
-        PAIR, "upstream", {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
+        PAIR, {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
     ),
-    "branches that rise": (PAIR, "upstream", {"method": "deepnorm", "pro_res": True}),
-    "normformer less its norms": (PAIR, "upstream", {"method": "normformer", **BARE}),
-    "causal, first omega, tied output": (LM, "upstream", first_omega_trained(share_decoder_input_output_embed=True)),
+    "branches that rise": (PAIR, {"method": "deepnorm", "pro_res": True}),
+    "normformer less its norms": (PAIR, {"method": "normformer", **BARE}),
+    "causal, first omega, tied output": (LM, first_omega_trained(share_decoder_input_output_embed=True)),
     "causal, few positions": (
-        LM, "upstream", {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
+        LM, {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
     ),
-    "as RoBERTa, Pre-LN": (MASKED, "upstream", {"method": "pre_ln", **ROBERTA}),
-    "masked, first omega, untied": (MASKED, "upstream", first_omega_trained(untie_weights_roberta=True)),
-    "masked, first omega, as RoBERTa": (MASKED, "upstream", first_omega_trained(**ROBERTA)),
-    "masked, few positions": (MASKED, "upstream", {"method": "post_ln", "max_positions": 9, **ROBERTA}),
+    "as RoBERTa, Pre-LN": (MASKED, {"method": "pre_ln", **ROBERTA}),
+    "masked, first omega, untied": (MASKED, first_omega_trained(untie_weights_roberta=True)),
+    "masked, first omega, as RoBERTa": (MASKED, first_omega_trained(**ROBERTA)),
+    "masked, few positions": (MASKED, {"method": "post_ln", "max_positions": 9, **ROBERTA}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_other_ways_and_flags(case):
-    kind, way, fields = CASES[case]
-    assert_same_scores(kind, 3, way, **fields)
+    kind, fields = CASES[case]
+    assert_same_scores(kind, 3, **fields)
 
 
-@pytest.mark.parametrize("way", ["upstream", "downstream"])
-def test_what_is_exact_in_float64(way):
-    """Admin upstream is exact; DeepNorm downstream differs by the LayerNorms' epsilon, far above rounding."""
-    model = trained(PAIR, 6, method="admin" if way == "upstream" else "deepnorm").double()
+def test_admins_folds_are_exact_in_float64():
+    """A factor in the LayerNorm before it, divided out of the matrices that read that."""
+    model = trained(PAIR, 6, method="admin").double()
     before = scores(model, PAIR)
-    assert fold(model, way) == {}
+    assert fold(model) == {}
     for _, residual in residuals(model):  # what was folded leaves the residual plain
-        if way == "upstream":
-            residual.omega.data.fill_(1.0)
-        else:
-            residual.alpha = 1.0
-    difference = (scores(model, PAIR) - before).abs().max().item()
-    assert difference < 1e-12 if way == "upstream" else 1e-9 < difference < 1e-3
+        residual.omega.data.fill_(1.0)
+    assert (scores(model, PAIR) - before).abs().max().item() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -178,8 +172,6 @@ def test_unknown_slots_are_noticed(monkeypatch):
 
 
 def test_factors_without_a_place_are_refused():
-    with pytest.raises(UserError, match="--fold downstream"):
-        folded(trained(PAIR, 2, method="admin"), 2, "downstream", method="admin")
     fields = {"method": "normformer", "normformer_scale_residual": True} | BARE
     with pytest.raises(UserError, match="its shortcut is scaled feature by feature"):
         folded(small(PAIR, **fields), 2, **fields)

@@ -9,6 +9,7 @@ from io import StringIO
 
 import pytest
 import torch
+import transformers
 
 from deepnet_fairseq import cli
 from scripts.zero_shot import asked
@@ -17,9 +18,6 @@ from .support.harness import harness, harness_bits
 from .support.helpers import EOS, USER_DIR, run
 from .support.plain_text import VOCAB, a_texts, prepare  # noqa: F401
 from .test_lm_export import trained
-
-transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
-pytestmark = pytest.mark.peers
 
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "eos", "--user-dir", USER_DIR)
 LONGEST = ("--tokens-per-sample", 160)
@@ -33,10 +31,10 @@ def export(path, prepared, out, *words) -> str:
     return said.getvalue()
 
 
-def loaded(hub, kind="CausalLM"):
+def loaded(hub):
     """Return the exported tokenizer and model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
-    return tokenizer, getattr(transformers, f"AutoModelFor{kind}").from_pretrained(hub, local_files_only=True).eval()
+    return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(hub, local_files_only=True).eval()
 
 
 @pytest.fixture(scope="module", name="prepared")
@@ -78,6 +76,7 @@ def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
     assert "pipeline_tag: text-generation" in (hub / "README.md").read_text() and 2 < bits < 8
 
 
+@pytest.mark.peers
 def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, texts, tmp_path):
     """Of the export, and of the checkpoint as scripts/zero_shot.py asks it, which need not fold."""
     pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
@@ -116,14 +115,3 @@ def test_a_beginning_of_its_own(prepared, exported, tmp_path):
     export(tmp_path / "bos.pt", prepared, tmp_path / "hub")
     tokenizer, model = loaded(tmp_path / "hub")
     assert tokenizer("a")["input_ids"][0] == 0 == model.config.bos_token_id and tokenizer.bos_token == "<s>"
-
-
-def test_a_masked_model(prepared, tmp_path):
-    """After an update of fairseq-train; its tokenizer knows the mask."""
-    flags = ("--encoder-learned-pos", "--layernorm-embedding", "--no-scale-embedding", "--activation-fn", "gelu")
-    path = trained("masked", prepared, tmp_path / "save", *flags, "--method", "deepnorm", "--max-update", 1)
-    export(path, prepared, tmp_path / "hub")
-    tokenizer, model = loaded(tmp_path / "hub", "MaskedLM")
-    found = tokenizer("a <mask> b")["input_ids"]
-    assert found[0] == 0 and found[-1] == EOS and tokenizer.mask_token_id in found
-    assert tokenizer.mask_token_id == len(tokenizer) - 1 == model.config.vocab_size - 1

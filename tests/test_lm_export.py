@@ -132,7 +132,7 @@ def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
 def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
     """Greedily behind 30 prompts, symbol by symbol."""
     said = export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
-    assert float(re.search(r"at most (\S+),", said).group(1)) < 1e-4
+    assert float(re.search(r"at most (\S+)", said).group(1)) < 1e-4
     model, task = loaded(checkpoint)
     prompts = lines_of(data, "valid")[:, :PROMPTED]
     search = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=LONGEST)
@@ -150,7 +150,7 @@ def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
 def test_a_beginning_of_its_own(ran, tmp_path):
     """--add-bos-token: CTranslate2 is told of it."""
     path = variant(ran, tmp_path / "bos.pt", {"add_bos_token": True})
-    assert "on 30 sentences" in export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")
+    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")
     assert json.loads((tmp_path / "ct2" / "config.json").read_text())["bos_token"] == "<s>"
 
 
@@ -169,7 +169,7 @@ def test_masked_models_become_roberta(data, masked, tmp_path):
 FEWER = {"predicted": 24, "share_decoder_input_output_embed": False}
 REFUSED = {
     "roberta": ("masked", {}, (), "CTranslate2 reads no fairseq roberta; give --to transformer"),
-    "other data": ("ran", FEWER, (), "44 symbols, the decoder has 24; give the run's own data"),
+    "other data": ("ran", FEWER, (), "target dictionary has 44 symbols, the model 24; give the run's own data"),
     "unknown type": ("ran", {}, ("--quantization", "int3"), "int3"),
     "no positions": ("ran", {"no_token_positional_embeddings": True}, (), "not supported"),
 }

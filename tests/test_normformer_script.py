@@ -2,7 +2,7 @@
 
 import pytest
 
-from .support.experiments import dry_run, script, values
+from .support.experiments import COMMANDS, dry_run, script, values
 from .test_experiment_scripts import batch
 from .test_scripts import needs_venv
 
@@ -124,5 +124,5 @@ def test_rows_can_be_narrowed(tmp_path):
     ],
 )
 def test_wrong_settings(setting, message):
-    done = script("normformer_lm", "--dry-run", check=False, **setting)
+    done = script("normformer_lm", COMMANDS, check=False, **setting)
     assert done.returncode == 1 and message in done.stderr.splitlines()[-1]

@@ -154,10 +154,10 @@ def test_wheel_and_fairseq_train(wheel, tmp_path):
     installed = Installation(tmp_path / "environment", wheel, "", "fairseq-fixed")
     assert installed.run("deepnet path", tmp_path).stdout == f"{(installed.site / 'deepnet_fairseq').resolve()}\n"
     printed = installed.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", tmp_path).stdout
-    assert re.search(r"^deepnorm +25 +\d+\.\d+ +\d+\.\d+ +\d+ s$", printed, re.MULTILINE), printed
-    run = tmp_path / "quickstart/2L-2L-25-updates-seed1/deepnorm"
-    command = "deepnet quickstart --methods deepnorm --depth 2 --updates 25 --seed 1\n"
-    assert (run / "command").read_text() == command
+    assert re.search(r"^deepnorm +2L-2L +1e-3 +\d+\.\d+ +\d+\.\d \(too short\) +\d+ s ", printed, re.MULTILINE), printed
+    run = tmp_path / "quickstart/2L-2L-25-updates-seed1/deepnorm-lr1e-3"
+    command = "deepnet compare quickstart/data --methods deepnorm --depths 2 --lrs 1e-3 --seeds 1 --updates=25"
+    assert (run / "command").read_text().startswith(command)
     assert json.loads((run / "environment.json").read_text())["commit"] is None
     flags = "--arch deepnet_transformer_tiny_6_6 --optimizer adam --max-tokens 4000 --max-update 1 --no-save --cpu"
     done = installed.run(f'fairseq-train quickstart/data --user-dir "$(deepnet path)" {flags}', tmp_path)

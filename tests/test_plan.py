@@ -15,7 +15,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_loss import NAME, PLAIN
 from deepnet_fairseq.plugin.models import MODELS
-from deepnet_fairseq.tools.plan.needs import best_group, count, flops, memory
+from deepnet_fairseq.tools.plan.needs import count, flops, memory
 from deepnet_fairseq.tools.plan.setting import parse
 from deepnet_fairseq.tools.plan.trace import trace
 
@@ -61,16 +61,12 @@ COUNTED += [
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
 def test_count_is_the_built_models(model, flags):
-    """In all, trained, and of each stack."""
+    """In all, and trained."""
     setting = planned(model, flags)
     own, found = built(setting), count(setting)
     assert found.total == sum(p.numel() for p in own.parameters())
     assert found.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
     assert found.gradient_bytes == sum(p.nbytes for p in own.parameters() if p.requires_grad)
-    around = ("embed_tokens", "embed_positions", "layernorm_embedding", "output_projection")
-    for name, stack in own.stacks().items():
-        body = (p.numel() for key, p in stack.named_parameters() if not key.startswith(around))
-        assert getattr(found, name) == sum(body)
 
 
 PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
@@ -115,10 +111,10 @@ TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--pro-res --qk-norm"),
     (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
-    (MT, f"{LARGE} --criterion {NAME} --loss-chunk-tokens 256"),
+    (MT, f"{LARGE} --criterion {NAME}"),
     (MT, "--method rezero --bf16 --update-freq 2"),
     (MT, "--length 400 --optimizer deepnet_adam"),
-    (LM, f"{LARGE} --criterion {PLAIN} --loss-chunk-tokens 256"),
+    (LM, f"{LARGE} --criterion {PLAIN}"),
     (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
     (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
 ]
@@ -165,14 +161,6 @@ def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
         for name, number in vars(traced).items():
             expected = number if isinstance(number, str) else pytest.approx(number, rel=0.01, abs=1024)
             assert getattr(mine, name) == expected, mine
-
-
-@pytest.mark.parametrize("update_freq", [1, 2])
-def test_best_group_is_the_best_of_all(update_freq):
-    """Within 1%."""
-    setting = planned(MT, f"--encoder-layers 40 --decoder-layers 40 --max-tokens 4000 --update-freq {update_freq}")
-    peaks = {every: memory(replace(setting, checkpoint_every=every)).peak for every in range(1, 41)}
-    assert peaks[best_group(setting)] <= 1.01 * min(peaks.values()) < peaks[1]
 
 
 def test_half_precision_and_optimisers():

@@ -69,7 +69,7 @@ def test_published_tables_hold_together():
     sizes = {name: len(table.rows) for name, table in TABLES.items()}
     assert sizes == {
         "1": 40, "2": 5, "3": 2, "admin_wmt14": 33, "admin_iwslt14": 6, "iwslt14": 100, "normformer_ablation": 6,
-        "normformer_clm": 10, "normformer_mlm": 2, "opus100": 5,
+        "normformer_clm": 10, "normformer_mlm": 2, "opus100": 5, "admin_wmt14_deepnmt": 8,
     }  # fmt: skip
     for name, table in TABLES.items():
         bare = {column for column in table.columns if not any(column in row for row in table.rows.values())}
@@ -183,7 +183,7 @@ def test_columns_of_admins_tables(tmp_path, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--table", "4"], "--table 4: no such table; choose one of 1, 2, 3, admin_wmt14, admin_iwslt14"),
+        (["--table", "4"], "--table 4: no such table; choose one of 1, 2, 3, admin_wmt14, admin_wmt14_deepnmt"),
         (["--table", "2"], "table2: holds no runs; record some with scripts/table2_opus100.sh"),
         (["--table", "1", "--out", "/"], "--out /: is a folder"),
         (["--table", "1", "--out", "/no/such/folder/x.md"], "--out /no/such"),

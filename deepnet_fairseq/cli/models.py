@@ -64,7 +64,7 @@ def export(args) -> Shown:
         check_file("--out", Path(args.out), (Path(args.checkpoint),))
     else:
         check_folder("--out", Path(args.out))
-    folded = fold_checkpoint(args.checkpoint, args.fold)
+    folded = fold_checkpoint(args.checkpoint)
     text = f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}"
     return Shown(f"{text}\n{WRITERS[args.to](args, folded)}", {"wrote": args.out, "difference": folded.difference})
 
@@ -86,11 +86,12 @@ def _to_ctranslate2(args, folded) -> str:
 
 
 def _to_huggingface(args, folded) -> str:
-    from ..tools.export.huggingface import Search, write_huggingface
+    from ..tools.export.huggingface import write_huggingface
     from ..tools.export.served import serve
+    from ..tools.translation import Settings
 
     asked = {name: getattr(args, name) for name in ("beam", "lenpen") if getattr(args, name) is not None}
-    search = Search(**asked) if asked else None
+    search = Settings(**asked) if asked else None
     if search is not None and search.beam < 1:
         raise UserError(f"--beam {search.beam}: must be at least 1")
     served = serve(folded, args.data, args.subwords)
@@ -187,10 +188,6 @@ def add(command) -> None:
     sub.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-train, or an average of some")
     sub.add_argument("--to", required=True, choices=tuple(WRITERS), help="program that shall read it")
     sub.add_argument("--out", required=True, help="file (transformer) or folder (the others) to write")
-    sub.add_argument(
-        "--fold", choices=("upstream", "downstream"), default="upstream",
-        help="where factors of shortcuts go: LayerNorm before and its readers (exact), or the branch's output",
-    )  # fmt: skip
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
     sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import whole
 
 
 def plan(args) -> None:
@@ -16,7 +17,7 @@ def plan(args) -> None:
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
     --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
     --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
-    --loss-chunk-tokens, --zero-sharding, --cpu; and beside them
+    --zero-sharding, --cpu; and beside them
 
       --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
       --length TOKENS       of a sentence (default 32)
@@ -53,7 +54,10 @@ def _rows(args) -> None:
         found = rows.read(lines, args.flops)
     if not found:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
-    print(rows.as_text(found, args.side_by_side))
+    if args.chosen:
+        with whole(Path(args.chosen)) as path:
+            path.write_text("".join(f"{row.name}\t{row.flags}\n" for row in found))
+    print(rows.as_text(found, args.flops, args.side_by_side))
 
 
 def _speed(args, setting):
@@ -80,4 +84,5 @@ def add(command) -> None:
     length.add_argument("--epochs", type=float, metavar="E", help="the same, with --corpus-tokens")
     sub.add_argument("--corpus-tokens", type=int, metavar="N", help="target tokens of the training data")
     sub.add_argument("--rows", metavar="FILE", help="many trainings, a line NAME FLAGS each, - for standard input")
+    sub.add_argument("--chosen", metavar="FILE", help="of --rows: receives each NAME and the flags that make it fit")
     sub.add_argument("--side-by-side", type=int, default=1, metavar="N", help="number of --rows trained at a time")

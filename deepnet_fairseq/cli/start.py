@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import UserError
+from . import numbers
+
 
 def quickstart(args) -> None:
     """Train DeepNorm and Post-LN on a made language, translate, score, compare.
@@ -11,19 +14,48 @@ def quickstart(args) -> None:
     The same deep model with DeepNorm and as vanilla Post-LN, on the same data with the same seed, budget and
     hyper-parameters; one that learns no more than how often each word occurs is stopped after a third of the updates.
     Under 10 minutes on 2 CPU cores. A second call skips what is done and resumes what is not. Ends with a table and
-    OUT/loss.png.
+    OUT/loss.png. `deepnet compare` does the same on your own data.
 
     example:
       deepnet quickstart --methods deepnorm,pre_ln --out quickstart
     """
-    from ..tools.quickstart import Setting, compare
+    from ..tools.quickstart import quickstart
 
-    methods = tuple(args.methods.split(","))
-    print(compare(Setting(methods, args.depth, args.updates, args.seed, Path(args.out))))
+    methods = args.methods.split(",")
+    print(quickstart(methods, args.depth, args.updates, args.seed, Path(args.out)))
+
+
+def compare(args) -> None:
+    """Train methods at several depths and learning rates on your data.
+
+    Each method is trained at each depth with each rate and seed, with the same data, updates and flags; flags of
+    fairseq-train may follow, as --encoder-embed-dim 128. A second call skips what is done and resumes what is not. A
+    training that diverges or is stuck is a result. Ends with a table of the best rates, OUT/records.jsonl with a JSON
+    line a training, and the picture of --plot.
+
+    example:
+      deepnet compare quickstart/data --methods deepnorm,pre_ln --depths 6,18 --lrs 5e-4,1e-3 --updates 1200
+    """
+    from ..tools.compare import Grid, compare
+
+    grid = Grid(
+        Path(args.data), args.methods.split(","), numbers("--depths", args.depths, "6,18"),
+        rates("--lrs", args.lrs), numbers("--seeds", args.seeds, "1,2"), args.updates, Path(args.out), args.jobs,
+        args.rest, args.warmup, args.user_dir,
+    )  # fmt: skip
+    print(compare(grid, args.plot and Path(args.plot), args.json))
+
+
+def rates(flag: str, text: str) -> list[float]:
+    """Of a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: give numbers with commas between, as 5e-4,1e-3") from error
 
 
 def add(command) -> None:
-    """Registers `deepnet quickstart`; command: as parser() gives it."""
+    """Registers `deepnet quickstart` and `compare`; command: as parser() gives it."""
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
                      "between (default deepnorm,post_ln)")  # fmt: skip
@@ -31,3 +63,18 @@ def add(command) -> None:
     sub.add_argument("--updates", type=int, default=1200, help="updates of each training (default 1200)")
     sub.add_argument("--seed", type=int, default=1, help="seed of data and trainings (default 1)")
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
+
+    sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")
+    sub.add_argument("data", metavar="DATA", help="binarised data of one language pair, as of `deepnet prepare text`")
+    sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="as `deepnet methods` lists, or yours")
+    sub.add_argument("--depths", default="6", metavar="N,N", help="layers of encoder and of decoder (default 6)")
+    sub.add_argument("--lrs", "--lr", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")
+    sub.add_argument("--seeds", "--seed", default="1", metavar="S,S", help="default 1; the table has their spread")
+    sub.add_argument("--updates", "--max-update", type=int, required=True, metavar="U", help="of each training")
+    sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates (default 1/6); "
+                     "2 / (1 - beta2) updates at least, 100 by default, but no more than half")  # fmt: skip
+    sub.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time (default 1)")
+    sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
+    sub.add_argument("--plot", metavar="FILE", help="picture to draw: .pdf, .svg or .png")
+    sub.add_argument("--json", action="store_true", help="print JSON for programs instead of the table")
+    sub.add_argument("--out", "--save-dir", default="compare", metavar="FOLDER", help="of the runs (default compare)")

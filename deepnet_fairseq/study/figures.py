@@ -327,7 +327,7 @@ def training_losses(runs: Runs) -> Picture:
     for name, found in groups.items():
         series = []
         for label, own in found.items():
-            style = style_of(label) if label in METHODS else style_of_setting(labels.index(label), label)
+            style = style_of_setting(labels.index(label), style_of(label).label)
             points = means(pair for run in own for pair in zip(run.log.updates, run.log.losses, strict=True))
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
             series.append(Series(style, points, failed=failed))

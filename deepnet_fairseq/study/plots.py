@@ -5,7 +5,6 @@ A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writ
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +18,10 @@ from ..text_table import markdown
 
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
-COLOURS_OF_FILE = 128  # of a PNG
+METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
+WIDTH = 4.2  # of a panel, inches
 ROWS = 12  # x values of a panel that its table shows, at most
-PLAIN = "#767676"  # methods without a style
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ MARKERS = "osD^v<>"  # as many as have no divisor in common with the colours
 
 def style_of(method: str) -> Style:
     """Return how a method looks; one without a label above is grey."""
-    known = list(LABELS)
-    return style_of_setting(known.index(method), LABELS[method]) if method in LABELS else Style(method, PLAIN, "P")
+    ranks = {name: rank for rank, name in enumerate(LABELS)}
+    return style_of_setting(ranks[method], LABELS[method]) if method in LABELS else Style(method, "#767676", "P")
 
 
 def style_of_setting(rank: int, label: str) -> Style:
@@ -82,7 +82,7 @@ class Series:
 class Panel:
     """Series on one pair of axes.
 
-    log: logarithmic axes, "x", "y" or "xy".
+    log: logarithmic axes, "x", "y" or "xy". ticks: the only ones of the x axis.
     """
 
     title: str
@@ -90,6 +90,7 @@ class Panel:
     y: str
     series: list[Series]
     log: str = ""
+    ticks: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,17 @@ class Picture:
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write a PNG; the same numbers give the same bytes. The file is whole or absent."""
+    """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes. The file is whole or absent.
+
+    A PDF holds its letters as letters, as journals ask.
+    """
+    from matplotlib import rc_context
     from PIL import Image
 
-    content = io.BytesIO()
-    _figure(picture).savefig(content, format="png", dpi=110, metadata={"Software": None})
-    with whole(path) as part:  # fewer colours halve the file: lines and letters on white lose little
-        image = Image.open(content).convert("RGB").quantize(COLOURS_OF_FILE, dither=Image.Dither.NONE)
-        image.save(part, format="png", optimize=True)
+    with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
+        _figure(picture).savefig(part, format=path.suffix[1:], dpi=110, metadata=METADATA[path.suffix])
+        if path.suffix == ".png":  # fewer colours halve the file: lines and letters on white lose little
+            Image.open(part).convert("RGB").quantize(128).save(part, format="png", optimize=True)
 
 
 def _figure(picture: Picture) -> Any:
@@ -120,18 +124,15 @@ def _figure(picture: Picture) -> Any:
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    width = 4.2
-    figure = Figure(figsize=(columns * width, rows * 3.4 + 0.4), layout="constrained")
+    figure = Figure(figsize=(columns * WIDTH, rows * 3.4 + 0.4), layout="constrained")
     handles: dict[str, Any] = {}
     for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
-        if panel is None:
-            axes.set_visible(False)
-        else:
+        axes.set_visible(panel is not None)
+        if panel:
             _draw_panel(panel, axes, handles)
     kinds = ["solid: measured", f"dashed, hollow: paper ({picture.paper})"] if picture.paper else []
-    if any(series.failed for panel in picture.panels for series in panel.series):
-        kinds.append("x: diverged")
-    legend = {"ncols": max(2, int(columns * width / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
+    kinds += ["x: diverged or stuck"] * any(one.failed for panel in picture.panels for one in panel.series)
+    legend = {"ncols": max(2, int(columns * WIDTH / 2.1)), "fontsize": 8, "title_fontsize": 8, "frameon": False}
     figure.legend(handles=list(handles.values()), loc="outside lower center", title="; ".join(kinds), **legend)
     return figure
 
@@ -155,16 +156,19 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             ends = zip(*series.band.values(), strict=True)
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
-            line = list(series.law), list(series.law.values())
-            axes.plot(*line, look["linestyle"], color=style.colour, linewidth=1.2)
-        for place in series.failed:
-            height = 0.03 + 0.05 * rank % 0.9
-            axes.plot([place], [height], "x", color=style.colour, markersize=7, transform=axes.get_xaxis_transform())
-    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-        if name in panel.log:
-            (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-            axis.set_major_formatter(ScalarFormatter())
-    if "x" not in panel.log:
+            axes.plot(list(series.law), list(series.law.values()), look["linestyle"], color=style.colour, linewidth=1.2)
+        for place in series.failed:  # on its line if that reaches so far, else at the bad end of the axis
+            reached, before = place in series.points, sum(place in one.failed for one in panel.series[:rank])
+            end = (place, series.points[place] if reached else float("loss" in panel.y))
+            units = "data" if reached else axes.get_xaxis_transform()
+            axes.annotate("×", end, (9 * before, 0), units, "offset points", color=style.colour, **CROSS)
+    for name in panel.log:
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set_major_formatter(ScalarFormatter())
+    if panel.ticks:
+        axes.set_xticks(panel.ticks)
+        axes.xaxis.minorticks_off()
+    elif "x" not in panel.log:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 

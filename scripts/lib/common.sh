@@ -9,20 +9,25 @@
 #   DATA=DIR      binarised data; without it the corpus's recipe prepares it in OUT/data, with downloads
 #   OUT=DIR       where runs, reports and pictures go (default runs, with SMOKE=1 runs-smoke); one folder a setting
 #   GPUS=N        GPUs of each training on a machine; NODES=N machines (SLURM). An update is the paper's batch on any
-#                 number, by accumulation; MAX_TOKENS=N tokens of a batch on one GPU, smaller where memory is
+#                 number, by accumulation
+#   GPU_MEMORY=N  GiB of each (default: what nvidia-smi says, 80 where there is none). What fits into it with a tenth to
+#                 spare decides on the tokens of a GPU's batch and on recomputation, by `deepnet plan`; MAX_TOKENS=N
+#                 and RECOMPUTE=1 or 0 decide instead. TFLOPS=N of each GPU, for the hours that are printed
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
 #   AVERAGE=...   epochs whose checkpoints are averaged: the last 10 as AVERAGE=10, or 36-45; 1: the last checkpoint alone
 #   SHARE_EMBEDDINGS=0   the embeddings of source, target and output are three matrices, by default one
 #   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
 #                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
 #   STOP_STUCK=K  ends a training that for K updates has validated hardly better than guessing by the frequencies of words;
-#                 its cell reads "stuck" (default 0: never; with SMOKE=1 200)
+#                 its cell reads "stuck" (default: 10000 for cells that diverged in the paper, else 0: never; with SMOKE=1 200)
 #   GENERATE=...  flags of fairseq-generate, behind those of the setting: "--batch-size 16 --max-len-a 1.5"
 #   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
 #   ORDER=...     of a table's rows: deepest (default: method by method, each from its deepest model on), shallowest (depth
-#                 by depth), given (as DEPTHS has them); PLAN=0 leaves the plan out that is printed before anything starts
+#                 by depth), given (as DEPTHS has them); PLAN=0 leaves the plan out that is made before anything starts, and what
+#                 follows from it: the paper's tokens of a batch, recomputation from 200 layers on
 #   KEEP=all      a scored run keeps all its checkpoints; without it, weights alone: the averaged model's and the last ones
-# Options: --dry-run prints every command instead of running it; all others go to fairseq-train.
+# Options: --dry-run prints the plan, a line a row, and --dry-run=commands every command, instead of running it; all
+# others go to fairseq-train.
 
 # shellcheck source=scripts/lib/corpus.sh
 source scripts/lib/corpus.sh
@@ -53,13 +58,15 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     for word in "$@"; do
         case "$word" in
             -h | --help) usage; exit ;;
-            --dry-run) dry_run=1 ;;
+            --dry-run) dry_run=table ;;
+            --dry-run=commands) dry_run=commands ;;
+            --dry-run=*) fail "$word: give --dry-run or --dry-run=commands" ;;
             --*=*) extra+=("${word%%=*}" "${word#*=}") ;;
             *) extra+=("$word") ;;
         esac
     done
-    # shellcheck source=scripts/setup.sh
-    source scripts/setup.sh
+    [ -z "$planning" ] || dry_run=commands
+    environment
     smoke="${SMOKE:-}" seeds="${SEEDS:-${SEED:-1}}"
     [ "$smoke" != 0 ] || smoke=""
     seeds_are_numbers
@@ -70,9 +77,9 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     [ -z "${DATA:-}" ] || DATA="$(cd "$start" && tr : '\n' <<<"$DATA" | xargs -d '\n' realpath -m -- | paste -sd:)"
     [ -z "${TEXT:-}" ] || TEXT="$(cd "$start" && xargs -n 1 realpath -m -- <<<"$TEXT" | sed 's/.*/"&"/' | paste -sd' ')"
     case "${ORDER:=deepest}" in deepest | shallowest | given) ;; *) fail "ORDER=$ORDER: choose deepest, shallowest or given" ;; esac
+    [[ "${RECOMPUTE:-}" =~ ^[01]?$ ]] || fail "RECOMPUTE=$RECOMPUTE: choose 1 or 0"
     case "${KEEP:=weights}" in weights | all) ;; *) fail "KEEP=$KEEP: choose all, or leave it out" ;; esac
     hardware
-    [ -z "$planning" ] || dry_run=1
     plan "$start" "${words[@]}"
     failed="$(mktemp -u)"  # made by a row that fails, and not among the runs: a killed script leaves it
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
@@ -81,19 +88,31 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     trap 'exit 143' TERM
 }
 
-plan() {  # plan FOLDER "$@": rows, hours and disk of what this script, called there, is about to do
-    local rows script
+environment() {  # .venv, which a dry run does not make: the environment that is active will do
+    if [ -n "$dry_run" ] && command -v deepnet >/dev/null; then return; fi
+    [ -z "$dry_run" ] || [ -f .venv/complete ] ||
+        fail "--dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh"
+    # shellcheck source=scripts/setup.sh
+    source scripts/setup.sh
+}
+
+plan() {  # plan FOLDER "$@": what this script, called there, is about to do; sets chosen_flags, what each row fits with
+    local rows script name flags picked
+    declare -gA chosen_flags=()
     script="$PWD/scripts/$(basename "$0")"
     [ -z "$planning" ] && [ "${PLAN:-}" != 0 ] || return 0
     rows="$(cd "$1" && PLAN=words bash "$script" "${@:2}" | sed -n 's/^row //p')" || exit $?
     [ -n "$rows" ] || return 0
+    picked="$(mktemp)"
+    [ "$dry_run" != commands ] || exec 4>&1 >/dev/null
     echo "== plan"
-    deepnet plan --rows - --side-by-side "$jobs" <<<"$rows"
-    if [ "$KEEP" = all ]; then
-        echo "kept: all checkpoints of each row (KEEP=all)"
-    else
-        echo "kept of each row: weights, of the averaged model and the last ones; logs, translations, scores (all checkpoints: KEEP=all)"
-    fi
+    deepnet plan --rows - --side-by-side "$jobs" --chosen "$picked" ${TFLOPS:+--flops "$TFLOPS"} <<<"$rows"
+    [ "$dry_run" != commands ] || exec >&4
+    while IFS=$'\t' read -r name flags; do chosen_flags[$name]="$flags"; done <"$picked"
+    rm "$picked"
+    if [ "$dry_run" = table ]; then exit; fi
+    [[ -n "$dry_run" || " ${chosen_flags[*]} " != *" ! "* ]] ||
+        fail "GPU_MEMORY=$gpu_memory: a row with ! does not fit; leave it out, or try with PLAN=0"
 }
 
 usage() {
@@ -116,7 +135,7 @@ seeds_are_numbers() {
     done
 }
 
-hardware() {  # sets precision, world (processes of a training), jobs, and where to train and to translate: place, decoding
+hardware() {  # sets precision, world (processes of a training), jobs, gpu_memory, and where to train and to translate
     nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
     numbers NODES "$nodes"
     case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: choose spawn, torchrun or slurm" ;; esac
@@ -127,6 +146,9 @@ hardware() {  # sets precision, world (processes of a training), jobs, and where
     IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader \
         2>/dev/null | paste -sd,)}"
     devices="${#visible[@]}" here="${#visible[@]}"
+    gpu_memory="${GPU_MEMORY:-$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null |
+        sort -n | awk '$1 > 0 {printf "%.1f", $1 / 1024; exit}' || true)}"
+    gpu_memory="${gpu_memory:-80}"  # GiB
     if [ "$launch" = slurm ] || { [ "$devices" -eq 0 ] && [ -n "$dry_run" ] && [ -z "$smoke" ]; }; then
         here="${GPUS:-$paper_gpus}"  # what the job's machines have, or what would be done on a machine that has them
     fi

@@ -71,10 +71,10 @@ job_script() {  # job_script NAME SETTINGS...: the text of a job
 cd $(printf %q "$PWD")
 JOB
     for setting in "${@:2}" SEEDS="$seed" DATA="$data_folder" OUT="$out" GPUS="$gpus" NODES="$nodes" JOBS=1 \
-        PRECISION="$precision" LAUNCH=torchrun PLAN=0; do
+        PRECISION="$precision" LAUNCH=torchrun; do
         echo "export ${setting%%=*}=$(printf %q "${setting#*=}")"
     done
-    for setting in MAX_TOKENS SMOKE KEEP STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP; do
+    for setting in MAX_TOKENS RECOMPUTE GPU_MEMORY TFLOPS PLAN SMOKE KEEP STOP_STUCK GENERATE AVERAGE SHARE_EMBEDDINGS WARMUP RECIPE; do
         [ -z "${!setting:-}" ] || echo "export $setting=$(printf %q "${!setting}")"
     done
     cat <<JOB

@@ -56,7 +56,7 @@ wmt17_setting() {  # DeepNet, Table 5. The paper leaves open: beam and length pe
     width 512 2048 8
     settle 4000 --lr 1.5e-3 --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --max-update 100000 \
         --validate-interval 1000  # epochs, which take minutes: validated is by updates, where it is saved
-    apart_setting=(--lr 5e-4) apart="$(deepnet methods --names none)"
+    apart_setting=(--lr 5e-4) apart="rezero r_fixup t_fixup"  # those without LayerNorm: the second column
 }
 
 wmt17_large_setting() {  # DeepNet, Table 6: what widths are compared at
@@ -94,18 +94,29 @@ admin_setting() {  # Admin (Liu et al. 2020), what the authors' recipes share: T
         --fp16-scale-window 256 --threshold-loss-scale 0.03125 "${@:4}"
 }
 
-admin_wmt14_setting() {  # WMT-14 En-De
-    beam=(--beam 4 --lenpen 0.6) vocabulary=32764 corpus_tokens=131000000
-    paper_seeds 1111
-    width 512 2048 8
-    admin_setting 8192 4 8000 --lr 1e-3 --dropout 0.1 --weight-decay 0.0 --max-epoch 100 --max-update 500000
+recipe() {  # whose commands: LiyuanLucasLiu/Transformer-Clinic's, of Admin's paper, or those of arXiv 2008.07772, the
+    # paper on 60L-12L, in microsoft/deepnmt; sets suffix, of the experiment and of its table
+    [[ "${RECIPE:=clinic}" =~ ^(clinic|deepnmt)$ ]] || fail "RECIPE=$RECIPE: choose clinic or deepnmt"
+    suffix="_$RECIPE"
+    suffix="${suffix#_clinic}"
 }
 
-admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs
-    beam=(--beam 5 --lenpen 0.8) vocabulary=40000 corpus_tokens=1100000000
+admin_wmt14_setting() {  # WMT-14 En-De; deepnmt: of the paper's text, for the repository has no command; Clinic's batch
+    local warmup=8000 length=(--max-epoch 100 --max-update 500000)
+    beam=(--beam 4 --lenpen 0.6) vocabulary=32764 corpus_tokens=131000000
+    [ -z "$suffix" ] || warmup=4000 length=(--max-epoch 50)
     paper_seeds 1111
     width 512 2048 8
-    admin_setting 8000 80 8000 --lr 7e-4 --dropout 0.1 --weight-decay 0.0 --max-epoch 50
+    admin_setting 8192 4 "$warmup" --lr 1e-3 --dropout 0.1 --weight-decay 0.0 "${length[@]}"
+}
+
+admin_wmt14_en_fr_setting() {  # WMT-14 En-Fr, 50 epochs; deepnmt: of run_wmt14_en_fr.sh, 16 GPUs, and eval_enfr.sh
+    local words=(8000 80 8000 --lr 7e-4 --dropout 0.1)
+    beam=(--beam 5 --lenpen 0.8) vocabulary=40000 corpus_tokens=1100000000
+    [ -z "$suffix" ] || words=(3200 128 8000 --lr 1e-3 --dropout 0.2) beam=(--beam 10 --lenpen 1.0)
+    paper_seeds 1111
+    width 512 2048 8
+    admin_setting "${words[@]}" --weight-decay 0.0 --max-epoch 50
 }
 
 admin_iwslt14_setting() {  # IWSLT-14 De-En, 90 epochs of a narrower model
@@ -143,9 +154,10 @@ save_every() {  # save_every UPDATES: what a resume needs, and the weights of th
     fi
 }
 
-memory() {  # memory LAYERS: what a model of so many encoder and decoder layers needs to fit: sets memory_flags
+memory() {  # memory LAYERS: what a model of so many layers needs to fit where no plan is made: sets memory_flags
     memory_flags=()
-    [ "$1" -lt 200 ] || memory_flags=(--checkpoint-activations)
+    [ "${PLAN:-}" = 0 ] || return 0
+    [ "$1" -lt 200 ] || [ -n "${RECOMPUTE:-}" ] || memory_flags=(--checkpoint-activations)
     if [ "$1" -ge 400 ] && [ "$world" -gt 1 ]; then
         memory_flags+=(--zero-sharding os --optimizer deepnet_adam)  # Adam in shards, in the same numbers
     fi

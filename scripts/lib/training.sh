@@ -26,20 +26,23 @@ run_json() {  # run_json FACTS FLAGS...: one JSON object
 
 # trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json
 run_train() {  # run_train NAME FACTS FLAGS...
-    local run="$out/$experiment/$1" facts="$2" number words ending=("${stuck_flags[@]}")
+    local run="$out/$experiment/$1" facts="$2" adam=adam number words chosen ending=("${stuck_flags[@]}")
     shift 2
     case " $* ${extra[*]} " in *" --disable-validation "*) ending=() ;; esac
     of_method "$method"
+    [[ "${mixed[*]}" == *memory-efficient* ]] || adam=deepnet_adam  # fairseq's adam in the same numbers, and faster
+    read -r -a chosen <<<"${chosen_flags[$experiment/${run##*/}]:-}"
+    [ "${RECOMPUTE:-}" != 1 ] || chosen+=(--checkpoint-activations)
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
-        --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
+        --optimizer "$adam" --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
         --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
-        "${ending[@]}" "${extra[@]}")
+        "${ending[@]}" "${chosen[@]}" "${extra[@]}")
     check_batch "$run" "${words[@]}"
     for number in "${!words[@]}"; do
         [ "${words[number]} ${words[number + 1]:-}" != "--admin-profile auto" ] || words[number + 1]="$run/profile.json"
     done
     if [ -n "$planning" ]; then
-        planned "$run" "${words[@]}"
+        planned "$run" "$facts" "${words[@]}"
         return
     fi
     if [ -n "$dry_run" ]; then
@@ -50,7 +53,7 @@ run_train() {  # run_train NAME FACTS FLAGS...
     mkdir -p "$run"
     alone "$run"
     if [ -f "$run/command" ] && [ "$(same "$(cat "$run/command")")" != "$(same "fairseq-train $(printf '%q ' "${words[@]}")")" ]; then
-        fail "$run: was trained with other settings (its file command); remove it, or take another OUT"
+        fail "$run: was trained with other settings (its file command); remove it, take another OUT, or give MAX_TOKENS as there"
     fi
     [ ! -f "$run/trained" ] || return 0
     run_json "$facts" "${words[@]}" >"$run/run.json"
@@ -66,18 +69,29 @@ run_kept() {  # run_kept NAME FACTS FLAGS...: the same, and of its checkpoints w
     [ -n "$dry_run" ] || tidy "$out/$experiment/$1"
 }
 
-planned() {  # planned RUN WORDS...: a line for `deepnet plan --rows`
-    local done_flag=() kept=1
+planned() {  # planned RUN FACTS WORDS...: a line for `deepnet plan --rows`
+    local done_flag=() kept=1 free="" stuck="${stop_stuck:-10000}"
     [ ! -f "$1/trained" ] || done_flag=(--done)
     [ "$average" -eq 1 ] || kept=2
-    case " ${*:2} " in *" --no-save "*) kept=0 ;; esac
+    [ "$gpus" -eq 0 ] || free="${MAX_TOKENS:-batch},${RECOMPUTE:-recompute}"
+    case " ${*:3} " in *" --no-save "*) kept=0 ;; esac
+    case " ${*:3} " in *" --disable-validation "*) stuck=0 ;; esac
     printf 'row '
-    printf '%q ' "${1##*/}" "${done_flag[@]}" --kept "$kept" --vocab "$vocabulary" --corpus-tokens "$corpus_tokens" "${@:2}"
+    printf '%q ' "${1#"$out/"}" "${done_flag[@]}" --kept "$kept" --vocab "$(symbols)" --corpus-tokens "$corpus_tokens" \
+        --facts "{$2, \"corpus\": \"$paper_corpus\"}" --experiment "$experiment" --stuck "$stuck" --free "$free" \
+        --gpu-memory "$gpu_memory" "${@:3}"
     echo
 }
 
+symbols() {  # of the vocabulary: of the data's, where they are
+    local lines
+    lines="$(wc -l "${data%%:*}"/dict.*.txt 2>/dev/null | sort -n | awk '$2 != "total" {lines = $1} END {print lines + 0}')"
+    echo $((lines > 0 ? lines + 4 : vocabulary))
+}
+
 same() {  # same COMMAND: without where it is trained, for the batch is the same on any number of GPUs, and how long at most
-    sed -E 's/ --(distributed-world-size|update-freq) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b| --stop-stuck [0-9]+//g' <<<"$1"
+    sed -E 's/ --(distributed-world-size|update-freq|stop-stuck) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g
+        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed

@@ -14,8 +14,9 @@ from .helpers import ROOT
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
     "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK", "GENERATE",
-    "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP", "ORDER", "PLAN", "KEEP",
+    "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP", "ORDER", "PLAN", "KEEP", "RECOMPUTE", "GPU_MEMORY", "TFLOPS", "RECIPE",
 )  # fmt: skip
+COMMANDS = "--dry-run=commands"
 SAID = tempfile.TemporaryDirectory()
 # what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
 ASKED_ONCE = f"""() {{
@@ -27,7 +28,7 @@ ASKED_ONCE = f"""() {{
 def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # which takes seconds
-    if "--dry-run" in flags:
+    if COMMANDS in flags:
         env["BASH_FUNC_deepnet%%"] = ASKED_ONCE
     return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}
 
@@ -58,7 +59,7 @@ def until(condition, seconds: int = 300) -> None:
 
 def dry_run(name, *flags, **environment) -> list[list[str]]:
     """The commands, each in words."""
-    return [shlex.split(line) for line in script(name, "--dry-run", *flags, **environment).stdout.splitlines()]
+    return [shlex.split(line) for line in script(name, COMMANDS, *flags, **environment).stdout.splitlines()]
 
 
 def trainings(name, *flags, **environment) -> list[list[str]]:

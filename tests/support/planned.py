@@ -44,11 +44,10 @@ class PlannedTraining:
     def _flags(self) -> list[str]:
         setting, objective = self.setting, self.setting.objective
         half = "" if setting.precision == "fp32" else f"--{setting.precision[-4:]} --{setting.precision}"
-        chunk = f"--loss-chunk-tokens {setting.loss_chunk_tokens}" if setting.loss_chunk_tokens else ""
         words = (
             f"--no-save --disable-validation --task {objective.task} --arch {setting.cfg.arch} --lr 1e-4 --cpu "
             f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
-            f"--criterion {setting.criterion} {chunk} {recomputation(setting.checkpoint_every)} {half}"
+            f"--criterion {setting.criterion} {recomputation(setting.checkpoint_every)} {half}"
         )
         return [self.folder.name, *(TRANSLATION if objective.translates else ()), *words.split()]
 

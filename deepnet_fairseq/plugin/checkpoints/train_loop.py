@@ -43,7 +43,7 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
 
     It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
     """
-    log.info(opening_line(trainer))
+    logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)
     trainer.over = None
     if cfg.restore_file == reading.DEFAULT:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.models import SPECIALS
+from ...core.models import EOS, SPECIALS
 from ...errors import UserError
 from ...files import whole
 from ..translation.engines import CTranslate2
@@ -56,8 +55,9 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
     except ImportError as error:
         raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
     with tempfile.TemporaryDirectory() as folder:
-        for dictionary, name in zip((*dictionaries, dictionaries[0]), ("src", "tgt", ""), strict=True):
-            dictionary.save(str(Path(folder) / f"dict.{name}.txt".replace("..", ".")))
+        names = ("dict.src.txt", "dict.tgt.txt", "dict.txt")  # a language model has the last
+        for dictionary, name in zip((*dictionaries, dictionaries[0]), names, strict=True):
+            dictionary.save(str(Path(folder) / name))
         task = {"task": TASKS[folded.stock.name], "source_lang": "src", "target_lang": "tgt", "data": folder}
         args = argparse.Namespace(**(folded.sections["task"] | task | folded.model))
         legacy = Path(folder) / "model.pt"
@@ -68,53 +68,41 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
             raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
 
 
-TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
-Scorer = Callable[[Tensor, Tensor], Tensor]  # source and target of a sentence, (T,) each -> log-probabilities (T,)
-
-
-def _translation_scorer(served: Served, folder: Path) -> Scorer:
-    import ctranslate2
-
-    translator = ctranslate2.Translator(str(folder))
+def _score_translation(model, served: Served, source: Tensor, target: Tensor) -> Tensor:
+    """Return log-probabilities (T,) of a target and its end, behind a source; both (T,)."""
     source_words, target_words = served.dictionaries
-
-    def scores(source: Tensor, target: Tensor) -> Tensor:
-        rows = [[words[i] for i in row.tolist()] for words, row in ((source_words, source), (target_words, target))]
-        return torch.tensor(translator.score_batch([rows[0]], [rows[1]])[0].log_probs)
-
-    return scores
+    rows = [source_words[i] for i in source.tolist()], [target_words[i] for i in target.tolist()]
+    return torch.tensor(model.score_batch([rows[0]], [rows[1]])[0].log_probs)
 
 
-def _language_model_scorer(served: Served, folder: Path) -> Scorer:
-    import ctranslate2
-
-    generator = ctranslate2.Generator(str(folder))
-
-    def scores(source: Tensor, target: Tensor) -> Tensor:
-        found = generator.forward_batch([source.tolist()], return_log_probs=True)
-        return torch.from_numpy(np.array(found))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
-
-    return scores
+def _score_text(model, served: Served, source: Tensor, target: Tensor) -> Tensor:
+    """Return log-probabilities (T,) of targets, each behind the tokens up to its place of the source."""
+    found = model.forward_batch([source.tolist()], return_log_probs=True)
+    return torch.from_numpy(np.array(found))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-SCORERS = {"transformer": _translation_scorer, "transformer_lm": _language_model_scorer}
+TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
+SCORERS = {"transformer": ("Translator", _score_translation), "transformer_lm": ("Generator", _score_text)}
 
 
 @torch.no_grad()
 def _largest_difference(served: Served, folder: Path) -> float:
     """Compare log-probabilities of made-up tokens by fairseq's plain model and by CTranslate2's, in nats."""
-    model, scorer = stock_model(served.folded.model, served.folded.state), SCORERS[served.folded.stock.name]
-    score, end, generator = scorer(served, folder), torch.tensor([2]), torch.Generator().manual_seed(0)
+    import ctranslate2
+
+    model, (kind, scorer) = stock_model(served.folded.model, served.folded.state), SCORERS[served.folded.stock.name]
+    theirs_model = getattr(ctranslate2, kind)(str(folder))
+    end, generator = torch.tensor([EOS]), torch.Generator().manual_seed(0)
     longest = min(TOKENS, *np.atleast_1d(model.max_positions())) - 1
     largest = 0.0
     for _ in range(ROWS):
         source, target = (torch.randint(SPECIALS, size, (longest,), generator=generator) for size in served.folded.rows)
         if served.text is None:  # a language model
-            ours, theirs = model(source[None])[0], score(source, target)
+            ours, theirs = model(source[None])[0], scorer(theirs_model, served, source, target)
         else:
             before = torch.cat([end, target])[None]
             ours = model(torch.cat([source, end])[None], torch.tensor([longest + 1]), before)[0]
-            target, theirs = torch.cat([target, end]), score(source, target)
+            target, theirs = torch.cat([target, end]), scorer(theirs_model, served, source, target)
         ours = ours[0].float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
         largest = max(largest, (ours - theirs).abs().max().item())
     return largest

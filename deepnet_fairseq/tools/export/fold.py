@@ -86,11 +86,11 @@ def _kind(module: nn.Module) -> str:
 
 
 @torch.no_grad()
-def fold(model: nn.Module, way: str = "upstream") -> dict:
-    """Folds a DeepModel of which `why_not_foldable` is None, in place, in float64; its slots can be left out then.
+def fold(model: nn.Module) -> dict:
+    """Fold a DeepModel of which `why_not_foldable` is None, in place, in float64; its slots can be left out then.
 
-    Returns the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
-    no longer be shared. ValueError for a vector that way "downstream" cannot fold.
+    Return the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
+    no longer be shared.
     """
     model.double()
     changes: dict = {}
@@ -108,17 +108,15 @@ def fold(model: nn.Module, way: str = "upstream") -> dict:
                     continue
                 if (shortcut == 1).all():
                     pass
-                elif norm_before is not None and way == "upstream":
+                elif norm_before is not None:
                     norm_before.weight.mul_(shortcut)
                     norm_before.bias.mul_(shortcut)
                     _scale_readers(layer, sublayer, 1 / shortcut)
                 elif not shortcut.dim():
                     _scale_output(layer, sublayer, 1 / shortcut)
-                elif way == "upstream":
+                else:
                     changes |= _scale_embedding(model, name, shortcut)
                     _scale_readers(layer, sublayer, 1 / shortcut)
-                else:
-                    raise ValueError("a factor for each feature folds upstream only")
                 norm_before = getattr(layer, NORM_NAMES[sublayer])
     return changes
 

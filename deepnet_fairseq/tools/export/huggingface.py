@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.models import EOS, PAD, SPECIALS, UNK
+from ...data.steps import write_json
 from ...errors import UserError
 from ...files import whole
-from ..translation.engines import SHORTEST, HuggingFace, quiet
-from ..translation.pieces import KINDS
+from ..translation.description import NAME
+from ..translation.engines import SHORTEST, HuggingFace, Settings, quiet
 from .checks import check_text
 from .hub_models import AUTO, MARKS, Port, port
 from .hub_tokenizers import segmenter_of, write_tokenizer, write_translation_tokenizer
@@ -24,14 +23,6 @@ from .transformer import Folded, stock_model
 
 TOLERANCE = 2e-5  # of the largest logit, in float32
 ROWS, TOKENS = 4, 40  # of the made-up sentences that both models score
-
-
-@dataclass(frozen=True)
-class Search:
-    """Give the defaults of generate(): beams, and the exponent of the length that scores are divided by."""
-
-    beam: int = 5
-    lenpen: float = 1.0
 
 
 def library():
@@ -53,7 +44,7 @@ def library():
 
 
 def write_huggingface(
-    served: Served, out: Path, subwords: str | None = None, search: Search | None = None
+    served: Served, out: Path, subwords: str | None = None, search: Settings | None = None
 ) -> tuple[str, float]:
     """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
 
@@ -63,30 +54,28 @@ def write_huggingface(
     transformers, folded, text = library(), served.folded, served.text
     if text is None and search is not None:
         raise UserError("--beam, --lenpen: only for translation models; leave them out")
-    search = (search or Search()) if text is not None else None
+    search = (search or Settings()) if text is not None else None
     with whole(out) as part:
         part.mkdir()
-        ported, _, difference = write_model(folded, part, search)
-        if text is not None:
-            with quiet():
-                write_translation_tokenizer(transformers, part, ported, text)
-            text.write(part)
-            (part / KINDS[text.described.pieces].file).unlink()  # the tokenizer has a copy
-        else:
+        ported, difference = write_model(folded, part, search)
+        write_card(served, part, ported)
+        if text is None:
             with quiet():
                 segmenter = segmenter_of(served.data, subwords)
                 write_tokenizer(transformers, part, ported, segmenter, served.dictionaries[0], served.data)
-        write_card(served, part, ported)
-        if text is not None:
+        else:
+            with quiet():
+                write_translation_tokenizer(transformers, part, ported, text)
+            write_json(part / NAME, text.described.to_json())
             check_text(served, part, HuggingFace)
     return ported.name, difference
 
 
-def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Port, Any, float]:
-    """Config, weights (safetensors) and generation_config into a folder; also the model, loaded again as people will.
+def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[Port, float]:
+    """Write config, weights (safetensors) and generation_config into a folder, and load them again as people will.
 
-    And the largest difference of its logits from those of fairseq's model on made-up tokens. UserError if the model
-    does not fit, or disagrees. search: of a translation model, None for the others.
+    Return what was written, and the largest difference of its logits from those of fairseq's model on made-up tokens.
+    UserError if the model does not fit, or disagrees. search: of a translation model, None for the others.
     """
     transformers, ported = library(), port(folded)
     with quiet():
@@ -94,14 +83,13 @@ def write_model(folded: Folded, folder: Path, search: Search | None) -> tuple[Po
         model = getattr(transformers, f"{ported.name}{ported.head}")(config)
         model.load_state_dict(ported.state)
         if model.can_generate():
-            longest = ported.longest if search is None else _longest_translation(folded, ported) + 2  # with both eos
-            model.generation_config = transformers.GenerationConfig(**_generation(ported, search, longest))
+            model.generation_config = transformers.GenerationConfig(**_generation(folded, ported, search))
         _save(model, folder)
         model = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
     difference, largest = _largest_difference(folded, model, ported)
     if not difference <= TOLERANCE * max(1, largest):
         raise UserError(f"--to huggingface: its logits differ by {difference:.1e}; nothing was written")
-    return ported, model, difference
+    return ported, difference
 
 
 @torch.no_grad()
@@ -111,7 +99,7 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
     Return the largest difference, and the largest logit.
     """
     stock, longest = stock_model(folded.model, folded.state), min(TOKENS, ported.longest)
-    read, predicted = (folded.state[weight].size(0) for weight in folded.stock.symbols)
+    read, predicted = folded.rows
     source, target = _made_up(read, longest), _made_up(predicted, max(1, longest - 3))
     source[0, longest - longest // 3 :] = PAD
     mask = source.ne(PAD).long()
@@ -129,12 +117,6 @@ def _made_up(symbols: int, length: int) -> Tensor:
     return torch.randint(SPECIALS, symbols, (ROWS, length), generator=torch.Generator().manual_seed(length))
 
 
-def _longest_translation(folded: Folded, ported: Port) -> int:
-    """Return how many tokens have positions beside the end, so that no translation is cut before."""
-    longest = folded.model["max_target_positions"] - 1
-    return min(longest, ported.longest - 2) if ported.bounded else longest
-
-
 def _save(model, folder: Path) -> None:
     from safetensors import SafetensorError
 
@@ -144,26 +126,21 @@ def _save(model, folder: Path) -> None:
         raise UserError(f"{folder}: could not be written ({error})") from error
 
 
-def _generation(ported: Port, search: Search | None, longest: int) -> dict:
+def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
     """As fairseq searches: no padding, no empty translation, and an end once there are as many finished ones as beams.
 
     Both take twice as many candidates as beams, count as finished those among the best `beam` of them that end, and
     divide a score by length ** penalty, the eos counted. early_stopping, which is not the default there, is that end;
-    without it generate() goes on while a running beam, were it to end at once, would beat the worst finished one.
+    without it generate() goes on while a running beam, were it to end at once, would beat the worst finished one. The
+    longest translation has all of the decoder's positions, and two more tokens are counted: both ends.
     """
     marks = {name: ported.config[name] for name in MARKS}
     if search is None:
-        return marks | {"suppress_tokens": [PAD], "max_length": longest}
-    beams = {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
-    return (
-        marks
-        | beams
-        | {
-            "suppress_tokens": [PAD, UNK],
-            "decoder_start_token_id": EOS,
-            "forced_eos_token_id": EOS,
-            "num_beams": search.beam,
-            "min_length": SHORTEST + 1,  # counted with the eos they begin with
-            "max_length": longest,
-        }
-    )
+        return marks | {"suppress_tokens": [PAD], "max_length": ported.longest}
+    longest = folded.model["max_target_positions"] + 1
+    marks |= {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
+    return marks | {
+        "suppress_tokens": [PAD, UNK], "decoder_start_token_id": EOS, "forced_eos_token_id": EOS,
+        "num_beams": search.beam, "min_length": SHORTEST + 1,
+        "max_length": min(longest, ported.longest) if ported.bounded else longest,
+    }  # fmt: skip

@@ -118,19 +118,16 @@ class Folded:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many symbols it reads, and how many it predicts."""
+        """Return how many symbols it reads, and how many it predicts."""
         read, predicted = (self.state[weight].size(0) for weight in self.stock.symbols)
         return read, predicted
 
 
-def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
-    """Folds the model of a checkpoint; UserError, naming the file, if it cannot be folded.
-
-    way: "upstream" or "downstream", where a factor goes; fold.py says how exact they are.
-    """
+def fold_checkpoint(path: str) -> Folded:
+    """Fold the model of a checkpoint; UserError, naming the file, if it cannot be folded."""
     model, cfg = from_checkpoint(path)
     try:
-        folded = fold_model(model, cfg.model, way)
+        folded = fold_model(model, cfg.model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
@@ -140,8 +137,8 @@ def fold_checkpoint(path: str, way: str = "upstream") -> Folded:
     return folded
 
 
-def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
-    """`model`, built from the filled model config `cfg`, as fairseq's own of its kind; `model` itself is used up.
+def fold_model(model: DeepModel, cfg) -> Folded:
+    """Return `model`, built from the filled config `cfg`, as fairseq's own of its kind; `model` itself is used up.
 
     Both score a made-up batch in float32, and UserError is raised if they differ, or if the model does not fold.
     """
@@ -153,11 +150,7 @@ def fold_model(model: DeepModel, cfg, way: str = "upstream") -> Folded:
     fields = stock.config(cfg, norms_first)
     net_input = _made_up(model)
     before = _scores(model, net_input)
-    try:
-        changes = fold(model, way)
-    except ValueError as error:
-        raise UserError(f"--fold {way}: {error}; leave the flag out") from error
-    fields |= {name: value for name, value in changes.items() if name in fields}
+    fields |= {name: value for name, value in fold(model).items() if name in fields}
     state = _stock_state(model.float(), stock)
     difference = (before - _scores(stock_model(fields, state), net_input)).abs().max().item()
     if not difference <= TOLERANCE:

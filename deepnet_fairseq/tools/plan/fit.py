@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from ...errors import UserError
-from .needs import best_group, flops, memory
+from .needs import count, flops, memory
 from .setting import FUSED, SHARDED, Setting, recomputation
+from .trace import Stage, trace
 
-BUSY_TOKENS = 2048  # of a batch that keeps a GPU busy
-FEWEST_TOKENS = 256  # a smaller batch is not offered
 MOST_GPUS = 1024
-USABLE = 0.95  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
+USABLE = 0.9  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 SAVES = 0.99  # of the peak before it: an option that saves less is left out
+GROUPS = (1, 4)  # layers that are recomputed together
+# Tokens of one GPU's batch. MOST: an update of 128 x 4,096 tokens is still made of 32 batches of all lengths. LEAST: in
+# smaller ones launching kernels takes longer than computing; where layers are recomputed, down to LONGEST.
+MOST, LEAST, LONGEST = 16_384, 4096, 1024
+TRACED = 1024  # tokens that `choose` traces, and twice as many: memory and operations are linear in sentences
 
 
 @dataclass(frozen=True)
@@ -57,64 +59,85 @@ class Option:
         return {"name": self.name, "flags": self.flags} | numbers
 
 
-def recommend(setting: Setting) -> list[Option]:
-    """Return the setting as given and, until one fits, steps towards less memory; the last is the one to take.
-
-    In this order: the loss in chunks, batches half as large and twice as many, layers recomputed in groups of the best
-    size, both, the optimiser's state sharded, more GPUs. Steps that save nothing are left out.
-    """
-    options = [Option("as given", setting, setting, memory(setting))]
-    for ways in (_chunked, _in_smaller_batches, _recomputed, _recomputed_in_smaller_batches, _sharded):
-        for name, candidate in ways(setting, options[-1].setting):
-            if options[-1].fits:
-                return options
-            option = Option(name, setting, candidate, memory(candidate))
-            if option.memory.peak < SAVES * options[-1].memory.peak:
-                options.append(option)
-    return options
-
-
+Needs = Callable[[Setting], SimpleNamespace]
 Ways = Iterator[tuple[str, Setting]]
 
 
-def _chunked(original: Setting, last: Setting) -> Ways:
-    chunked = last.objective.chunked
-    if chunked and not last.chunked:
-        yield "loss in chunks", replace(last, criterion=chunked)
+def recommend(setting: Setting) -> list[Option]:
+    """Return the setting as given and, until one fits, ways towards less memory; the last is the one to take.
+
+    In this order: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded,
+    more GPUs, each in the largest batches that fit, if any do. Ways that save nothing are left out.
+    """
+    options = [Option("as given", setting, setting, memory(setting))]
+    for name, way in _ways(setting, MOST_GPUS, loss=True):
+        if options[-1].fits:
+            break
+        option = _largest(name, setting, way, _sizes(way, setting.max_tokens), memory)
+        if option.memory.peak < SAVES * options[-1].memory.peak:
+            options.append(option)
+    return options
 
 
-def _in_smaller_batches(original: Setting, last: Setting, fewest: int = BUSY_TOKENS) -> Ways:
-    """As many tokens an update in batches half as large, and half of that, down to `fewest` tokens."""
-    tokens, factor = last.max_tokens // 2, 2
-    while tokens >= max(fewest, last.length):
-        smaller = replace(last, max_tokens=tokens, update_freq=last.update_freq * factor)
-        yield f"batches of {tokens:,} tokens x {smaller.update_freq}", smaller
-        tokens, factor = tokens // 2, factor * 2
+def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[Option, int, float]:
+    """Return the fastest way to make the setting's update that fits, else the one that takes least; and the numbers
+    of parameters, and of operations in such an update on all GPUs.
+
+    batch: whether --max-tokens may change, with --update-freq, so that an update stays as large; recompute: whether
+    layers may be recomputed; adam: whether the optimiser is Adam, which can be sharded.
+    """
+    parameters, stages = count(setting), _stages(setting)
+    ways = list(_ways(setting, setting.gpus, recompute=recompute, adam=adam))
+    for name, way in ways if batch or recompute else ways[:1]:
+        sizes = _sizes(way, MOST, LONGEST if len(ways) == 1 else 0) if batch else [setting.max_tokens]
+        option = _largest(name, setting, way, sizes, lambda taken: memory(taken, parameters, stages(taken)))
+        if option.fits:
+            break
+    return option, parameters.total, flops(option.setting, stages(option.setting)).step
 
 
-def _recomputed(original: Setting, last: Setting) -> Ways:
-    """Recomputed layers in batches as large as given, which cost nothing but memory."""
-    if not original.checkpoint_every:
-        whole = replace(last, max_tokens=original.max_tokens, update_freq=original.update_freq)
-        again = replace(whole, checkpoint_every=best_group(whole))
-        yield _groups(again), again
+def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True) -> Ways:
+    """Yield names and settings of the same batch: what costs nothing first, sharding over up to `gpus` GPUs last."""
+    way, name, chunked = setting, "as given", setting.objective.chunked
+    if loss and chunked and not setting.chunked:
+        way, name = replace(setting, criterion=chunked), "loss in chunks"
+    yield name, way
+    for k in GROUPS if recompute and not setting.checkpoint_every else ():
+        way = replace(way, checkpoint_every=k)
+        yield f"recompute {k} layers at a time" if k > 1 else "recompute each layer", way
+    number = max(2, setting.gpus)
+    while number <= gpus and adam and not setting.memory_efficient:
+        yield f"optimiser over {number} GPUs", replace(way, gpus=number, zero=True, optimizer=FUSED)
+        number *= 2
 
 
-def _recomputed_in_smaller_batches(original: Setting, last: Setting) -> Ways:
-    for batches, smaller in _in_smaller_batches(original, last, FEWEST_TOKENS) if last.checkpoint_every else ():
-        again = smaller if original.checkpoint_every else replace(smaller, checkpoint_every=best_group(smaller))
-        yield f"{_groups(again)}, {batches}", again
+def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Needs) -> Option:
+    """Return the way in the first of the sizes in which it fits, else in the last."""
+    for tokens in sizes:
+        taken = replace(way, max_tokens=tokens, update_freq=original.max_tokens * original.update_freq // tokens)
+        said = f"{name}, batches of {tokens:,} tokens x {taken.update_freq}" if tokens != original.max_tokens else name
+        option = Option(said, original, taken, needs(taken))
+        if option.fits:
+            break
+    return option
 
 
-def _sharded(original: Setting, last: Setting) -> Ways:
-    """The optimiser's state over the GPUs there are, then over more."""
-    gpus = max(2, original.gpus)
-    while gpus <= MOST_GPUS:
-        with suppress(UserError):  # not with this precision
-            yield f"optimiser over {gpus} GPUs", replace(last, gpus=gpus, zero=True, optimizer=FUSED)
-        gpus *= 2
+def _sizes(way: Setting, most: int, least: int = 0) -> Iterator[int]:
+    """Yield tokens of a batch from `most` down, of which an update takes a whole number."""
+    whole, given = way.max_tokens * way.update_freq, way.max_tokens
+    least = max(way.length, min(given, least or (LONGEST if way.checkpoint_every else LEAST)))
+    for freq in range(1, whole // least + 1):
+        if whole % freq == 0 and whole // freq <= max(most, least):
+            yield whole // freq
 
 
-def _groups(setting: Setting) -> str:
-    every = setting.checkpoint_every
-    return f"recompute {every} layers at a time" if every > 1 else "recompute each layer"
+def _stages(setting: Setting) -> Callable[[Setting], list[Stage]]:
+    """Return what gives the stages of this model in batches of any size, by the line through two small ones."""
+    sentences = max(1, TRACED // setting.length)
+    few, more = (trace(replace(setting, max_tokens=n * sentences * setting.length, update_freq=1)) for n in (1, 2))
+
+    def stages(taken: Setting) -> list[Stage]:
+        steps = taken.max_tokens // taken.length / sentences - 2
+        return [stage.further(before, steps) for stage, before in zip(more, few, strict=True)]
+
+    return stages

@@ -13,68 +13,57 @@ causal or not. The backward pass costs twice the forward pass; recomputed layers
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
-from torch import nn
-
-from ...core import archs
 from .setting import Setting
 from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 
 # What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
-WIDEST = 4  # no group is tried that is wider than twice the square root of the depth
-NEAR = 1.01  # peaks as good as the lowest
 TERA = 1e12
-OUTSIDE = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
 
 def count(setting: Setting) -> SimpleNamespace:
-    """Count the setting's parameters: exactly, from a skeleton on torch's meta device.
+    """Count the setting's parameters: exactly, from a skeleton on torch's meta device; a shared one once.
 
-    embeddings: tokens and positions, a shared matrix once; encoder, decoder: layers and what stands around them, 0 for
-    a stack that the model does not have; output: what makes scores of features, but for what is an embedding;
-    trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest; weight_bytes: of
-    all; gradient_bytes: of those that are trained; total: all, trained or not.
+    total; trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest;
+    weight_bytes: of all; gradient_bytes: of those that are trained.
     """
     depths = [getattr(setting.cfg, name) for name in setting.layer_fields]
     model = skeleton(setting) if layers_are_alike(setting) else skeleton(setting, max(depths))
     times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
-    parts: dict[nn.Parameter, str] = {}  # a shared one counts where it is first
     for name, stack in model.stacks().items():
-        for key, parameter in stack.named_parameters():
-            part = "embeddings" if key.startswith(OUTSIDE) else "output" if key.startswith("output_") else name
-            parts.setdefault(parameter, part)
         for parameter in stack.layers[-1].parameters():
             times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
-    numbers = dict.fromkeys(("embeddings", "encoder", "decoder", "output"), 0)
-    for parameter, often in times.items():
-        numbers[parts.get(parameter, "output")] += often * parameter.numel()
     return SimpleNamespace(
-        **numbers,
+        total=sum(n * p.numel() for p, n in times.items()),
         trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),
         tensors=sum(times.values()),
         largest=max(p.numel() for p in times),
         weight_bytes=sum(n * p.nbytes for p, n in times.items()),
         gradient_bytes=sum(n * p.nbytes for p, n in times.items() if p.requires_grad),
-        total=sum(numbers.values()),
     )
 
 
-def flops(setting: Setting) -> SimpleNamespace:
-    """Return floating-point operations of the passes, by the trace of the setting's forward pass.
+def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespace:
+    """Return floating-point operations and kernel launches, by the stages of the setting's passes.
 
-    Of a target token and a source token with it: forward; attention, the part of it that grows with the length of
-    sentences; train, forward and backward; recomputed. Of a whole update on all GPUs, recomputation included: step.
+    Of a target token and a source token with it: forward; train, forward and backward; recomputed. Of a whole update,
+    recomputation included: step, on all GPUs; launches, on each, of the optimiser's kernels none.
     """
-    stages, tokens = trace(setting), setting.max_tokens // setting.length * setting.length
-    forward, attention = (sum(getattr(stage, name) for stage in stages) / tokens for name in ("flops", "attention"))
-    again = sum(stage.flops for stage in stages if stage.name.endswith(LAYERS)) / tokens
-    recomputed = again if setting.checkpoint_every else 0.0
-    step, train = (3 * forward + recomputed) * setting.batch, 3 * forward
-    return SimpleNamespace(forward=forward, attention=attention, train=train, recomputed=recomputed, step=step)
+    stages, tokens = stages or trace(setting), setting.max_tokens // setting.length * setting.length
+    again = [stage for stage in stages if setting.checkpoint_every and stage.name.endswith(LAYERS)]
+    forward, recomputed = (sum(stage.flops for stage in each) / tokens for each in (stages, again))
+    launches = sum(stage.launches + stage.launches_back for stage in stages) + sum(stage.launches for stage in again)
+    return SimpleNamespace(
+        forward=forward,
+        train=3 * forward,
+        recomputed=recomputed,
+        step=(3 * forward + recomputed) * setting.batch,
+        launches=launches * setting.update_freq,
+    )
 
 
 def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
@@ -93,7 +82,7 @@ def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 
-def memory(setting: Setting) -> SimpleNamespace:
+def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
     optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
@@ -101,11 +90,7 @@ def memory(setting: Setting) -> SimpleNamespace:
     backward pass; loss: what the loss holds, and its temporaries; step: temporaries of the optimiser's update; objects:
     Python's, on the CPU; peak: the most at a time, which is in `phase` "forward", "backward" or "optimiser".
     """
-    return follow(setting, count(setting), trace(setting))
-
-
-def follow(setting: Setting, parameters: SimpleNamespace, stages: list[Stage]) -> SimpleNamespace:
-    """Return what `memory` does, from the model's parameters and the stages of its passes."""
+    parameters, stages = parameters or count(setting), stages or trace(setting)
     weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0
@@ -180,20 +165,3 @@ def _backward(passes: list[Pass], waiting: int) -> int:
                 arrived += stage.gradients
             held += stage.backward
     return most
-
-
-def best_group(setting: Setting) -> int:
-    """Return the k of --checkpoint-every with the lowest peak; of those within 1% the one with the fewest activations.
-
-    A stack of L layers keeps L / k inputs, C numbers a token each, and recomputes k layers of A numbers a token. That
-    is least at k = sqrt(L C / A), whatever the batch. The peak may lie elsewhere: at the loss, when nothing is
-    recomputed yet and only the inputs count; or at the end of the backward pass, when gradients have come and inputs
-    gone, and k = 1 is best.
-    """
-    parameters, stages = count(setting), trace(setting)
-    depth = max(archs.depths(setting.cfg))
-    groups = [k for k in range(1, depth + 1) if k * k <= WIDEST * depth]
-    found = {k: follow(replace(setting, checkpoint_every=k), parameters, stages) for k in groups}
-    lowest = min(plan.peak for plan in found.values())
-    near = [k for k in found if found[k].peak <= NEAR * lowest]
-    return min(near, key=lambda k: found[k].activations + found[k].recomputed)

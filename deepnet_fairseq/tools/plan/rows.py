@@ -1,102 +1,114 @@
-"""Plan of many trainings: the rows of a table, their hours and their disk space.
+"""Plan of many trainings: the rows of a table, the batch that fits into memory, their hours and their disk space.
 
 Hours are operations over an assumed rate; the bytes of checkpoints follow from the parameters.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
-from ...core import archs
 from ...errors import UserError
 from ...text_table import render
-from .needs import TERA, count, flops, updates_of
-from .setting import OPTIMIZERS, Parser, Setting, check_number, parse
+from .fit import USABLE, Option, choose
+from .needs import TERA, updates_of
+from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse
 
 ASSUMED = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
 MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4  # bytes a parameter: Adam's, float32 copies, weights
 WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and the one that is being written
 GB = 1e9
 EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
+NUMBERS = {  # flags of a row that are read here
+    "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
+    "--max-update": 0.0, "--max-epoch": 0.0,
+}  # fmt: skip
+WORDS = {"--optimizer": OPTIMIZERS[0], "--epoch-weights": "", "--experiment": "", "--facts": "{}", "--free": ""}
+NAME = 32  # characters of a row's name that are shown
 
 
 @dataclass(frozen=True)
 class Row:
     """One training and its files.
 
-    name: of its run; layers: as "18L-18L"; updates: None where nothing says its end; hours; peak, kept: bytes on the
-    disk at the most while it trains, and at its end; done: is it over already?
+    name: of its run; option: what it is trained with; updates: None where nothing says its end; hours; peak, kept:
+    bytes on the disk at the most while it trains, and at its end; done: is it over already? stuck: the paper's
+    diverged, and this one is planned to end as stuck after so many updates without learning, 0 for all others.
     """
 
     name: str
-    layers: str
+    option: Option
     parameters: int
     updates: int | None
     hours: float
     peak: float
     kept: float
     done: bool
+    stuck: int
+
+    @property
+    def flags(self) -> str:
+        """The flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
+        stuck = f" --stop-stuck {self.stuck}" if self.stuck else ""
+        return self.option.flags + stuck if self.option.fits or self.option.setting.device == "cpu" else "!"
 
 
 def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """Return a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved). rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags
-    that cannot be.
+    stay (default 1; 0: nothing is saved); --free: what may be chosen, "batch,recompute" or one; --facts: run.json's,
+    --experiment: its folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged
+    there. rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
     """
-    known: dict[str, SimpleNamespace] = {}  # operations do not depend on the method
-    return [_row(shlex.split(line), rate, known) for line in lines if line.strip()]
+    return [_row(shlex.split(line), rate) for line in lines if line.strip()]
 
 
-def _row(words: list[str], rate: float | None, known: dict[str, SimpleNamespace]) -> Row:
+def _row(words: list[str], rate: float | None) -> Row:
     name, *words = words
     own = Parser(add_help=False, allow_abbrev=False)
     own.add_argument("--done", action="store_true")
-    own.add_argument("--kept", type=int, default=1)
-    for flag in ("--corpus-tokens", "--max-update", "--max-epoch"):
-        own.add_argument(flag, type=float, default=0)
-    own.add_argument("--distributed-world-size", type=int, default=1)
-    own.add_argument("--optimizer", default=OPTIMIZERS[0])
-    own.add_argument("--epoch-weights", default="")
+    for flag, default in NUMBERS.items():
+        own.add_argument(flag, type=type(default), default=default)
+    for flag, word in WORDS.items():
+        own.add_argument(flag, default=word)
     try:
         args, words = own.parse_known_args(words)
-        flat = ["--optimizer", args.optimizer] if args.optimizer in OPTIMIZERS else []
-        for flag in ("corpus_tokens", "max_update", "max_epoch", "kept"):
-            check_number(f"--{flag.replace('_', '-')}", getattr(args, flag), zero=True)
+        for flag in NUMBERS:
+            check_number(flag, getattr(args, flag[2:].replace("-", "_")), zero=True)
         if not EPOCHS.fullmatch(args.epoch_weights):
             raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
-        setting = parse([*words, *flat, "--gpus", str(args.distributed_world_size)], strict=False)
+        adam = args.optimizer in OPTIMIZERS
+        words += ["--gpus", str(args.distributed_world_size), *(["--optimizer", args.optimizer] if adam else [])]
+        setting = parse(words, strict=False)
+        option, parameters, work = choose(setting, "batch" in args.free, "recompute" in args.free, adam)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    layers = "-".join(f"{getattr(setting.cfg, field)}L" for field in setting.layer_fields)
-    updates = _updates(setting, args)
-    key = repr((layers, {**vars(setting), "cfg": archs.depths(setting.cfg), "width": _width(setting)}))
-    if key not in known:
-        known[key] = flops(setting)
-    tera = ASSUMED[setting.device] if rate is None else rate
-    hours = (updates or 0) * known[key].step / (tera * TERA * setting.gpus) / 3600
-    parameters = count(setting).total
-    peak, kept = _disk(setting, parameters, args)
-    return Row(name, layers, parameters, updates, hours, peak, kept, args.done)
-
-
-def _width(setting: Setting) -> list:
-    """Return the fields that distinguish the operations of two models of one depth."""
-    fields = sorted(name for name in vars(setting.cfg) if name.endswith(("_dim", "_heads")))
-    return [getattr(setting.cfg, name) for name in fields]
-
-
-def _updates(setting: Setting, args) -> int | None:
-    """Return the end by --max-update or --max-epoch, whichever comes first."""
-    ends = [int(args.max_update)] * (args.max_update > 0)
-    if args.max_epoch > 0 and args.corpus_tokens:
+    ends = [int(args.max_update)] if args.max_update else []
+    if args.max_epoch and args.corpus_tokens:
         ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
-    return min(ends, default=None)
+    stuck = args.stuck if args.stuck and diverged(args.experiment, json.loads(args.facts)) else 0
+    if stuck:  # the first validation is where it is first saved
+        ends.append(stuck + args.save_interval_updates)
+    hours = min(ends, default=0) * work / ((rate or ASSUMED[setting.device]) * TERA * setting.gpus) / 3600
+    disk = _disk(setting, parameters, args)
+    return Row(name, option, parameters, min(ends, default=None), hours, *disk, args.done, stuck)
+
+
+def diverged(experiment: str, facts: dict) -> bool:
+    """Whether the paper says of this row of an experiment's table that it diverged; facts: of the row's run.json."""
+    from ...study.tables import TABLES
+
+    cells = [
+        table.rows.get(tuple(facts.get(key, "") for key in table.keys), {})
+        for table in TABLES.values()
+        if experiment in table.folders
+    ]
+    return any("diverged" in cell.values() for cell in cells)
 
 
 def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
@@ -111,32 +123,46 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
     return WHOLE * whole + (epochs + 1) * weights, args.kept * weights
 
 
-def as_text(rows: list[Row], side_by_side: int = 1) -> str:
-    """Return the plan of rows that are trained in this order, so many at a time: a line for each depth, and sums."""
-    left = [row for row in rows if not row.done]
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.layers, row.updates), []).append(row)
-    table = [["layers", "rows", "parameters", "updates", "hours a row", "GB while it trains", "GB kept"]]
-    for (layers, updates), found in groups.items():
-        largest = max(found, key=lambda row: row.parameters)
-        table.append([
-            layers, str(len(found)), _number(largest.parameters), "not known" if updates is None else f"{updates:,}",
-            _short(largest.hours), _short(largest.peak / GB), _short(largest.kept / GB),
-        ])  # fmt: skip
+def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
+    """Return the plan of rows that are trained in this order, so many at a time: a line each, and sums."""
+    left, setting = [row for row in rows if not row.done], rows[0].option.setting
     hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
     most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
-    done = f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
-    together = f", {side_by_side} at a time" if side_by_side > 1 else ""
+    unit, limit = "process", ""
+    if setting.device == "cuda":
+        unit, limit = "GPU", f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
+    peak = max(row.option.memory.peak for row in rows) / GIB
+    count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
+    count += f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
+    count += f", {side_by_side} at a time" if side_by_side > 1 else ""
     time = f"{_short(hours)} hours" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
-    disk = f"at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB"
-    names = ", ".join(row.name for row in left[:3]) + (f", ..., {left[-1].name}" if len(left) > 3 else "")
-    lines = [render(table), "", f"{len(rows)} row{'s' * (len(rows) > 1)}{done}{together}: {time}; on the disk {disk}"]
-    return "\n".join([*lines, f"order: {names}"] if left else lines)
+    speed = f"{rate or ASSUMED[setting.device]:g} TFLOP/s of each {unit}, {'as given' if rate else 'assumed'}"
+    lines = [_table(rows, unit), "", f"{count}: {time} at {speed}"]
+    lines += [
+        f"memory: at most {peak:.1f} GiB{limit}",
+        f"disk: at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB",
+    ]
+    if any(row.stuck for row in rows):
+        lines.append("* diverged in the paper: ends when it has learnt nothing after so many updates (STOP_STUCK)")
+    if any(row.flags == "!" for row in rows):
+        lines.append("! does not fit, whatever is recomputed: larger or more GPUs")
+    return "\n".join(lines)
 
 
-def _number(size: int) -> str:
-    return f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.0f} M" if size >= 1e7 else f"{size / 1e6:.1f} M"
+def _table(rows: list[Row], unit: str) -> str:
+    table = [["row", "size", f"tokens of a {unit}", "recomputed", "GiB", "updates", "hours", "GB"]]
+    folder = os.path.commonpath([os.path.dirname(row.name) for row in rows])
+    for row in rows:
+        name, found = os.path.relpath(row.name, folder or "."), row.option.setting
+        table.append([
+            name if len(name) <= NAME else f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}",
+            f"{row.parameters / 1e6:,.1f} M", f"{found.max_tokens:,} x {found.update_freq}",
+            ("yes" if found.checkpoint_every else "no") + " ZeRO" * found.zero,
+            f"{row.option.memory.peak / GIB:.1f}" + "!" * (row.flags == "!"),
+            ("?" if row.updates is None else f"{row.updates:,}") + "*" * bool(row.stuck),
+            "done" if row.done else _short(row.hours), _short(row.peak / GB),
+        ])  # fmt: skip
+    return render(table)
 
 
 def _short(value: float) -> str:

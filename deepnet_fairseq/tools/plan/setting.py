@@ -62,7 +62,6 @@ class Setting:
     max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
     text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
     the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
-    loss_chunk_tokens: target tokens whose logits the chunked criterion makes at a time, 0 for its own choice;
     mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed
     together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or "cuda".
     UserError, naming the flag, for values out of range and for flags that do not go together.
@@ -76,7 +75,6 @@ class Setting:
     precision: str = "fp32"
     optimizer: str = ADAM
     criterion: str = ""
-    loss_chunk_tokens: int = 0
     mask_prob: float = 0.15  # fairseq's
     checkpoint_every: int = 0
     zero: bool = False
@@ -92,13 +90,12 @@ class Setting:
 
     def _mistakes(self) -> Iterator[tuple[bool, str]]:
         """Yield conditions that make the setting invalid, and the message for each."""
-        lowest = dict.fromkeys(("max_tokens", "update_freq", "length", "gpus"), 1)
-        for name, least in (lowest | {"loss_chunk_tokens": 0}).items():
+        for name in ("max_tokens", "update_freq", "length", "gpus"):
             number = getattr(self, name)
-            yield not least <= number <= MOST, f"--{name.replace('_', '-')} {number}: must be from {least} to {MOST:,}"
+            yield not 1 <= number <= MOST, f"--{name.replace('_', '-')} {number}: must be from 1 to {MOST:,}"
         yield self.gpu_memory < 1, f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0"
         yield not 0 < self.mask_prob <= 1, f"--mask-prob {self.mask_prob}: must be above 0 and at most 1"
-        sizes, chunk = "--vocab {},{}".format(*self.vocab), f"--loss-chunk-tokens {self.loss_chunk_tokens}"
+        sizes = "--vocab {},{}".format(*self.vocab)
         yield not 1 <= min(self.vocab) <= max(self.vocab) <= MOST, f"{sizes}: a vocabulary has 1 to {MOST:,} entries"
         too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
         yield self.length > self.max_tokens, too_long
@@ -106,8 +103,6 @@ class Setting:
         known = f"{whole} or {chunked}" if chunked else whole
         unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
         yield self.criterion not in (whole, chunked), unknown
-        way = f"an option of --criterion {chunked}; add it or drop this" if chunked else f"not of {whole}; drop it"
-        yield bool(self.loss_chunk_tokens) and not self.chunked, f"{chunk}: {way}"
         if self.vocab[0] != self.vocab[1]:
             yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
             yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
@@ -183,7 +178,7 @@ def recomputation(every: int) -> str:
     return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
 
 
-FLAGS = ("max_tokens", "update_freq", "criterion", "loss_chunk_tokens", "mask_prob", "gpus")  # named as the fields
+FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # named as the fields
 
 
 class Parser(argparse.ArgumentParser):

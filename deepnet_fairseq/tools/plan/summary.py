@@ -5,31 +5,23 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from ...text_table import render
-from .fit import recommend
+from .fit import USABLE, recommend
 from .needs import TERA, count, flops, memory
-from .setting import GIB, SHARDED, Setting, recomputation
+from .setting import GIB, Setting, recomputation
 
 MEMORY_ROWS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimiser": "optimiser's state",
-    "buckets": "gradients' copy to send",
-    "activations": "activations",
-    "recomputed": "recomputed at a time",
-    "loss": "logits and loss",
-    "step": "update's temporaries",
-    "objects": "Python's objects",
-}
+    "weights": "weights", "gradients": "gradients", "optimiser": "optimiser's state",
+    "buckets": "gradients' copy to send", "activations": "activations", "recomputed": "recomputed at a time",
+    "loss": "logits and loss", "step": "update's temporaries", "objects": "Python's objects", "peak": "peak",
+}  # fmt: skip
 PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
     """Return the plan for JSON, one object a part; bytes, operations, seconds."""
-    model = {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
-    own = ("max_tokens", "update_freq", "length", "precision", "optimizer", "criterion", "checkpoint_every")
-    words = {name: getattr(setting, name) for name in (*own, "device", "gpus", "gpu_memory")}
+    words = vars(setting) | {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
     return {
-        "setting": model | {"vocab": list(setting.vocab)} | words | {"sharding": SHARDED * setting.zero},
+        "setting": {name: value for name, value in words.items() if name != "cfg"},
         "parameters": vars(count(setting)),
         "flops": vars(flops(setting)),
         "memory": vars(memory(setting)),
@@ -39,67 +31,49 @@ def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
 
 
 def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """Return the plan in tables of parameters, memory (GiB), options, operations (GFLOP) and time."""
-    parts = [_title(setting), _parameters(setting), _memory(setting), _options(setting), _work(setting), _time(speed)]
-    return "\n\n".join(parts)
-
-
-def _title(setting: Setting) -> str:
+    """Return the plan in tables of memory (GiB), options, operations (GFLOP), launches and time."""
     cfg, vocab = setting.cfg, " and ".join(f"{size:,}" for size in dict.fromkeys(setting.vocab))
     layers = "-".join(str(getattr(cfg, name)) for name in setting.layer_fields)
     unit = "GPU" if setting.device == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
-    return (
-        f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}\n"
+    title = (
+        f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}: {count(setting).total:,} parameters\n"
         f"{setting.precision}, {setting.optimizer}, {batch} = {setting.batch:,} an update"
     )
+    return "\n\n".join([title, _memory(setting, unit), _options(setting), _work(setting, speed)])
 
 
-def _parameters(setting: Setting) -> str:
-    found = count(setting)
-    rows = {name: getattr(found, name) for name in ("embeddings", *setting.stacks, "output", "total")}
-    if found.trainable != found.total:
-        rows["trained"] = found.trainable
-    return render([["parameters", "number"], *([name, f"{number:,}"] for name, number in rows.items())])
-
-
-def _memory(setting: Setting) -> str:
-    found, place = memory(setting), "a GPU" if setting.device == "cuda" else "the process"
-    rows = [(label, getattr(found, name)) for name, label in MEMORY_ROWS.items() if getattr(found, name)]
-    table = [[label, f"{number / GIB:.2f}"] for label, number in [*rows, ("peak", found.peak)]]
+def _memory(setting: Setting, unit: str) -> str:
+    found = memory(setting)
+    rows = [[label, f"{getattr(found, name) / GIB:.2f}"] for name, label in MEMORY_ROWS.items() if getattr(found, name)]
     note = f"not all at a time: the peak lies in the {PHASES[found.phase]}"
-    flags = recomputation(setting.checkpoint_every)
-    return "\n".join([render([[f"memory of {place}", "GiB"], *table]), "; ".join([note, *filter(None, [flags])])])
+    table = render([[f"memory of a {unit}", "GiB"], *rows])
+    return f"{table}\n{'; '.join(filter(None, [note, recomputation(setting.checkpoint_every)]))}"
 
 
 def _options(setting: Setting) -> str:
     options = recommend(setting)
     rows = [[option.name, f"{option.memory.peak / GIB:.2f}", f"{option.cost:.2f}"] for option in options]
-    chosen, limit = options[-1], f"{setting.gpu_memory / GIB:g} GiB"
+    chosen, limit = options[-1], f"{setting.gpu_memory / GIB:g} GiB with {1 - USABLE:.0%} to spare"
     if not chosen.fits:
         verdict = f"nothing of this fits into {limit}: take a smaller model, --memory-efficient-fp16 or larger GPUs"
     elif len(options) == 1:
         verdict = f"fits into {limit} as it is"
     else:
         gpus = chosen.setting.gpus
-        place = f" on {gpus} GPUs" if gpus > setting.gpus else ""
-        verdict = f"fits into {limit}{place} with {chosen.flags}"
+        verdict = f"fits into {limit}{f' on {gpus} GPUs' * (gpus > setting.gpus)} by {chosen.flags}"
     return render([["to fit", "peak GiB", "operations"], *rows]) + f"\n{verdict}"
 
 
-def _work(setting: Setting) -> str:
+def _work(setting: Setting, speed: SimpleNamespace | None) -> str:
     found = flops(setting)
-    rows = {"forward": found.forward, "of these, attention": found.attention, "forward and backward": found.train}
-    if found.recomputed:
-        rows["recomputed"] = found.recomputed
-    return render([["operations a token", "GFLOP"], *([name, f"{number / 1e9:.3f}"] for name, number in rows.items())])
-
-
-def _time(found: SimpleNamespace | None) -> str:
-    if found is None:
-        return "time: give --flops, the TFLOP/s that one GPU achieves in training"
-    rows = [["time", "value"], ["TFLOP/s of each", f"{found.rate / TERA:.4g}"]]
-    rows += [["seconds an update", f"{found.step:.4g}"], ["tokens a second", f"{found.tokens_per_second:,.0f}"]]
-    if found.updates is not None:
-        rows += [["updates", f"{found.updates:,}"], ["hours", f"{found.hours:,.2f}"]]
+    rows = [["work", "value"], ["GFLOP a token, forward", f"{found.forward / 1e9:.3f}"]]
+    rows += [["forward and backward", f"{found.train / 1e9:.3f}"], ["recomputed", f"{found.recomputed / 1e9:.3f}"]]
+    rows += [["kernel launches an update", f"{found.launches:,}"]]
+    if speed is None:
+        return render(rows) + "\ntime: give --flops, the TFLOP/s that one GPU achieves in training"
+    rows += [["TFLOP/s of each", f"{speed.rate / TERA:.4g}"], ["seconds an update", f"{speed.step:.4g}"]]
+    rows += [["tokens a second", f"{speed.tokens_per_second:,.0f}"]]
+    if speed.updates is not None:
+        rows += [["updates", f"{speed.updates:,}"], ["hours", f"{speed.hours:,.2f}"]]
     return render(rows)

@@ -1,11 +1,10 @@
 """Memory and operations of a model's forward and backward passes, from a few of its layers run without storage.
 
-The model's own modules run without storage, for a GPU on torch's meta device, for the CPU on FakeTensors: nothing is
+The model runs without storage, on the meta device, which passes for a GPU or a CPU (`AsOn`): nothing is
 computed, but every tensor has its shape and type, and dies when it would. A meter adds up the bytes that are alive and
 the operations of every kernel, stage by stage: embedding, each layer, the end of a stack, the loss. Layers between the
 first and the last are alike, so three of a stack stand for all. Whatever a method puts into its slots is thus counted
-by itself; what autograd keeps, and when it lets it go, is torch's own doing. Where a GPU differs from the meta device,
-`AsOnGPU` says so.
+by itself; what autograd keeps, and when it lets it go, is torch's own doing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,20 +38,19 @@ LAYERS = "layers"
 MIXED = 6  # where layers read those before them, a layer's cost grows with its place, and these show how
 FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
 FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not count
-BATCHED = (
-    "bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)  # fmt: skip
-ON_GPU = {"is_cpu": False, "is_cuda": True, "device": torch.device("cuda")}  # attributes of tensors there
+NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")  # beside views
+SEVERAL = {  # kernels of operators that are more than one, as benchmarks/fake_gpu counts them
+    "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
+}  # fmt: skip
 
 
 @dataclass
 class Stage:
-    """A stretch of the update: bytes beside those before it, and floating-point operations of its forward pass.
+    """A stretch of the update: bytes beside those before it, operations of its forward pass, launches of kernels.
 
     output: of what it gives to the next stage; forward, backward: what the pass leaves when it is done; rise: the most
     of each pass in between, `accumulated` that of the backward pass where gradients of its parameters are there
-    already; gradients: of its parameters, not in these; attention: operations that grow with the length of sentences.
+    already; gradients: of its parameters, not in these; launches, launches_back: of the passes.
     """
 
     name: str
@@ -64,22 +61,23 @@ class Stage:
     rise: int = 0
     accumulated: int = 0
     gradients: int = 0
-    flops: float = 0.0
-    attention: float = 0.0
+    flops: int = 0
+    launches: int = 0
+    launches_back: int = 0
 
-    def further(self, before: Stage, steps: int) -> Stage:
+    def further(self, before: Stage, steps: float) -> Stage:
         """This stage `steps` places on, along the line through `before`, one place back, and itself."""
-        numbers = {name: n + steps * (n - getattr(before, name)) for name, n in vars(self).items() if name != "name"}
+        numbers = {key: n + round(steps * (n - getattr(before, key))) for key, n in vars(self).items() if key != "name"}
         return Stage(self.name, **numbers)
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of the storages made inside that are alive, and operations. `own`: tensors that were there before."""
+    """Bytes of the storages made inside that are alive, operations, launches. `own`: tensors that were there before."""
 
     def __init__(self, own: list[Tensor]):
         super().__init__()
         self.live = self.peak = self.gradients = self.peak_with_gradients = 0
-        self.flops = self.attention = 0.0
+        self.flops = self.launches = 0
         self.sizes: dict[int, int] = {}
         self.references: dict[int, weakref.ref] = {}
         for tensor in own:
@@ -96,9 +94,9 @@ class Meter(TorchDispatchMode):
         self.peak_with_gradients = max(self.peak_with_gradients, self.live + self.gradients)
         name = func._overloadpacket.__name__.rstrip("_")  # addmm_ is addmm in place
         if name in FORMULAS:
-            work = FORMULAS[name](*args, **(kwargs or {}), out_val=out)
-            self.flops += work
-            self.attention += work if name in BATCHED else 0
+            self.flops += FORMULAS[name](*args, **(kwargs or {}), out_val=out)
+        if not func.is_view and name not in NO_KERNEL:
+            self.launches += SEVERAL.get(name, 1)
         return out
 
     def arrived(self, gradient: Tensor) -> None:
@@ -108,9 +106,9 @@ class Meter(TorchDispatchMode):
         self.gradients += self.sizes[key]
         self.sizes[key] = 0
 
-    def lap(self) -> tuple[int, int, int, int, float, float]:
-        """Live, most live, the same with gradients, gradients, operations, attention's; peaks start again from here."""
-        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.attention)
+    def lap(self) -> tuple[int, int, int, int, int, int]:
+        """Live, most live, the same with gradients, gradients, operations, launches; peaks start again from here."""
+        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
         self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
         return found
 
@@ -128,17 +126,23 @@ class Meter(TorchDispatchMode):
         del self.references[key]
 
 
-class AsOnGPU(TorchFunctionMode):
-    """Tensors on the meta device pass for a GPU's: dropout's mask is a byte a number, attention one kernel."""
+class AsOn(TorchFunctionMode):
+    """Tensors on the meta device pass for a CPU's or a GPU's, where dropout's mask is a byte a number; attention is one
+    kernel."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.gpu = device == "cuda"
+        self.attributes = {"is_cpu": not self.gpu, "is_cuda": self.gpu, "device": torch.device(device)}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for name, value in ON_GPU.items():
+        for name, value in self.attributes.items():
             if func == vars(torch._C.TensorBase)[name].__get__:  # another object each time
                 return value
         if kwargs.get("device"):
             kwargs = kwargs | {"device": "meta"}
-        if func is F.dropout:
+        if func is F.dropout and self.gpu:
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
@@ -148,32 +152,50 @@ class AsOnGPU(TorchFunctionMode):
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, True)[0] if training and p else x
 
-    @staticmethod
-    def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p: float = 0.0, is_causal=False) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
+        aten: Any = torch.ops.aten
+        if not self.gpu and dropout_p:
+            return aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
+        if not self.gpu:
+            return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=attn_mask)[0]
         if q.dtype == torch.float32:
-            attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention
-            return attend(q, k, v, None, True, dropout_p, is_causal)[0]
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+            return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-_traces: dict[tuple, list[Stage]] = {}
+_runs: dict[tuple, Run] = {}
 
 
 def trace(setting: Setting) -> list[Stage]:
-    """The stages of an update on one batch of max_tokens (source and target) tokens, in order of the forward pass."""
-    key: tuple = (str(vars(setting.cfg)), setting.vocab, setting.precision, setting.max_tokens, setting.length)
-    key += (setting.criterion, setting.loss_chunk_tokens, setting.mask_prob, setting.device)
-    if key not in _traces:
-        run = Run(setting, ALIKE)
-        if run.shares or not layers_are_alike(setting):
-            _traces[key] = list(Run(setting, MIXED).expanded(Run(setting, MIXED - 1)))
-        else:
-            _traces[key] = list(run.expanded())
-    return _traces[key]
+    """Return the stages of an update on one batch of max_tokens (source and target) tokens, in forward order."""
+    run = _run(setting, ALIKE)
+    if not run.shares and layers_are_alike(setting):
+        return list(run.expanded(setting))
+    return list(_run(setting, MIXED).expanded(setting, _run(setting, MIXED - 1)))
+
+
+def _run(setting: Setting, layers: int) -> Run:
+    """Return the run of so many layers a stack, the same for all depths."""
+    depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
+    key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
+    key += (setting.length, setting.criterion, setting.mask_prob, setting.device, layers)
+    if key not in _runs:
+        _runs[key] = Run(setting, layers)
+    return _runs[key]
+
+
+_alike: dict[str, bool] = {}
 
 
 def layers_are_alike(setting: Setting) -> bool:
     """Whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
+    key = f"{vars(setting.cfg)} {setting.vocab}"
+    if key not in _alike:
+        _alike[key] = _are_alike(setting)
+    return _alike[key]
+
+
+def _are_alike(setting: Setting) -> bool:
     method = from_config(setting.cfg)
     for name, stack in skeleton(setting, 1).stacks().items():
         shape = StackShape.from_config(setting.cfg, name)
@@ -206,12 +228,8 @@ class Run:
         self.shares = False  # whether layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
         with ExitStack() as stack:
-            if setting.device == "cuda":
-                stack.enter_context(AsOnGPU())
-                stack.enter_context(torch.device("meta"))
-            else:
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-                self._off_meta()
+            stack.enter_context(AsOn(setting.device))
+            stack.enter_context(torch.device("meta"))
             self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
@@ -220,27 +238,16 @@ class Run:
             with self._stage("output") as stage:
                 loss = self._loss(features.pop())
             if setting.chunked:  # whose forward pass has made the products of the backward pass
-                stage.flops /= 3
+                stage.flops //= 3
             loss.backward()
             self._passed(self.stages[0])
 
-    def _off_meta(self) -> None:
-        """Parameters and buffers become fake ones of the CPU; nn.Module.to would part what is shared."""
-        made: dict[nn.Parameter, nn.Parameter] = {}
-        for module in self.model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                    module._parameters[name] = made.setdefault(parameter, fake)
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = buffer if buffer is None else torch.empty_like(buffer, device="cpu")
-
-    def expanded(self, fewer: Run | None = None) -> Iterator[Stage]:
-        """The stages of the whole model; fewer: the same with a layer less, which shows what grows with the depth."""
+    def expanded(self, setting: Setting, fewer: Run | None = None) -> Iterator[Stage]:
+        """The stages at the setting's depth; fewer: a run with a layer less, which shows what grows with the depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
             *front, last = group
             layers = f"{name.split()[0]} {LAYERS}"
-            depth = getattr(self.setting.cfg, f"{name.split()[0]}_layers", 0)
+            depth = getattr(setting.cfg, f"{name.split()[0]}_layers", 0)
             missing = depth - sum(stage.name == layers for stage in self.stages)
             before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
             if name == layers:
@@ -293,17 +300,18 @@ class Run:
     def _stage(self, name: str) -> Iterator[Stage]:
         stage = Stage(name)
         self.stages.append(stage)
-        live, *_, flops, attention = self.meter.lap()
+        live, *_, flops, launches = self.meter.lap()
         yield stage
-        now, peak, *_, flops_now, attention_now = self.before = self.meter.lap()
+        now, peak, *_, flops_now, launches_now = self.before = self.meter.lap()
         stage.forward, stage.forward_rise = now - live, peak - live
-        stage.flops, stage.attention = flops_now - flops, attention_now - attention
+        stage.flops, stage.launches = flops_now - flops, launches_now - launches
 
     def _passed(self, stage: Stage) -> None:
         """The backward pass has left the stage."""
-        live, _, _, gradients, *_ = self.before
-        now, peak, with_gradients, gradients_now, *_ = self.before = self.meter.lap()
+        live, _, _, gradients, _, launches = self.before
+        now, peak, with_gradients, gradients_now, _, launches_now = self.before = self.meter.lap()
         stage.backward, stage.accumulated = now - live, peak - live
+        stage.launches_back = launches_now - launches
         stage.rise, stage.gradients = with_gradients - live - gradients, gradients_now - gradients
 
     def _loss(self, features: Tensor) -> Tensor:
@@ -312,7 +320,7 @@ class Run:
         rows = setting.scored
         target, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         if setting.chunked:
-            chunk = setting.loss_chunk_tokens or max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
+            chunk = max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
         logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)

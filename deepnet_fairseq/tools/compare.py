@@ -1,0 +1,457 @@
+"""`deepnet compare`: train a grid of methods, depths, learning rates and seeds; give its table and its picture.
+
+Each cell of the grid is one fairseq-train, in a folder of its own, with the same data and flags. One that is over is a
+line of OUT/records.jsonl and is never trained again; one that was begun goes on from its last checkpoint. A training
+that is stuck or diverges is a result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from ..core.methods import METHODS, get_method
+from ..errors import UserError
+from ..files import check_file, read_object, whole
+from ..study.figures import training_losses
+from ..study.plots import LABELS, METADATA, Panel, Picture, Series, draw, style_of_setting
+from ..study.runs import FILES, RecordedRun, read_records
+from ..study.scoring.generated import read_corpus
+from ..study.scoring.scores import score
+from ..text_table import render
+from .environment import environment
+
+PACKAGE = Path(__file__).resolve().parents[1]
+TRAINING = shlex.split("""
+    --arch deepnet_transformer_tiny --dropout 0.0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --max-tokens 1000 --max-tokens-valid 4000
+    --no-epoch-checkpoints --keep-interval-updates 1 --validate-interval 999 --num-workers 0 --log-format json
+    --distributed-world-size 1""")
+GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
+ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
+# flags of fairseq-train that a cell decides -> what to give instead; the command takes others as its own
+REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
+# fairseq's programs take one --user-dir, which is this package: methods of one's own are imported before
+OWN_METHODS = """import runpy, sys
+from deepnet_fairseq import register, user_dir
+register()
+user_dir.import_user_dir(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
+ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
+LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
+SHORT = 2.0  # BLEU; below it a model writes the target language, and does not translate yet
+# seconds between two looks at the programs, between two lines of progress, and before the time left is estimated
+POLL, SECONDS, SETTLED = 0.2, 5.0, 30.0
+LINES = 8  # of a panel at most
+DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+
+
+class Cell(NamedTuple):
+    """One training, of a model of `depth` encoder and as many decoder layers."""
+
+    depth: int
+    method: str
+    lr: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.depth}L-{self.depth}L lr {rate(self.lr)} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells, and what they share.
+
+    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time; flags: fairseq-train's
+    own, the last word; warmup: share of the updates; user_dir: folder of methods of one's own.
+    """
+
+    data: Path
+    methods: Sequence[str]
+    depths: Sequence[int]
+    lrs: Sequence[float]
+    seeds: Sequence[int]
+    updates: int
+    out: Path
+    jobs: int = 1
+    flags: Sequence[str] = ()
+    warmup: float = 1 / 6
+    user_dir: str | None = None
+
+    def check(self) -> None:
+        """UserError for a grid that cannot be trained on any data."""
+        for method in self.methods:
+            get_method(method)
+        for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": [self.jobs]}.items():
+            if min(numbers) < 1:
+                raise UserError(f"{flag} {min(numbers)}: must be at least 1")
+        if not min(self.lrs) > 0:
+            raise UserError(f"--lrs {min(self.lrs)}: must be above 0")
+        if not 0 < self.warmup < 1:
+            raise UserError(f"--warmup {self.warmup:g}: must be a share of the updates, between 0 and 1")
+        for word in self.flags:
+            if instead := REFUSED.get(word.split("=")[0]):
+                raise UserError(f"{word}: each cell has its own; give {instead}")
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Small models first, for their results come soon."""
+        return [Cell(*one) for one in product(self.depths, self.methods, self.lrs, self.seeds)]
+
+    @property
+    def dictionaries(self) -> list[bytes]:
+        """The contents of both; they hold how often each word occurs, so that other text has others."""
+        return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
+
+    def direction(self) -> str:
+        """As "de-en"; UserError for data that is none of one language pair."""
+        found = sorted(self.data.glob("train.*-*.*.idx"))
+        if len(self.dictionaries) != 2 or len(found) != 2:
+            raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
+        return found[0].name.split(".")[1]
+
+    def name(self, cell: Cell) -> str:
+        """Of a cell's folder in `out`, and of its record."""
+        return f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{rate(cell.lr)}"
+
+    def warmup_updates(self) -> tuple[int, str]:
+        """The updates of warm-up, and what is to be said of them: Adam's beta2 sets a minimum, 2 / (1 - beta2).
+
+        Before the rate is at its peak Adam's second moments must have formed, or methods differ by that alone. No more
+        than half of the updates are taken for it.
+        """
+        beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
+        asked, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
+        found = max(asked, min(least, self.updates // 2))
+        said = f"warm-up: {found} of {self.updates} updates, not {asked}: Adam's second moments want {least}"
+        if found < least:
+            said += "; methods may differ by that alone, so give more --updates"
+        return found, said if asked < least else ""
+
+    def training(self, cell: Cell) -> list[str]:
+        """The flags of a cell's fairseq-train, but for its folder."""
+        layers, every, warmup = str(cell.depth), str(max(1, self.updates // 12)), self.warmup_updates()[0]
+        stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at guessing for so long
+        return [
+            *TRAINING, *["--share-all-embeddings"] * (len(set(self.dictionaries)) == 1), *ON_CPU,
+            "--encoder-layers", layers, "--decoder-layers", layers, "--method", cell.method,
+            *" ".join(get_method(cell.method).train_flags).split(), "--lr", rate(cell.lr),
+            "--warmup-updates", str(warmup), "--max-update", str(self.updates), "--seed", str(cell.seed),
+            "--save-interval-updates", every, "--validate-interval-updates", every, "--stop-stuck", str(stuck),
+            "--log-interval", str(min(25, max(1, self.updates // 10))), *self.flags,
+        ]  # fmt: skip
+
+    def facts(self, cell: Cell) -> dict:
+        """What run.json holds of a cell; trainings with the same facts are the same."""
+        facts = {
+            "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
+            "experiment": "compare", "lr": cell.lr, "updates": self.updates,
+            "flags": shlex.join(self.training(cell)), "text": zlib.crc32(b"".join(self.dictionaries)),
+        }  # fmt: skip
+        source = Path(inspect.getfile(METHODS[cell.method]))
+        return facts if PACKAGE in source.parents else facts | {"source": zlib.crc32(source.read_bytes())}
+
+    def command(self, cell: Cell) -> str:
+        """The command that trains this cell alone."""
+        grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
+        words = [*grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
+        own = ["--user-dir", self.user_dir] if self.user_dir else []
+        return f"deepnet compare {shlex.join([str(self.data), *words, *own])}"
+
+
+def rate(lr: float) -> str:
+    """A learning rate as "5e-4"."""
+    return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
+
+
+def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedRun]:
+    """Start what a cell needs, one program after the other: each is yielded, and has ended when the next is asked for.
+
+    Return the record. UserError, naming the log, for a program that failed.
+    """
+    run = grid.out / grid.name(cell)
+    log, checkpoint = run / FILES["log"], run / "checkpoint_last.pt"
+    if not (run / "trained").exists():
+        describe(grid, cell, run)
+        if not checkpoint.exists():
+            log.unlink(missing_ok=True)
+        yield (training := start(grid, "train", [*grid.training(cell), "--save-dir", str(run)], log, log))
+        if training.returncode:
+            ended = ENDED.findall(read(log))
+            if not ended:
+                raise failed(f"training {cell}", log)
+            (run / ended[-1][1]).write_text(f"{ended[-1][0]}\n")
+        (run / "trained").touch()
+    reference = read_corpus(grid.data).reference("test", grid.direction())
+    if reference and not any((run / end).exists() for end in ("stuck", "diverged")):
+        pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
+        words, log = ["--path", str(checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU], run / "generate.log"
+        with whole(run / "generated.txt") as part:
+            yield (translation := start(grid, "generate", words, log, part))
+            if translation.returncode:
+                raise failed(f"translating with {cell}", log)
+        (run / FILES["score"]).write_text(json.dumps(score(run / "generated.txt", grid.data)) + "\n")
+    for file in {*run.glob("checkpoint*.pt")} - {checkpoint}:
+        file.unlink()
+    return RecordedRun(run)
+
+
+def describe(grid: Grid, cell: Cell, run: Path) -> None:
+    """Write what a recorded run has beside its log."""
+    run.mkdir(parents=True, exist_ok=True)
+    place = environment(int(torch.cuda.is_available()))
+    texts = {"run": json.dumps(grid.facts(cell)), "environment": json.dumps(place), "command": grid.command(cell)}
+    for part, text in texts.items():
+        (run / FILES[part]).write_text(f"{text}\n")
+
+
+def read(log: Path) -> str:
+    """All of a log."""
+    return log.read_text(encoding="utf-8", errors="replace")
+
+
+def failed(what: str, log: Path) -> UserError:
+    """The error of a program that failed."""
+    last = (read(log).strip().splitlines() or ["it said nothing"])[-1]
+    return UserError(f"{what} failed: {last[:300]}; whole log: {log}")
+
+
+def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> subprocess.Popen:
+    """Start one of fairseq's programs, of this interpreter, whatever is on the PATH; Ctrl-C does not reach it."""
+    begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
+    command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // grid.jobs))}
+    with open(log, "ab") as errors, open(output, "ab") as out:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
+            env=threads | os.environ, preexec_fn=die_with_parent,
+        )  # fmt: skip
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process with the one that started it; runs in the child, before its program."""
+    ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
+
+
+class Work:
+    """What is left of a grid: it is trained, recorded and, on stderr, told about.
+
+    records: of all cells in the grid's folder, by their names. UserError for a cell that had other settings.
+    """
+
+    def __init__(self, grid: Grid):
+        self.grid, self.file = grid, grid.out / "records.jsonl"
+        self.records = {run.parts["name"]: run for run in (read_records(self.file) if self.file.exists() else ())}
+        self.cells = {grid.name(cell): cell for cell in grid.cells}
+        for name, cell in self.cells.items():
+            self._check(name, grid.facts(cell))
+        self.running: dict[str, tuple[Generator[subprocess.Popen, None, RecordedRun], subprocess.Popen]] = {}
+        self.shown = self.begun = time.monotonic()
+        self.start = self._made()
+
+    def _check(self, name: str, facts: dict) -> None:
+        begun = self.grid.out / name / FILES["run"]
+        known = self.records[name].facts if name in self.records else begun.exists() and read_object(begun, "remove it")
+        if differ := [key for key in facts if known and facts[key] != known.get(key)]:
+            raise UserError(f"{begun.parent}: had another {differ[0]}; remove it and its record, or name another --out")
+
+    def run(self) -> None:
+        """Train what is left; UserError for the first program that fails. Whatever ends it stops the trainings."""
+        waiting = [name for name in self.cells if name not in self.records]
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            while waiting or self.running:
+                while waiting and len(self.running) < self.grid.jobs:
+                    self._go_on(name := waiting.pop(0), steps(self.grid, self.cells[name]))
+                for name, (rest, process) in list(self.running.items()):
+                    if process.poll() is not None:
+                        self._go_on(name, rest)
+                self._show()
+                time.sleep(POLL)
+        finally:
+            for rest, process in self.running.values():
+                process.terminate()  # fairseq-train saves what it has
+                process.wait()
+                rest.close()
+            signal.signal(signal.SIGTERM, before)
+
+    def _go_on(self, name: str, rest: Generator[subprocess.Popen, None, RecordedRun]) -> None:
+        """Start the next program of a cell, or record the cell that has none left."""
+        try:
+            self.running[name] = rest, next(rest)
+            return
+        except StopIteration as ended:
+            self.records[name] = run = RecordedRun(self.file, {"name": name, **ended.value.parts})
+        self.running.pop(name, None)
+        with whole(self.file) as part:
+            lines = [json.dumps(self.records[one].parts, ensure_ascii=False) for one in sorted(self.records)]
+            part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
+
+    def _latest(self, name: str) -> tuple[int, str]:
+        """The last update of a cell, and its loss, as the log has them."""
+        log = self.grid.out / name / FILES["log"]
+        found = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
+        found += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
+        return int(found[-1][1]), found[-1][0]
+
+    def _made(self) -> float:
+        """Updates of all cells, each weighed by its model's layers; two layers' worth goes to the words."""
+        return sum(self._latest(name)[0] * (cell.depth + 2) for name, cell in self.cells.items())
+
+    def _show(self) -> None:
+        """Print a line of progress, unless there was one just now."""
+        if (now := time.monotonic()) < self.shown + SECONDS or not self.running:
+            return
+        self.shown, made = now, self._made()
+        left = sum(cell.depth + 2 for cell in self.cells.values()) * self.grid.updates - made
+        speed = (made - self.start) / (now - self.begun)
+        said = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
+        said += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
+        settled = speed and now > self.begun + SETTLED
+        said.append(f"about {duration(left / speed)} left" if settled else "time left not known yet")
+        print("; ".join(said), file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """As "40 s" or "12 min"."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def held_out(run: RecordedRun) -> float:
+    """The last validation loss, bits per token; infinite for a run that diverged or was stuck."""
+    return math.inf if run.ended_in_nan or run.stuck else run.validation.losses[-1]
+
+
+def outcome(run: RecordedRun) -> str:
+    """How a training ended, in a few words."""
+    bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
+    return run.parts.get("diverged") or run.parts.get("stuck") or f"held-out loss {held_out(run):.2f}{bleu}"
+
+
+class Best(NamedTuple):
+    """A method at a depth, at the best of its rates, by the mean held-out loss of the seeds.
+
+    lr: a rate at which a seed failed is never the best; None where all are such, and then `runs` are of the lowest.
+    edge: "≤ " or "≥ " where it is the lowest or highest of several. failed: by rate, of all rates. runs, held_out,
+    bleu: by seed; no losses where each rate failed, no BLEU there and where there are no references.
+    """
+
+    method: str
+    depth: int
+    lr: float | None
+    edge: str
+    failed: dict[str, str]
+    runs: list[RecordedRun]
+    held_out: list[float]
+    bleu: list[float]
+
+    def row(self) -> list[str]:
+        """Of the table."""
+        lr = "-" if self.lr is None else self.edge + rate(self.lr)
+        seconds = duration(3600 * fmean(run.hours or 0 for run in self.runs))
+        bleu = spread(self.bleu, 1) + " (too short)" * bool(self.bleu and fmean(self.bleu) < SHORT)
+        ends = "; ".join(f"{lr}: {end}" for lr, end in self.failed.items()) or "-"
+        return [self.method, f"{self.depth}L-{self.depth}L", lr, spread(self.held_out, 2), bleu, seconds, ends]
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The mean, and the range where there are several."""
+    texts = [f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values))] if values else ["-"]
+    return texts[0] if len(values) < 2 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
+    """Find the best rate of a method at a depth."""
+    runs = {lr: [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds] for lr in sorted(grid.lrs)}
+    losses = {lr: [held_out(run) for run in some] for lr, some in runs.items()}
+    lr = min(runs, key=lambda one: fmean(losses[one]))
+    ends = {rate(one): outcome(run) for one, some in runs.items() for run in some if math.isinf(held_out(run))}
+    edge = {min(runs): "≤ ", max(runs): "≥ "}.get(lr, "") if len(runs) > 1 else ""
+    bleu = [run.bleu for run in runs[lr] if run.bleu is not None]
+    trained = rate(lr) not in ends
+    return Best(method, depth, lr if trained else None, edge, ends, runs[lr], losses[lr] * trained, bleu)
+
+
+def table(grid: Grid, rows: list[Best]) -> str:
+    """The rows, and what is to be known of them."""
+    header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
+    text = render([header, *(row.row() for row in rows)])
+    notes = {
+        "held-out loss: label-smoothed, bits per token": True,
+        "stuck: stopped, for it was hardly better than guessing by how often each word occurs": "stuck at" in text,
+        f"mean [least, largest] of {len(grid.seeds)} seeds": len(grid.seeds) > 1,
+        "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": "≤" in text or "≥" in text,
+        f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates": "too short" in text,
+        grid.warmup_updates()[1]: grid.warmup_updates()[1],
+        **{run.score["signature"]: True for row in rows for run in row.runs if run.score},
+    }
+    return "\n".join([text, "", *filter(notes.get, notes)])
+
+
+def picture(grid: Grid, rows: list[Best]) -> Picture:
+    """Loss and BLEU by depth at the best rates, with the seeds' range; of one depth, the loss by update."""
+    panels: list[Panel] = []
+    title = f"{grid.updates:,} updates" + f", best of {len(grid.lrs)} rates" * (len(grid.lrs) > 1)
+    for start in range(0, len(grid.methods), LINES):
+        methods = grid.methods[start : start + LINES]
+        own = [row for row in rows if row.method in methods]
+        if len(grid.depths) == 1:
+            panels += training_losses([run for row in own for run in row.runs]).panels
+            continue
+        for y, values in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
+            if any(max(getattr(row, values), default=0) >= SHORT for row in own):
+                series = [_series(own, method, values, rank) for rank, method in enumerate(methods)]
+                panels.append(Panel(title, "layers of encoder and of decoder", y, series, "x", grid.depths))
+    return Picture("Methods at their best rates", panels, columns=2)
+
+
+def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
+    """A method's line by depth."""
+    found = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
+    points = {depth: fmean(some) for depth, some in found.items() if some}
+    band = {depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1}
+    failed = [depth for depth in found if depth not in points]
+    return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
+
+
+def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
+    """Train what is left, draw `plot`; return the table, or JSON.
+
+    UserError, before anything is trained, for a grid, data or a picture that cannot be.
+    """
+    grid.check()
+    grid.direction()
+    if plot:
+        check_file("--plot", plot)
+        if plot.suffix not in METADATA:
+            raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
+    print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
+    grid.out.mkdir(parents=True, exist_ok=True)
+    work = Work(grid)
+    work.run()
+    rows = [best_of(grid, work.records, method, depth) for depth, method in product(grid.depths, grid.methods)]
+    text = table(grid, rows)
+    (grid.out / "result.txt").write_text(text + "\n", encoding="utf-8")
+    if plot:
+        draw(picture(grid, rows), plot)
+    return json.dumps([row._asdict() | {"runs": len(row.runs)} for row in rows]) if as_json else text
