@@ -28,7 +28,7 @@ seen="$(python -c 'import torch; print(torch.cuda.device_count())')"
 mkdir -p "$out"
 
 long_text() {  # long_text PASSES: as the corpus, each time in another order, one to six sentences a line
-    deepnet corpus "$text"
+    deepnet prepare language "$text"
     mkdir -p "$text/long"
     for pass in $(seq "$1"); do
         paste "$text/train.qaa" "$text/train.qab" | shuf --random-source=<(yes "$pass") | awk -F'\t' -v seed="$pass" '
@@ -44,7 +44,7 @@ prepare() {  # text of some 10 million tokens, and a vocabulary as large as the 
     [ ! -f "$data/dict.qab.txt" ] || return 0
     echo "== generated text"
     long_text "$passes"
-    deepnet prepare-text qaa qab "$text/long/train" "$text/valid" "$text/test" "$data.part" --vocab 1000
+    deepnet prepare text qaa qab "$text/long/train" "$text/valid" "$text/test" "$data.part" --vocab 1000
     for dict in "$data.part"/dict.*.txt; do
         lines="$(wc -l <"$dict")"
         seq -f 'unused%05g 1' $((symbols - lines)) >>"$dict"

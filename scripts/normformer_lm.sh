@@ -5,7 +5,7 @@
 #
 #   scripts/normformer_lm.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/normformer_lm.sh      four layers of width 64 on generated text
-#   DATA=DIR of `deepnet prepare-lm --bpe gpt2`, or TEXT="TRAIN VALID TEST" to make it of: the paper's is not public
+#   DATA=DIR of `deepnet prepare lm --bpe gpt2`, or TEXT="TRAIN VALID TEST" to make it of: the paper's is not public
 #   PARTS="clm ablation mlm" SIZES="125m 355m" METHODS="pre_ln normformer+scale_residual" LRS="1e-3 3e-3" SEEDS="1 2"
 #   METHODS: methods with their options behind plus signs, perhaps a learning rate of their own behind @: post_ln@1e-3
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/normformer_lm.sh

@@ -14,4 +14,4 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 case "${1:--}" in -*) set -- runs/data/iwslt14_de_en "$@" ;; esac
-exec deepnet prepare iwslt14_de_en "$@"
+exec deepnet prepare corpus iwslt14_de_en "$@"

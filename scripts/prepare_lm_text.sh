@@ -11,4 +11,4 @@
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-exec deepnet prepare-lm "$@"
+exec deepnet prepare lm "$@"

@@ -20,4 +20,4 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 case "${1:--}" in -*) set -- runs/data/m2m102 "$@" ;; esac
-exec deepnet prepare m2m102 "$@"
+exec deepnet prepare corpus m2m102 "$@"

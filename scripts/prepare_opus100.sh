@@ -18,4 +18,4 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 case "${1:--}" in -*) set -- runs/data/opus100 "$@" ;; esac
-exec deepnet prepare opus100 "$@"
+exec deepnet prepare corpus opus100 "$@"

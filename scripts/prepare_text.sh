@@ -11,4 +11,4 @@
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/setup.sh"
-exec deepnet prepare-text "$@"
+exec deepnet prepare text "$@"

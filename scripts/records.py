@@ -78,7 +78,7 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         raise UserError(f"{runs}: holds no finished runs; a finished one has run.json and a file `trained`")
     for run in over:
         if not run.environment:
-            raise UserError(f"{run.place}: has no environment.json; write it with `deepnet environment`")
+            raise UserError(f"{run.place}: has no environment.json; write it with `deepnet path --environment --json`")
     files: dict[Path, dict[str, dict]] = {}
     for run in over:
         file, name = _line_of(run, runs, dest)

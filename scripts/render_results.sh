@@ -19,4 +19,4 @@ for words in "$@"; do
     python -m scripts.records keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
 done
 python -m scripts.records render results
-deepnet methods --into docs/methods.md
+python -m scripts.methods_page docs/methods.md

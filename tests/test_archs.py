@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parent / "golden" / "archs.txt"
 
 def test_names(capsys):
     assert sorted(PRESETS) == GOLDEN.read_text().split()
-    main(["archs"])
+    main(["methods", "--archs"])
     printed = capsys.readouterr().out
     assert all(f"{name} " in printed for name in PRESETS)
 
@@ -97,8 +97,9 @@ def test_parameter_count(arch):
 
 
 def test_report_of_init(capsys):
-    main(["init-report", "--arch", "deepnet_transformer_tiny_18_18"])
-    rows = {tuple(cells[:3]): cells for cells in map(str.split, capsys.readouterr().out.splitlines()[4:])}
+    main(["methods", "--weights", "deepnet_transformer_tiny_18_18"])
+    printed = capsys.readouterr().out.split("\n\n")[0].splitlines()[2:]
+    rows = {tuple(cells[:3]): cells for cells in map(str.split, printed)}
     assert len(rows) == 16 and rows["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"
     assert all(float(row[-2]) == pytest.approx(1, abs=0.02) and row[-1] == "0" for row in rows.values())
 
@@ -107,10 +108,9 @@ def test_deepnorms_published_constants(capsys):
     for depths, published in DEEPNORM.items():
         stacks = (DeepNorm(*depths).coefficients(stack).values() for stack in ("encoder", "decoder"))
         assert tuple(chain(*stacks)) == pytest.approx(published, abs=6e-7), depths
-    main(["coefficients", "60", "12"])
-    assert capsys.readouterr().out.splitlines() == [
-        "encoder  alpha = 2.633126  beta = 0.267629", "decoder  alpha = 2.449490  beta = 0.288675",
-    ]  # fmt: skip
+    main(["methods", "deepnorm", "--layers", "60,12"])
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()[2:]
+    assert [line.split()[-1] for line in table] == ["2.633126", "0.267629", "2.449490", "0.288675"]
 
 
 TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}

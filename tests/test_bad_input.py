@@ -27,9 +27,7 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--finetune-from-model", "nowhere.pt"): None,
     ("--warmup-updates", "0"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
-    ("--criterion", "label_smoothed_cross_entropy_with_ctc"): "--criterion",
     ("--task", "multilingual_translation"): "--task",
-    ("--num-batch-buckets", "4"): "--num-batch-buckets",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
@@ -134,6 +132,6 @@ def test_checkpoint_of_another_model(data, trained, tmp_path):
 
 
 def test_deepnet_command():
-    assert_refused("--method pre_ln", "coefficients", "6", "6", "--method", "pre_ln")
-    assert_refused("--arch nonsense", "init-report", "--arch", "nonsense")
-    assert_one_line(run("deepnet", "coefficients", "0", "0", check=False), "at least 1 layer")
+    assert_refused("--method nonsense", "methods", "nonsense")
+    assert_refused("--arch nonsense", "methods", "--weights", "nonsense")
+    assert_one_line(run("deepnet", "methods", "deepnorm", "--layers", "0,0", check=False), "--layers 0,0: give two")

@@ -245,7 +245,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_other_mistakes_are_told_in_a_line(words, tmp_path):
-    assert_refused(MISTAKES[words], "prepare", words[0], str(tmp_path / "d"), *words[1:])
+    assert_refused(MISTAKES[words], "prepare", "corpus", words[0], str(tmp_path / "d"), *words[1:])
 
 
 def test_counts_beside_what_is_expected(tmp_path, capsys):

@@ -146,13 +146,15 @@ def test_json_and_the_real_schedule(data, capsys):
     found = json.loads(next(line for line in short.splitlines() if line.startswith("{")))
     rates = [row["lr"] for row in found["updates"]]
     assert rates[4] == pytest.approx(2e-3) and rates[7] == pytest.approx(2e-3 * math.sqrt(4 / 7))
+    slow = check(capsys, data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
+    assert "--updates 50 goes there" in slow
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
         ("--updates 3", "--updates 3: give at least 10"),
-        ("--seconds 0", "--seconds 0: must be more than 0"),
+        ("--seconds 0", "--seconds 0: give at least 1"),
         ("--compress-warmup 5 --lr-scheduler cosine --warmup-updates 0", "this schedule has no warm-up"),
         ("--arch transformer", "--arch transformer: the check is for deepnet_transformer"),
         (f"--finetune-from-model {__file__}", "--finetune-from-model: the check looks at a training from its first"),

@@ -1,8 +1,7 @@
-"""Files that are written whole or not at all, damaged ones that are noticed; shared memory, and the moving average."""
+"""Files that are written whole or not at all, damaged ones that are noticed; shared memory."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
@@ -11,14 +10,10 @@ import signal
 import pytest
 import torch
 from fairseq.file_io import PathManager
-from fairseq.models.ema.ema import EMA
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, reading
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
-from deepnet_fairseq.plugin.optimisers.moving_average import MovingAverage
-
-from .support.helpers import small
 
 
 def state(updates: int, size: int = 100) -> dict:
@@ -159,25 +154,3 @@ def test_ties_stay_ties():
     moved = on_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
     assert torch.equal(moved["model"]["a"], first.float()) and moved["model"]["tie"] is moved["model"]["a"]
     assert moved["state"][0][0].data_ptr() == second.data_ptr()  # it is in full precision already
-
-
-@pytest.mark.parametrize("precise", [True, False], ids=["ema_fp32", "as the model"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_moving_average_is_fairseqs(dtype, precise):
-    """Bit for bit, through the updates before it starts and after."""
-    cfg = argparse.Namespace(
-        ema_decay=0.7, ema_fp32=precise, ema_seed_model=None, ema_start_update=2, ema_update_freq=1
-    )
-    model = small(2).to(dtype)
-    ours, theirs = MovingAverage(model, cfg), EMA(model, cfg)
-    for update in range(1, 6):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.randn_like(parameter) * 0.1
-        ours.step(model, update)
-        theirs.step(model, update)
-    assert bool(ours.fp32_params) == precise
-    for found, expected in ((ours.get_model().state_dict(), theirs.get_model().state_dict()),
-                            (ours.fp32_params, theirs.fp32_params)):  # fmt: skip
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(ours.get_model().decoder.layers[0].fc1.weight, model.decoder.layers[0].fc1.weight)

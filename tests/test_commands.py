@@ -5,13 +5,16 @@ Each is started cold here at least once; elsewhere they are forks of the test pr
 
 import json
 import re
+from dataclasses import fields
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.plugin.command_line import read_input
+from deepnet_fairseq.plugin.config import CONFIGS
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run, run_cold
@@ -50,8 +53,43 @@ def test_it_is_what_it_says(trained, capsys):
 def small(data, tmp_path_factory):
     """A checkpoint of a 2L-2L model."""
     folder = tmp_path_factory.mktemp("small")
-    quiet(run_cold("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder))
+    flags = ("--max-update", "1", "--save-dir", folder, "--tensorboard-logdir", folder / "board")
+    log = quiet(run_cold("fairseq-train", data, *TRAIN_FLAGS, *TINY, *flags))
+    (folder / "log").write_text(log)
     return folder / "checkpoint_last.pt"
+
+
+def scalars(folder) -> dict[str, float]:
+    """The last value of each tag in the one file of TensorBoard's in a folder: 8 bytes of length, 4, an event, 4."""
+    (path,) = folder.iterdir()
+    content, at, found = path.read_bytes(), 0, {}
+    while at < len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 8], "little")
+        event = event_pb2.Event.FromString(content[at + 12 : end])
+        found |= {value.tag: value.simple_value for value in event.summary.value}
+        at = end + 4
+    return found
+
+
+def test_a_training_says_what_it_is_and_where_its_numbers_go(small):
+    """fairseq's own --tensorboard-logdir gets the loss of the log."""
+    log, board = (small.parent / "log").read_text(), small.parent / "board"
+    (opening,) = re.findall(r"deepnorm 2L-2L; .*", log)
+    assert "encoder alpha 1.006, beta 0.7006; decoder alpha 1.565, beta 0.4518" in opening
+    assert f"fp32; checkpoints in {small.parent}; TensorBoard in {board}" in opening
+    parameters = sum(p.numel() for p in from_checkpoint(str(small))[0].parameters())
+    assert f"; {parameters:,} parameters; " in opening
+    assert scalars(board / "train_inner")["loss"] == pytest.approx(losses(log)[1], abs=1e-3)
+
+
+def test_help_ends_with_the_flags_of_our_models():
+    words = ("--user-dir", USER_DIR, "--arch", "deepnet_transformer_18_18", "--help")
+    printed = run("fairseq-train", *words).stdout
+    ours = printed[printed.index("\ndeepnet_transformer: the model:") :]
+    known = set(re.findall(r"^  (--[\w-]+)", ours, re.MULTILINE))
+    assert {f"--{field.name}".replace("_", "-") for field in fields(CONFIGS["deepnet_transformer"])} >= known
+    assert {"--encoder-layers", "--method", "--admin-profile", "--pro-res", "--deepnet-probe", "--stop-stuck"} <= known
+    assert len(re.findall(r"^deepnet_transformer: .*:$", ours, re.MULTILINE)) == 3
 
 
 def test_interactive_and_validate(data, small, tmp_path):

@@ -47,7 +47,7 @@ def test_the_corpus_is_the_one_that_recorded_runs_were_trained_on(corpus):
 
 
 def test_command_writes_it(tmp_path):
-    run("deepnet", "corpus", tmp_path / "c", "--seed", "2")
+    run("deepnet", "prepare", "language", tmp_path / "c", "--seed", "2")
     expected = make_corpus(DEFAULT, seed=2)
     assert all(read_parallel(str(tmp_path / "c" / split), "qaa", "qab") == expected[split] for split in DEFAULT)
 
@@ -60,7 +60,7 @@ def test_a_full_disk(tmp_path):
         with pytest.raises(
             SystemExit, match=r"train\.qa[ab]: could not be written \(File too large\); free some space"
         ):
-            main(["corpus", str(tmp_path / "c")])
+            main(["prepare", "language", str(tmp_path / "c")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())

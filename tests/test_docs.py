@@ -1,5 +1,6 @@
 """The documentation says what the code does."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS
+from scripts.methods_page import methods_page
 
 from .support.helpers import ROOT, USER_DIR, call, run_cold
 
@@ -21,14 +23,13 @@ FOLDERS = (ROOT, ROOT / "docs", ROOT / "results")
 PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md")) if page.name != "CHANGELOG.md"]
 
 
-def test_table_of_methods_is_the_commands(capsys):
-    """docs/methods.md holds what `deepnet methods --markdown` prints; scripts/render_results.sh writes it.
+def test_tables_of_methods():
+    """docs/methods.md holds what scripts/methods_page.py writes; scripts/render_results.sh calls it.
 
     A method that is new, or a stranger's, is not on the page yet.
     """
     held = re.search(r"<!-- methods -->\n(.*)<!-- /methods -->", PAGE, re.DOTALL).group(1)
-    main(["methods", "--markdown"])
-    assert set(held.strip().splitlines()) <= set(capsys.readouterr().out.strip().splitlines())
+    assert set(held.strip().splitlines()) <= set(methods_page().splitlines())
 
 
 EDITS = [  # beside those of the page: a plan more
@@ -54,15 +55,13 @@ def extended(tmp_path_factory):
 
 def test_example_of_a_new_method_is_found(extended):
     """Listed, foldable, with its option and its numbers by depth."""
-    printed = call(extended / "deepnet_fairseq", "deepnet_fairseq", "methods", "--markdown")
-    row = re.search(r"^\| `layer_scale` \| .* \| (.*) \| (.*) \| (.*) \| .*\|$", printed, re.MULTILINE)
+    command = ("deepnet_fairseq", "methods", "layer_scale", "--layers", "18,25", "--json")
+    card = json.loads(call(extended / "deepnet_fairseq", *command))
     extra = 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two last LayerNorms
-    assert row.groups() == (f"{extra:+,}", "yes", "yes")
-    assert "\n| `--layer-scale-init` | number | 0.0 |" in printed
-    for layers, g in ((18, 0.1), (25, 1e-6)):
-        command = ("coefficients", layers, layers, "--method", "layer_scale")
-        printed = call(extended / "deepnet_fairseq", "deepnet_fairseq", *command)
-        assert printed == "".join(f"{stack}  g = {g:.6f}\n" for stack in ("encoder", "decoder"))
+    assert card["parameters"].startswith(f"{extra:+,} beside") and card["last LayerNorm"] == "yes"
+    assert card["export"].startswith("plain Transformer")
+    assert card["options"][0][:3] == ["--layer-scale-init", "number", "0.0"]
+    assert card["coefficients"] == {"18L-25L": pytest.approx({"encoder g": 0.1, "decoder g": 1e-6})}
 
 
 @pytest.mark.smoke
@@ -101,7 +100,7 @@ def test_coefficients_are_those_of_the_depths():
 
 
 def test_commands_named_in_the_documentation_exist():
-    known = set(re.findall(r"^    ([a-z-]+)", run_cold("deepnet", "--help").stdout, re.MULTILINE))
+    known = set(re.findall(r"^  ([a-z-]+)  ", run_cold("deepnet", "--help").stdout, re.MULTILINE))
     for page in PAGES:
         named = set(re.findall(r"(?:^|`|&& )deepnet ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
         assert named <= known, page

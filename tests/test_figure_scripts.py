@@ -55,7 +55,7 @@ def test_sweeps_of_figure_7():
 def test_data(tmp_path, number, recipe):
     """Without DATA the corpus's recipe comes first; a folder that is not there ends the script."""
     first = figure(number, COMMANDS, OUT=tmp_path / "out").stdout.splitlines()[0]
-    assert first == f"deepnet prepare {recipe} {tmp_path}/out/data/{recipe}"
+    assert first == f"deepnet prepare corpus {recipe} {tmp_path}/out/data/{recipe}"
     done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
     assert done.stderr.splitlines()[-1] == f"figure{number}.sh: DATA={tmp_path / 'absent'}: no such folder"
 

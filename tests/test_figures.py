@@ -24,7 +24,7 @@ def drawn(tmp_path_factory):
     """Runs of every figure, and what the command made of them."""
     root = tmp_path_factory.mktemp("recorded") / "runs"
     every_figure(root)
-    main(["figures", str(root)])
+    main(["report", str(root), "--figures"])
     return root
 
 
@@ -67,7 +67,7 @@ def test_pictures_and_numbers(figure, drawn):
 
 def test_only_some_figures_elsewhere(drawn, tmp_path):
     """The same runs give the same bytes."""
-    main(["figures", str(drawn), "--only", "8,5", "--out", str(tmp_path / "new" / "out")])
+    main(["report", str(drawn), "--figures", "8,5", "--out", str(tmp_path / "new" / "out")])
     assert [path.name for path in sorted((tmp_path / "new" / "out").iterdir())] == [
         "figure5.md", "figure5.png", "figure8.md", "figure8.png"]  # fmt: skip
     assert (tmp_path / "new" / "out" / "figure5.png").read_bytes() == (drawn / "figure5.png").read_bytes()
@@ -174,7 +174,7 @@ def normformer(tmp_path_factory):
     model(root, "b", "pre_ln", gradients({0: (1.0, 0.5), 500: (3.0, 0.5), 5000: (1.0, 0.25)}))
     learned = scales({0: 1.0, 5000: 0.2})
     model(root, "c", "normformer", both(gradients({0: (2.0, 1.0), 500: (4.0, 1.0), 5000: (9.0, 1.0)}), learned))
-    main(["figures", str(root)])
+    main(["report", str(root), "--figures"])
     return root
 
 

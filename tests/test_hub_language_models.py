@@ -39,7 +39,7 @@ def loaded(hub):
 
 @pytest.fixture(scope="module", name="prepared")
 def a_prepared(texts, tmp_path_factory):
-    """`deepnet prepare-lm`: 300 lines with SentencePiece, in documents."""
+    """`deepnet prepare lm`: 300 lines with SentencePiece, in documents."""
     return prepare(texts, tmp_path_factory.mktemp("lm") / "bin", "--vocab", VOCAB)
 
 

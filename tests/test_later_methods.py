@@ -1,5 +1,6 @@
 """Methods since 2024 on one stream: hidden states worked out from the weights, factors, exceptions, gradients."""
 
+import json
 import math
 
 import pytest
@@ -88,20 +89,20 @@ def test_what_complete_p_asks_of_training():
 
 
 def test_coefficients_by_option(capsys):
-    main(
-        ["coefficients", "100", "12", "--method", "complete_p", "--option", "base_depth=4", "--option", "exponent=0.5"]
-    )
-    encoder, decoder = capsys.readouterr().out.splitlines()
-    assert encoder == "encoder  branch = 0.200000  lr = 0.200000  adam_eps = 0.200000"
-    assert decoder == "decoder  branch = 0.577350  lr = 0.577350  adam_eps = 0.577350"
+    words = ("--layers", "100,12", "--option", "base_depth=4", "--option", "exponent=0.5")
+    main(["methods", "complete_p", *words, "--json"])
+    found = json.loads(capsys.readouterr().out)["coefficients"]["100L-12L"]
+    numbers = {"encoder": 0.2, "decoder": 12**-0.5 * 2}
+    expected = {f"{stack} {name}": numbers[stack] for stack in numbers for name in ("branch", "lr", "adam_eps")}
+    assert found == pytest.approx(expected)
     for word, message in (
         ("rescale=0", "--option rescale=0: rescale is true or false"),
         ("base_depth=2.5", "base_depth is a whole number"),
     ):
         with pytest.raises(SystemExit, match=message):
-            main(["coefficients", "4", "4", "--method", "b2t" if "=0" in word else "complete_p", "--option", word])
-    main(["coefficients", "4", "4", "--method", "b2t", "--option", "rescale=True"])
-    assert "gain = 0.5" in capsys.readouterr().out
+            main(["methods", "b2t" if "=0" in word else "complete_p", "--option", word])
+    main(["methods", "b2t", "--layers", "4,4", "--option", "rescale=True"])
+    assert "encoder gain  0.500000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])

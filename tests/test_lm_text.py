@@ -1,4 +1,4 @@
-"""deepnet prepare-lm: what the tasks read is the text, its documents apart, in pieces that fit other text too.
+"""deepnet prepare lm: what the tasks read is the text, its documents apart, in pieces that fit other text too.
 
 A mistake ends in one line that names the flag or the file, and leaves nothing behind.
 """
@@ -178,7 +178,7 @@ SETTINGS = {
 
 
 def test_settings_that_are_none(tmp_path):
-    with pytest.raises(UserError, match=r"text.json: no such file; make the data with `deepnet prepare-lm`"):
+    with pytest.raises(UserError, match=r"text.json: no such file; make the data with `deepnet prepare lm`"):
         lm_text.read(tmp_path)
     for text, message in SETTINGS.items():
         (tmp_path / "text.json").write_text(text)

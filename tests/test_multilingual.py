@@ -50,7 +50,7 @@ def text(tmp_path_factory):
 
 
 def prepare(text, dest, *flags):
-    main(["prepare", "multilingual", str(dest), "--from", str(text), "--workers", "1", *flags])
+    main(["prepare", "corpus", "multilingual", str(dest), "--from", str(text), "--workers", "1", *flags])
     return dest
 
 

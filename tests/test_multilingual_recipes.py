@@ -27,7 +27,7 @@ PAIRS = "de-en,de-fr"
 
 
 def command(recipe, dest, *flags):
-    return ["prepare", recipe, str(dest), "--miniature", "--workers", "1", *flags]
+    return ["prepare", "corpus", recipe, str(dest), "--miniature", "--workers", "1", *flags]
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_rows_can_be_narrowed(tmp_path):
     where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": tmp_path, "TEXT": " ".join(names)}
     prepare, *commands = dry_run("normformer_lm", **chosen, **where)
     dest, rows = str(tmp_path / "data/text"), trained(commands)
-    assert prepare == ["deepnet", "prepare-lm", *names, dest, "--bpe", "gpt2"] and commands[0][1] == dest
+    assert prepare == ["deepnet", "prepare", "lm", *names, dest, "--bpe", "gpt2"] and commands[0][1] == dest
     assert [(flags["--method"], flags["--lr"], flags["--seed"], batch(flags)) for flags in rows] == [
         ("deepnorm", "1e-3", "3", 2**19), ("deepnorm", "2e-3", "3", 2**19), ("post_ln", "2e-4", "3", 2**19),
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def test_rows_can_be_narrowed(tmp_path):
     "setting, message",
     [
         ({"PARTS": "clm glue"}, "PARTS: glue is none of clm, ablation, mlm"),
-        ({}, 'the paper\'s text is not public: DATA=DIR of deepnet prepare-lm, TEXT="TRAIN VALID TEST", or SMOKE=1'),
+        ({}, 'the paper\'s text is not public: DATA=DIR of deepnet prepare lm, TEXT="TRAIN VALID TEST", or SMOKE=1'),
         ({"TEXT": "train valid"}, "/valid: name three files, TRAIN VALID TEST"),
     ],
 )

@@ -44,7 +44,7 @@ def test_version_is_the_packages(capsys):
     assert __version__ == newest == metadata.version("deepnet_fairseq")
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "archs", "coefficients 6 6", "methods", PLAN])
+@pytest.mark.parametrize("words", ["--help", "--version", "methods --archs", "methods deepnorm", "methods", PLAN])
 def test_commands_import_what_they_use(words):
     """The command by its other name: no torch for a page of help; no fairseq for a model or a plan."""
     printed = run_cold("python", "-X", "importtime", "-m", "deepnet_fairseq", *words.split()).stdout
@@ -63,7 +63,7 @@ def test_what_is_not_installed_is_named_with_the_way_to_it(module, monkeypatch):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(corpora, "register", register)
-    assert_refused(MISSING[module], "prepare-text", "qaa", "qab", "train", "valid", "test", "data")
+    assert_refused(MISSING[module], "prepare", "text", "qaa", "qab", "train", "valid", "test", "data")
 
 
 class Installation:
@@ -171,7 +171,7 @@ def test_wheel_and_torch_alone(wheel, tmp_path):
     assert not (installed.site / "fairseq").exists() and not (installed.site / "numpy").exists()
     (tmp_path / "alone.py").write_text(ALONE)
     assert installed.run("python alone.py", tmp_path).stdout == "2\n"
-    assert installed.run("deepnet coefficients 6 6", tmp_path).stdout.startswith("encoder  alpha = ")
+    assert "encoder alpha  1.417938 " in installed.run("deepnet methods deepnorm", tmp_path).stdout
     assert "fits into 80 GiB as it is" in installed.run(f"deepnet {PLAN}", tmp_path).stdout
     done = installed.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
     said = done.stderr.splitlines()[-1]  # behind torch's own warning that there is no numpy

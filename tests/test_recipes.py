@@ -33,7 +33,7 @@ def test_a_plan_names_files_and_counts_and_makes_nothing(name, tmp_path, capsys)
         (text / "de-en" / f"train.{lang}").touch()
     pairs = ("--pairs", "de-en") if "pairs" in recipe.takes else ()
     own = ("--from", str(text)) if name == "multilingual" else ()
-    main(["prepare", name, str(dest), "--plan", *pairs, *own])
+    main(["prepare", "corpus", name, str(dest), "--plan", *pairs, *own])
     plan = capsys.readouterr().out
     files = recipe.files(Options(dest, dest, pairs=pairs[1:] or None, text=text if own else None))
     facts = [fact for file in files for fact in (*file.urls, file.checksum or "no checksum known")]

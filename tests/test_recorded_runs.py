@@ -81,7 +81,7 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
 def test_runs_without_what_the_figure_needs(figure, facts, message, tmp_path):
     record(tmp_path, figure, "run", **facts)
     with pytest.raises(SystemExit) as stop:
-        main(["figures", str(tmp_path)])
+        main(["report", str(tmp_path), "--figures"])
     assert message in str(stop.value) and str(tmp_path) in str(stop.value) and "\n" not in str(stop.value)
 
 

@@ -99,7 +99,7 @@ def test_moses_tokens_are_undone(tmp_path):
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
     (bin / "raw").mkdir()
-    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # where prepare-text copies it
+    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # where `prepare text` copies it
     assert align_with_references(Output(path), read_corpus(bin)).references == RAW[::-1]
     (bin / "raw" / "test.en").unlink()
     prepared = align_with_references(Output(path), read_corpus(bin))

@@ -1,4 +1,4 @@
-"""deepnet significance: p values against sacreBLEU's command and by what must hold."""
+"""deepnet score BASELINE SYSTEM: p values against sacreBLEU's command and by what must hold."""
 
 import re
 
@@ -71,7 +71,7 @@ def test_directions(multilingual, capsys):
     base, new = multilingual
     comparisons = significance(base, [new])
     assert list(comparisons) == [("test", "de-en"), ("test", "en-de"), ("test", "fr-en")]
-    main(["significance", str(base), str(new)])
+    main(["score", str(base), str(new)])
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0].split()[:4] == ["set", "direction", "system", "BLEU"] and re.search(r"0\.00\d\d\*", lines[3])

@@ -49,11 +49,11 @@ class Case:
         if kind == "pair":
             self.folder.mkdir()
             prefixes = [text / split for split in SPLITS]
-            main(["prepare-text", *LANGS[kind], *map(str, prefixes), str(data), "--vocab", "400"])
+            main(["prepare", "text", *LANGS[kind], *map(str, prefixes), str(data), "--vocab", "400"])
             self.flags: tuple = (data,)
         else:
             words = ("--from", text.parent, "--vocab", "400", "--workers", "1")
-            main(["prepare", "multilingual", str(self.folder), *map(str, words)])
+            main(["prepare", "corpus", "multilingual", str(self.folder), *map(str, words)])
             self.flags = (
                 data, "--task", "translation_multi_simple_epoch", "--lang-dict", data / "langs.txt",
                 "--lang-pairs", "de-en,en-de", *TAGS,

@@ -44,8 +44,15 @@ def decoder_of(layers: int, gain: float, gained=GAINED) -> dict:
     return state
 
 
-def judged(state: dict, method: str = "deepnorm", **config):
-    return audit(recognised(state, config, None, []), method)
+def judged(state: dict, method: str = "deepnorm", alpha: float | None = None):
+    """The audit of a state dict, which holds alpha as a number beside the layers, if one is given."""
+    return audit(recognised(state | ({} if alpha is None else {"decoder.alpha": torch.tensor(alpha)}), {}), method)
+
+
+def tokens(kind: str) -> tuple:
+    """What a model of a kind is called with."""
+    ids = torch.arange(16).view(2, 8) % 7 + 3
+    return (ids, None, ids) if kind == archs.MODEL_NAME else (ids,)
 
 
 def only(result) -> str:
@@ -60,7 +67,7 @@ def test_a_right_model_of_every_method_fits(name):
         torch.manual_seed(0)
         widths = {"encoder": 48 if kind == archs.MODEL_NAME else 32, "decoder": 32}
         fields = sizes(kind, 3) | {f"{stack}_embed_dim": widths[stack] for stack in archs.STACKS[kind]}
-        result = verify(build(kind, 50, method=name, **fields), name)
+        result = verify(build(kind, 50, method=name, **fields), name, tokens(kind))
         assert result.fits and not result.trained, result.findings
         assert {row.verdict for row in result.rows} == {"fits"}
 
@@ -69,12 +76,12 @@ def test_a_right_model_of_every_method_fits(name):
 def test_modifiers_do_not_disturb(name):
     """Branches of less than a thousandth, normalised queries: a merge is found as it is, or not at all."""
     fields = sizes(archs.LM, 3) | {"decoder_embed_dim": 32, "pro_res": True, "qk_norm": True}
-    result = verify(build(archs.LM, 50, method=name, **fields), name)
+    result = verify(build(archs.LM, 50, method=name, **fields), name, tokens(archs.LM))
     assert result.fits and result.factors, result.findings
 
 
 def test_right_weights_in_others_names_fit():
-    result = judged(decoder_of(24, (8 * 24) ** -0.25), deepnorm_alpha=48**0.25)
+    result = judged(decoder_of(24, (8 * 24) ** -0.25), alpha=48**0.25)
     assert result.fits and len(result.rows) == 6 and result.factors[0][-1] == "fits"
     assert result.text().endswith("\nwhat was examined fits --method deepnorm")
     assert result.as_dict()["fits"] and result.as_dict()["unexamined"]
@@ -143,21 +150,23 @@ def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
     """labml's x + alpha f, in a forward pass; its weights say nothing of it."""
     alpha = 12**0.25
     wrong, right = labml(6, 1.0, alpha).train(), labml(6, alpha, 1.0)
-    assert verify(right, "deepnorm").fits and len(verify(right, "deepnorm").factors) == 2
-    result = verify(wrong, "deepnorm")
+    assert verify(right, "deepnorm", tokens("labml")).fits and not verify(right, "deepnorm").factors
+    result = verify(wrong, "deepnorm", tokens("labml"))
     assert [text.split(": ")[0] for text in result.findings] == ["decoder self_attn", "decoder ffn"]
     assert all("it stands on the branch, x + 1.861 f" in text for text in result.findings)
     assert wrong.training and not any(module._forward_hooks for module in wrong.modules())
     assert judged(wrong.state_dict()).fits
-    assert verify(labml(6, 2.0, 2.0), "post_ln").factors[0][-1] == "fits"  # LN does not see a common factor
+    assert (
+        verify(labml(6, 2.0, 2.0), "post_ln", tokens("labml")).factors[0][-1] == "fits"
+    )  # LN does not see a common factor
 
 
 MISTAKES = {
-    "MixLN": lambda: judged(decoder_of(24, 192**0.25), residual_scale=2.8284271247461903),
-    "Keel": lambda: judged(decoder_of(24, 48**-0.25), deepnorm_alpha=48**0.25),
+    "MixLN": lambda: judged(decoder_of(24, 192**0.25), alpha=2.8284271247461903),
+    "Keel": lambda: judged(decoder_of(24, 48**-0.25), alpha=48**0.25),
     "torchscale": lambda: judged(torchscale(12, 12)),
     "xformers": lambda: judged(decoder_of(12, 96**-0.25, tuple(name for name in GAINED if name != "v_proj"))),
-    "labml": lambda: verify(labml(6, 1.0, 12**0.25), "deepnorm"),
+    "labml": lambda: verify(labml(6, 1.0, 12**0.25), "deepnorm", tokens("labml")),
     "several": lambda: judged(merged(12, 96**-0.25)),
     "microsoft": lambda: judged(decoder_of(12, 24**0.25), alpha=96**-0.25),
 }
@@ -179,7 +188,7 @@ def test_torchs_own_encoder():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(C, 4, F, batch_first=True)
     module = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    result = verify(module, "deepnorm")
+    result = verify(module, "deepnorm", (torch.randn(2, 8, C),))
     assert any("factor of the shortcut 1, deepnorm has 1.565; a plain shortcut" in text for text in result.findings)
     assert any("torch's default for a Linear" in text for text in result.findings)
 
@@ -187,7 +196,7 @@ def test_torchs_own_encoder():
 @pytest.mark.parametrize("kind", list(archs.STACKS))
 def test_fairseqs_own_models_are_post_ln(kind):
     """RoBERTa with BERT's weights, of which Post-LN says nothing."""
-    result = verify(stock(kind, 3), "post_ln")
+    result = verify(stock(kind, 3), "post_ln", tokens(kind))
     assert result.fits and result.profile == "fairseq_head", result.findings
     if kind == archs.MASKED_LM:
         assert "N(0, 0.02), as BERT's and GPT-2's" in result.notes[0]
@@ -202,9 +211,9 @@ def test_a_trained_model_is_judged_on_what_training_leaves():
     result = verify(model, "deepnorm")
     assert result.fits and result.trained.startswith("trained: gains of its LayerNorms")
     assert {row.verdict for row in result.rows} <= {"fits", "trained, not judged"}
-    found = [text.split(": ")[0] for text in verify(model, "post_ln").findings]
+    found = [text.split(": ")[0] for text in verify(model, "post_ln", tokens(archs.LM)).findings]
     assert sorted(found) == ["decoder ffn", "decoder self_attn"]
-    assert audit(recognised(decoder_of(24, 1.0), {"alpha": 48**0.25}, 7, []), "deepnorm").trained
+    assert audit(recognised(decoder_of(24, 1.0), {}, 7), "deepnorm").trained
 
 
 def test_names_that_are_no_whole_model():

@@ -1,51 +1,95 @@
-"""The `deepnet` command: each subcommand parses, calls one room of the package, prints. One file a group of them."""
+"""The `deepnet` command: each subcommand parses, calls one room of the package, and returns what is to be shown."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import inspect
+import json
 import logging
 import sys
+import textwrap
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import UserError
 from ..user_dir import import_user_dir
 
-# in the order in which --help lists their commands
-GROUPS = ("start", "inspection", "models", "plan", "corpora", "results")
+FILES = ("start", "inspection", "methods", "models", "plan", "corpora", "results")
+GROUPS = {  # title -> commands, as --help lists them
+    "Train and compare": ("quickstart", "compare", "check", "plan", "profile"),
+    "Look inside": ("methods", "verify"),
+    "Translate and export": ("translate", "generate", "average", "export"),
+    "Data and reports": ("prepare", "score", "report"),
+    "This installation": ("path",),
+}
+MOVED = {  # commands of release 0.1
+    "archs": "methods --archs", "coefficients": "methods NAME --layers N,M", "corpus": "prepare language DEST",
+    "environment": "path --environment", "figures": "report RUNS --figures", "prepare-lm": "prepare lm",
+    "init-report": "methods NAME --weights ARCH", "prepare-text": "prepare text",
+    "significance": "score BASELINE SYSTEM...",
+}  # fmt: skip
 # commands that build models and are no program of fairseq's, which has the flag itself
-OWN_METHODS = ("coefficients", "init-report", "methods", "verify", "plan", "export", "average")
+OWN_METHODS = ("methods", "verify", "plan", "export", "average")
+
+
+class Help(argparse.HelpFormatter):
+    """Fill paragraphs of a description; those with indented lines, as examples, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.split("\n\n")
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in parts)
+
+
+class Shown(NamedTuple):
+    """What a command shows: text for people, "" for none, data for --json; status: of the process."""
+
+    text: str
+    data: Any
+    status: int = 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands, of which each sets `run` to the function that does it.
+    """Return the parser of all subcommands, of which each sets `run` to the function that does it.
 
     A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
-    the parser to add flags to, function(args) runs it, and its docstring is its help. With `usage`, what is shown
-    behind the name, the command takes flags that it does not know: function finds them in args.rest.
+    the parser to add flags to, and function(args) returns a Shown; one that prints by itself has no --json of this
+    file's. Its docstring is the help: a sentence, what more there is to say, an example. With `usage`, what is shown
+    behind the name, the command takes flags that it does not know: function finds them in args.rest. among: the
+    subparsers to register with, those of a command of several.
     """
-    top = argparse.ArgumentParser(prog="deepnet", description="Very deep Transformers for machine translation.")
+    top = argparse.ArgumentParser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, prog="deepnet", metavar="COMMAND", help=argparse.SUPPRESS)
+    sentences = {}
 
-    def command(name: str, function, usage: str = "") -> argparse.ArgumentParser:
-        text, shown = function.__doc__, f"deepnet {name} {usage}" if usage else None
-        sub = commands.add_parser(
-            name, help=text.split("\n")[0], description=text, usage=shown, allow_abbrev=not usage,
-            formatter_class=argparse.RawDescriptionHelpFormatter if usage else argparse.HelpFormatter,
+    def command(name: str, function, usage: str = "", among=commands) -> argparse.ArgumentParser:
+        text = inspect.cleandoc(function.__doc__)
+        sentence = sentences[name] = text.split("\n")[0]
+        sub = among.add_parser(
+            name, description=text, usage=f"deepnet {name} {usage}" if usage else None, allow_abbrev=not usage,
+            formatter_class=Help, **({} if among is commands else {"help": sentence}),
         )  # fmt: skip
-        sub.set_defaults(run=function, passes_flags_on=bool(usage))
+        shows = "Shown" in str(function.__annotations__.get("return"))
+        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=shows)
+        if shows:
+            sub.add_argument("--json", action="store_true", help="print JSON for programs")
         if name in OWN_METHODS:
             sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
         return sub
 
-    for group in GROUPS:
-        importlib.import_module(f"{__name__}.{group}").add(command)
+    for file in FILES:
+        importlib.import_module(f"{__name__}.{file}").add(command)
+    lines = ["Very deep Transformers for machine translation.", "", "`deepnet COMMAND --help` explains a command."]
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:12}{sentences[name]}" for name in names if name in sentences)]
+    top.description = "\n".join(lines)
     return top
 
 
 def numbers(flag: str, text: str, example: str) -> list[int]:
-    """Of a flag's comma-separated list; UserError, naming the flag, for anything else."""
+    """Return the numbers of a flag's comma-separated list; UserError, naming the flag, for anything else."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
@@ -53,8 +97,11 @@ def numbers(flag: str, text: str, example: str) -> list[int]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs one subcommand; a mistake of the user ends it with one line and status 1."""
-    args, rest = parser().parse_known_args(argv)
+    """Run one subcommand; a mistake of the user ends it with one line and status 1."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in MOVED:
+        sys.exit(f"deepnet: error: `deepnet {words[0]}` is now `deepnet {MOVED[words[0]]}`")
+    args, rest = parser().parse_known_args(words)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
         if rest and not args.passes_flags_on:
@@ -62,7 +109,13 @@ def main(argv: list[str] | None = None) -> None:
         args.rest = rest
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
-        args.run(args)
+        with contextlib.redirect_stdout(sys.stderr) if args.shows and args.json else contextlib.nullcontext():
+            shown = args.run(args)  # with --json progress goes to stderr
+        if shown is not None:
+            if said := json.dumps(shown.data) if args.json else shown.text:
+                print(said)
+            if shown.status:
+                sys.exit(shown.status)
     except UserError as error:
         sys.exit(f"deepnet: error: {error}")
     except ModuleNotFoundError as error:
@@ -73,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"deepnet: error: needs {missing}; {way} (docs/install.md)")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # deepnet archs | head
+    except BrokenPipeError:  # deepnet methods --archs | head
         sys.stderr.close()
     except OSError as error:  # a file that is missing, in the way, or not writable; a full disk is not named
         place = error.filename or getattr(args, "dest", None) or getattr(args, "out", None)

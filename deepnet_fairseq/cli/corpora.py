@@ -1,4 +1,4 @@
-"""Commands that make data."""
+"""The command that makes data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,62 @@ from pathlib import Path
 
 from .. import register
 from ..errors import UserError
+from . import Shown
 
 VOCAB = 32_000  # of a language model
 
 
-def make_corpus(args) -> None:
-    """the embedded artificial language pair"""
+def prepare(args) -> None:
+    """Make binarised data, of your text or of a paper's corpus.
+
+    `deepnet prepare KIND --help` explains each kind.
+
+    example:
+      deepnet prepare text de en corpus/train corpus/valid corpus/test data-bin/de-en
+    """
+
+
+def language(args) -> Shown:
+    """Write text of the small made language pair of the quickstart.
+
+    example:
+      deepnet prepare language text
+      deepnet prepare text qaa qab text/train text/valid text/test data-bin --vocab 1000
+    """
     from ..data import language
 
     corpus = language.make_corpus(language.SIZES, args.seed, args.nouns, args.verbs)
     language.write_corpus(corpus, Path(args.dest))
-    print(f"wrote {', '.join(f'{n:,} {split}' for split, n in language.SIZES.items())} pairs to {args.dest}")
+    pairs = ", ".join(f"{count:,} {split}" for split, count in language.SIZES.items())
+    return Shown(f"wrote {pairs} pairs to {args.dest}", {"wrote": args.dest, "pairs": language.SIZES})
 
 
-def prepare_text(args) -> None:
-    """parallel text -> joint BPE -> binarised data"""
+def parallel_text(args) -> Shown:
+    """Cut parallel text into pieces, and binarise it.
+
+    The pieces are those of one SentencePiece model for both languages, whose files have a sentence a line, and
+    the same number of lines. DEST gets the binarised data, the vocabulary, and the plain text to score against.
+
+    example, of corpus/train.de, corpus/train.en and so on:
+      deepnet prepare text de en corpus/train corpus/valid corpus/test data-bin/de-en
+    """
     register()
     from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
     prepare_text((args.source, args.target), prefixes, Path(args.dest), args.vocab, args.drop_empty)
+    return _made(args)
 
 
-def prepare_corpus(args) -> None:
-    """a corpus of the papers, from its published files to binarised data"""
+def corpus(args) -> Shown:
+    """Make a paper's corpus, from its published files on.
+
+    With --plan it says what would be downloaded and done, and does nothing.
+
+    examples:
+      deepnet prepare corpus iwslt14_de_en data/iwslt14 --plan
+      deepnet prepare corpus opus100 data/opus100 --pairs de-en,en-fr
+    """
     from ..data import miniature
     from ..data.download import fetch_all
     from ..data.recipes import Options, find
@@ -46,14 +78,22 @@ def prepare_corpus(args) -> None:
         **{name: getattr(args, name) for name in same},
     )
     if args.plan:
-        print(recipe.plan(options))
-    else:
-        register()
-        recipe.build(options)
+        plan = recipe.plan(options)
+        return Shown(plan, {"plan": plan})
+    register()
+    recipe.build(options)
+    return _made(args)
 
 
-def prepare_lm(args) -> None:
-    """plain text -> SentencePiece or GPT-2's BPE -> binarised data for language models"""
+def plain_text(args) -> Shown:
+    """Cut text into pieces, and binarise it for a language model.
+
+    Pieces are SentencePiece's, learnt on TRAIN, or GPT-2's byte-level BPE.
+
+    examples:
+      deepnet prepare lm wiki.train wiki.valid wiki.test data-bin/wiki --vocab 32000
+      deepnet prepare lm wiki.train wiki.valid wiki.test data-bin/wiki --bpe gpt2
+    """
     register()
     from ..data.lm_text import prepare_lm
 
@@ -68,6 +108,11 @@ def prepare_lm(args) -> None:
     texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in ("train", "valid", "test")}
     dictionary = Path(args.dict) if args.dict else None
     prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
+    return _made(args)
+
+
+def _made(args) -> Shown:
+    return Shown("", {"wrote": args.dest})
 
 
 def _sentencepiece(args):
@@ -100,20 +145,35 @@ ONLY = {"sentencepiece": ("vocab", "spm"), "gpt2": ("encoder_json", "vocab_bpe",
 
 
 def add(command) -> None:
-    """Registers `deepnet corpus`, `prepare-text`, `prepare`, `prepare-lm`; command: as parser() gives it."""
-    sub = command("corpus", make_corpus)
-    sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
-    sub.add_argument("--nouns", type=int, default=120)
-    sub.add_argument("--verbs", type=int, default=60)
-    sub.add_argument("--seed", type=int, default=1)
+    """Register `deepnet prepare` with its kinds, and their flags; command: as parser() gives it."""
+    kinds = command("prepare", prepare).add_subparsers(required=True, metavar="KIND", title="kinds")
 
-    sub = command("prepare-text", prepare_text)
-    for name in ("source", "target", "train", "valid", "test", "dest"):
-        sub.add_argument(name, metavar=name.upper())
-    sub.add_argument("--vocab", type=int, default=10_000, help="SentencePiece pieces (default 10,000)")
+    sub = command("text", parallel_text, among=kinds)
+    sub.add_argument("source", metavar="SOURCE", help="code of the source language, the ending of its files")
+    sub.add_argument("target", metavar="TARGET", help="code of the target language")
+    for split in ("train", "valid", "test"):
+        sub.add_argument(
+            split, metavar=split.upper(), help=f"{split.upper()}.SOURCE and {split.upper()}.TARGET are read"
+        )
+    sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
+    sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="SentencePiece pieces (default 10,000)")
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
 
-    sub = command("prepare", prepare_corpus)
+    sub = command("lm", plain_text, among=kinds)
+    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents")
+    sub.add_argument("valid", metavar="VALID", help="the same to validate on; may be several, with commas between")
+    sub.add_argument("test", metavar="TEST", help="the same to test on; may be several, with commas between")
+    sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
+    sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
+    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {VOCAB:,})")
+    sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
+    sub.add_argument("--encoder-json", metavar="FILE", help="GPT-2's encoder.json (default: fetched)")
+    sub.add_argument("--vocab-bpe", metavar="FILE", help="GPT-2's vocab.bpe (default: fetched)")
+    sub.add_argument("--downloads", metavar="DIR", help="where they are fetched to (default gpt2_bpe beside DEST)")
+    sub.add_argument("--dict", metavar="FILE", help="dictionary of a model that shall read DEST")
+    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+
+    sub = command("corpus", corpus, among=kinds)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")
     sub.add_argument("--plan", action="store_true", help="say what would be done: files, tools, counts")
@@ -127,17 +187,8 @@ def add(command) -> None:
     sub.add_argument("--spm", type=Path, metavar="FILE", help="a SentencePiece model to take instead of training one")
     sub.add_argument("--miniature", action="store_true", help="generated files in place of the downloads")
 
-    sub = command("prepare-lm", prepare_lm)
-    sub.add_argument("train", metavar="TRAIN", help="UTF-8, a sentence or paragraph a line, documents set apart by "
-                     "empty lines; so are VALID and TEST, which may be several, separated by commas")  # fmt: skip
-    sub.add_argument("valid", metavar="VALID")
-    sub.add_argument("test", metavar="TEST")
-    sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
-    sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
-    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {VOCAB:,})")
-    sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
-    sub.add_argument("--encoder-json", metavar="FILE", help="of GPT-2's BPE; by default fetched, as is --vocab-bpe")
-    sub.add_argument("--vocab-bpe", metavar="FILE")
-    sub.add_argument("--downloads", metavar="DIR", help="where they are fetched to (default gpt2_bpe beside DEST)")
-    sub.add_argument("--dict", metavar="FILE", help="fairseq's dictionary of an earlier model (default: all pieces)")
-    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+    sub = command("language", language, among=kinds)
+    sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
+    sub.add_argument("--nouns", type=int, default=120, metavar="N", help="nouns of the language (default 120)")
+    sub.add_argument("--verbs", type=int, default=60, metavar="N", help="verbs of the language (default 60)")
+    sub.add_argument("--seed", type=int, default=1, metavar="N", help="of the sentences (default 1)")

@@ -6,13 +6,18 @@ from pathlib import Path
 
 from .. import register
 from ..errors import UserError
+from . import Shown
 
 
-def profile(args) -> None:
-    """Admin's omegas from the first training batch
+def profile(args) -> Shown:
+    """Measure Admin's omegas on the first training batch.
 
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
+
+    example:
+      deepnet profile DATA --arch deepnet_transformer_18_18 --max-tokens 4096 --out profile.json
+      fairseq-train DATA --arch deepnet_transformer_18_18 --max-tokens 4096 --method admin --admin-profile profile.json
     """
     register()
     from ..files import check_file
@@ -22,8 +27,9 @@ def profile(args) -> None:
     found = profile_run(args.rest)
     found.write(Path(args.out))
     ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
-    print(f"wrote {len(found.omega)} omegas to {args.out}; the last ones: {', '.join(ends)}")
-    print(f"train with the same flags and --method admin --admin-profile {args.out}")
+    text = f"""wrote {len(found.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
+train with the same flags and --method admin --admin-profile {args.out}"""
+    return Shown(text, {"wrote": args.out, "omega": found.omega})
 
 
 ONLY = {  # flags of `deepnet export` and where they mean something
@@ -35,8 +41,15 @@ ONLY = {  # flags of `deepnet export` and where they mean something
 }
 
 
-def export(args) -> None:
-    """a trained model as a plain Transformer, for stock fairseq, CTranslate2 or Hugging Face's transformers"""
+def export(args) -> Shown:
+    """Write a trained model as a plain Transformer, to serve it.
+
+    Readers are stock fairseq (transformer), CTranslate2 and Hugging Face's transformers. `deepnet methods NAME` says
+    which methods become one.
+
+    example:
+      deepnet export checkpoints/averaged.pt --to ctranslate2 --out served --quantization int8
+    """
     register()
     from ..files import check_file, check_folder
     from ..tools.export.transformer import fold_checkpoint
@@ -52,27 +65,27 @@ def export(args) -> None:
     else:
         check_folder("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint)
-    print(f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}")
-    WRITERS[args.to](args, folded)
+    text = f"folded {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}"
+    return Shown(f"{text}\n{WRITERS[args.to](args, folded)}", {"wrote": args.out, "difference": folded.difference})
 
 
-def _to_transformer(args, folded) -> None:
+def _to_transformer(args, folded) -> str:
     from ..tools.export.transformer import write_transformer
 
     write_transformer(folded, Path(args.out), args.fp16)
-    print(f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir")
+    return f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir"
 
 
-def _to_ctranslate2(args, folded) -> None:
+def _to_ctranslate2(args, folded) -> str:
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.served import serve
 
     served = serve(folded, args.data, args.subwords)
     difference = write_ctranslate2(served, Path(args.out), args.quantization)
-    print(f"wrote {args.out}; its log-probability of a token differs by at most {difference:.1e}")
+    return f"wrote {args.out}; its log-probability of a token differs by at most {difference:.1e}"
 
 
-def _to_huggingface(args, folded) -> None:
+def _to_huggingface(args, folded) -> str:
     from ..tools.export.huggingface import write_huggingface
     from ..tools.export.served import serve
     from ..tools.translation import Settings
@@ -83,17 +96,21 @@ def _to_huggingface(args, folded) -> None:
         raise UserError(f"--beam {search.beam}: must be at least 1")
     served = serve(folded, args.data, args.subwords)
     name, difference = write_huggingface(served, Path(args.out), args.subwords, search)
-    print(f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}")
+    return f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}"
 
 
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
 
 
 def translate(args) -> None:
-    """lines of text by a checkpoint, or by a folder of `deepnet export`
+    """Translate lines of text by a checkpoint, or a folder of `deepnet export`.
 
     A line of text in, a line of text out, in order; a blank line stays blank. A checkpoint goes through CTranslate2
     where its method folds and CTranslate2 is installed, else through the package's own decoder.
+
+    example:
+      echo "Ein Beispiel." | deepnet translate checkpoints/averaged.pt
+      deepnet translate served news.de --beam 4 > news.en
     """
     from ..tools import translation
 
@@ -101,8 +118,12 @@ def translate(args) -> None:
     translation.run(args.model, args.file, settings, args.data, args.source_lang, args.target_lang, args.subwords)
 
 
-def average(args) -> None:
-    """the mean of a run's last or best checkpoints, or of the files given"""
+def average(args) -> Shown:
+    """Average a run's last or best checkpoints, or the files given.
+
+    example:
+      deepnet average checkpoints --last 5 --out checkpoints/averaged.pt
+    """
     register()
     from ..files import check_file
     from ..tools import averaging
@@ -120,18 +141,23 @@ def average(args) -> None:
         paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
     check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
-    print(f"wrote {args.out}, the mean of {', '.join(path.name for path in paths)}")
+    names = [path.name for path in paths]
+    return Shown(f"wrote {args.out}, the mean of {', '.join(names)}", {"wrote": args.out, "mean of": names})
 
 
-def generate(args) -> None:
-    """fairseq-generate for many directions of one model, which is loaded once
+def generate(args) -> Shown:
+    """Translate a test set in many directions with one model, loaded once.
 
     Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
+
+    example:
+      deepnet generate DATA --path checkpoints/averaged.pt --directions de-en,fr-en --out generated --beam 5
     """
     register()
     from ..tools.generation import translate
 
     translate(args.directions.split(","), Path(args.out), args.rest)
+    return Shown(f"translated {args.directions} into {args.out}", {"wrote": args.out})
 
 
 def add(command) -> None:
@@ -159,8 +185,8 @@ def add(command) -> None:
     sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
 
     sub = command("export", export)
-    sub.add_argument("checkpoint", metavar="CHECKPOINT")
-    sub.add_argument("--to", required=True, choices=tuple(WRITERS))
+    sub.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-train, or an average of some")
+    sub.add_argument("--to", required=True, choices=tuple(WRITERS), help="program that shall read it")
     sub.add_argument("--out", required=True, help="file (transformer) or folder (the others) to write")
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
@@ -172,7 +198,7 @@ def add(command) -> None:
 
     sub = command("average", average)
     sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")
-    sub.add_argument("--out", required=True, metavar="FILE")
+    sub.add_argument("--out", required=True, metavar="FILE", help="checkpoint to write")
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
     which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")

@@ -11,8 +11,9 @@ from ..files import whole
 
 
 def plan(args) -> None:
-    """parameters, operations, memory and time of a training to come, and the flags that make it fit
+    """Compute parameters, memory and time of a training to come.
 
+    Says which flags make it fit into the memory of a GPU.
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
     --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
     --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
@@ -24,6 +25,9 @@ def plan(args) -> None:
       --gpu-memory GIB      of each (default 80)
 
     How it is computed, and how far it is from measured peaks: docs/planning.md.
+
+    example:
+      deepnet plan --arch deepnet_transformer_100_100 --max-tokens 4096 --update-freq 16 --gpus 8 --fp16 --flops 100
     """
     from ..tools.plan.setting import check_number, parse
     from ..tools.plan.summary import as_dict, as_text

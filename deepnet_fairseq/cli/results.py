@@ -1,4 +1,4 @@
-"""Commands that read finished runs: scores, tests, and what is set or drawn beside the papers' numbers."""
+"""Commands that read finished runs: scores and tests, tables and figures beside the papers' numbers."""
 
 from __future__ import annotations
 
@@ -6,102 +6,104 @@ import json
 import logging
 from pathlib import Path
 
+from ..errors import UserError
+from . import Shown
+
 # sacreBLEU's, and th, words by PyThaiNLP; none of them is downloaded
 TOKENIZERS = ("13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "th")
 
 
-def score(args) -> None:
-    """BLEU, chrF, length and speed of what fairseq-generate printed, or perplexities
+def score(args) -> Shown:
+    """Score translations, and test whether systems differ.
 
-    With --data, against the raw references of a prepared corpus; without, against those in the output (lines T-n), as
-    they are. BLEU is sacreBLEU's, with the tokenizer of the target language. The 95% intervals are of 1,000 bootstrap
-    samples. In the JSON, "bleu" is the number to put beside the paper's.
+    BLEU, chrF, length and speed: with --data against the raw references of a prepared corpus; without, against
+    those in the output (lines T-n), as they are. BLEU is sacreBLEU's, with the tokenizer of the target
+    language; 95% intervals are of 1,000 bootstrap samples. --paper says what "bleu" in the JSON shall be, for
+    each test set if need be, to stand beside a paper's. With --paper perplexity GENERATED is what fairseq-eval-
+    lm or fairseq-validate --log-format json logged, or a folder of SUBSET.txt.
+
+    Several systems are compared by paired bootstraps: p is the chance of a difference as large between systems that
+    are equally good, * below 0.05. Each direction that all of them have is tested by itself.
+
+    examples:
+      deepnet score generated.txt --data data-bin/de-en
+      deepnet score baseline/generated.txt mine/generated.txt --data data-bin/de-en
     """
     from ..files import check_file, whole
-    from ..study.scoring.scores import score, score_table
 
     out = args.out and Path(args.out)
     if out:
         check_file("--out", out, (Path(args.generated),))
-    found = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
-    text = json.dumps(found)
-    print(text if args.json else score_table(found))
+    shown = _differences(args) if args.systems else _scores(args)
     if out:
         with whole(out) as part:
-            part.write_text(text + "\n", encoding="utf-8")
+            part.write_text(json.dumps(shown.data) + "\n", encoding="utf-8")
+    return shown
 
 
-def significance(args) -> None:
-    """whether systems differ from a baseline: paired bootstraps of BLEU and chrF
+def _scores(args) -> Shown:
+    from ..study.scoring.scores import score, score_table
 
-    p is the chance of a difference as large between systems that are equally good, * below 0.05. Where the runs have
-    many directions, each that all of them have is tested by itself.
-    """
+    found = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
+    return Shown(score_table(found), found)
+
+
+def _differences(args) -> Shown:
     from ..study.scoring.paired import significance, table
 
+    if args.paper or args.partial:
+        raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
-    systems = [Path(system) for system in args.systems]
-    print(table(significance(Path(args.baseline), systems, args.data, args.tokenize)))
+    found = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
+    data = [
+        {"set": key, "systems": one.systems} | {metric: [*map(vars, each)] for metric, each in one.results.items()}
+        for key, one in found.items()
+    ]
+    return Shown(table(found), data)
 
 
-def table_report(args) -> None:
-    """a table of a paper, measured beside published, from recorded runs
+def report(args) -> Shown:
+    """Set recorded runs beside a paper's table or figures.
 
-    Reads RUNS/EXPERIMENT, one folder a run, and the records in RUNS/EXPERIMENT.jsonl, one line a run. Trains nothing:
-    what was not run says so.
+    Nothing is trained. A table reads RUNS/EXPERIMENT, one folder a run, and the records in
+    RUNS/EXPERIMENT.jsonl, one line a run; what was not run says so. Figures read RUNS/figureN and the like, and
+    write figureN.png and its numbers, figureN.md, into RUNS or --out: 3 to 8, 10, depth, inverted_gain,
+    normformer3 and normformer4.
+
+    examples:
+      deepnet report runs --table 1
+      deepnet report runs --figures 4,5 --out pictures
     """
+    runs, out = Path(args.runs), args.out and Path(args.out)
+    if args.figures is not None:
+        from ..study.figures import chosen, redraw
+
+        written = [redraw(runs, figure, out or runs) for figure in chosen(runs, args.figures or None)]
+        return Shown("\n".join(written), {"wrote": written})
     from ..study.tables import render_report
 
-    out = args.out and Path(args.out)
-    text = render_report(Path(args.runs), args.table, out)
-    print(f"wrote {out}" if out else text, end="\n" if out else "")
-
-
-def figures(args) -> None:
-    """Figures 3-8 and 10 of the DeepNet paper, 3 and 4 of NormFormer's, measured beside published, from recorded runs.
-
-    Reads RUNS/figureN and the like, trains nothing, and writes figureN.png and its numbers, figureN.md. 10 is 9 too;
-    `depth` draws the losses of the quickstart's runs, RUNS/quickstart; inverted_gain those of its script.
-    """
-    from ..study.figures import chosen, redraw
-
-    runs = Path(args.runs)
-    out = Path(args.out) if args.out else runs
-    for figure in chosen(runs, args.only):
-        print(redraw(runs, figure, out))
+    text = render_report(runs, args.table, out)
+    return Shown(f"wrote {out}" if out else text.rstrip("\n"), {"table": args.table, "markdown": text})
 
 
 def add(command) -> None:
-    """Registers `deepnet score`, `significance`, `report` and `figures`; command: as parser() gives it."""
+    """Register `deepnet score` and `report`; command: as parser() gives it."""
     sub = command("score", score)
-    sub.add_argument("generated", metavar="GENERATED", help="what fairseq-generate printed, or a folder of "
-                     "[SUBSET/]SRC-TGT.txt; for --paper perplexity what fairseq-eval-lm or fairseq-validate "
-                     "--log-format json logged, or a folder of SUBSET.txt")  # fmt: skip
-    _add_data(sub)
-    sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="what `bleu` shall be, as in the paper: tokenised, "
-                     "sacrebleu, spbleu or m2m; others by test set. perplexity: of language models' logs")  # fmt: skip
-    sub.add_argument("--partial", action="store_true", help="although directions of the corpus are missing")
-    sub.add_argument("--json", action="store_true", help="print JSON for programs instead of a table")
+    sub.add_argument("generated", metavar="GENERATED", help="output of fairseq-generate, or a folder of SRC-TGT.txt")
+    sub.add_argument("systems", nargs="*", metavar="SYSTEM", help="the same of systems to compare with the first")
+    sub.add_argument("--data", metavar="BIN", help="binarised data that was translated; recipe.json lies beside it")
+    sub.add_argument(
+        "--tokenize", metavar="NAME", choices=TOKENIZERS, help="%(choices)s (default: by the target language)"
+    )
+    sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="tokenised, sacrebleu, spbleu, m2m or perplexity")
+    sub.add_argument("--partial", action="store_true", help="score although directions of the corpus are missing")
     sub.add_argument("--out", metavar="FILE", help="JSON file to write too, whole or not at all")
 
-    sub = command("significance", significance)
-    sub.add_argument("baseline", metavar="BASELINE", help="a run's folder, or what fairseq-generate printed")
-    sub.add_argument("systems", nargs="+", metavar="SYSTEM", help="the same of the systems to compare with it")
-    _add_data(sub)
-
-    sub = command("report", table_report)
-    sub.add_argument("runs", metavar="RUNS", help="folder with table1, iwslt14 and so on, each with one folder a run")
-    sub.add_argument("--table", required=True, metavar="NAME", help="1, 2, 3, iwslt14, opus100, admin_wmt14, "
-                     "admin_iwslt14, normformer_clm, normformer_ablation, normformer_mlm")  # fmt: skip
-    sub.add_argument("--out", metavar="FILE", help="Markdown file to write; without it the page is printed")
-
-    sub = command("figures", figures)
-    sub.add_argument("runs", metavar="RUNS", help="folder with figure3, figure4 and so on, each with one folder a run")
-    sub.add_argument("--only", metavar="N,N", help="figures to draw, as 4,5,normformer4; without it all that have runs")
-    sub.add_argument("--out", metavar="DIR", help="folder to write to, made if it is not there; default RUNS")
-
-
-def _add_data(sub) -> None:
-    sub.add_argument("--data", metavar="BIN", help="binarised data that was translated; recipe.json lies beside it")
-    sub.add_argument("--tokenize", metavar="NAME", choices=TOKENIZERS, help="sacreBLEU's tokenizer: "
-                     "%(choices)s (default: by target language zh, ja-mecab, ko-mecab or th, else 13a)")  # fmt: skip
+    sub = command("report", report)
+    sub.add_argument("runs", metavar="RUNS", help="folder with table1, figure3 and so on, each with one folder a run")
+    what = sub.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", metavar="NAME", help="which table; another word lists them")
+    what.add_argument(
+        "--figures", nargs="?", const="", metavar="N,N", help="which figures; without N all that have runs"
+    )
+    sub.add_argument("--out", metavar="PATH", help="Markdown file of a table (default: print it), folder of figures")

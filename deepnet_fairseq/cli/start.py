@@ -8,21 +8,16 @@ from ..errors import UserError
 from . import numbers
 
 
-def path(args) -> None:
-    """the package's folder: fairseq-train --user-dir "$(deepnet path)"
-
-    For fairseq's programs, wherever the package is installed.
-    """
-    print(Path(__file__).resolve().parents[1])
-
-
 def quickstart(args) -> None:
-    """make a language pair, train two methods on it, translate, score, compare
+    """Train DeepNorm and Post-LN on a made language, translate, score, compare.
 
     The same deep model with DeepNorm and as vanilla Post-LN, on the same data with the same seed, budget and
     hyper-parameters; one that learns no more than how often each word occurs is stopped after a third of the updates.
     Under 10 minutes on 2 CPU cores. A second call skips what is done and resumes what is not. Ends with a table and
     OUT/loss.png. `deepnet compare` does the same on your own data.
+
+    example:
+      deepnet quickstart --methods deepnorm,pre_ln --out quickstart
     """
     from ..tools.quickstart import quickstart
 
@@ -31,14 +26,15 @@ def quickstart(args) -> None:
 
 
 def compare(args) -> None:
-    """train methods at several depths and learning rates on your data; a table, records, a picture
+    """Train methods at several depths and learning rates on your data.
 
     Each method is trained at each depth with each rate and seed, with the same data, updates and flags; flags of
     fairseq-train may follow, as --encoder-embed-dim 128. A second call skips what is done and resumes what is not. A
     training that diverges or is stuck is a result. Ends with a table of the best rates, OUT/records.jsonl with a JSON
     line a training, and the picture of --plot.
 
-    example: deepnet compare quickstart/data --methods deepnorm,pre_ln --depths 6,18 --lrs 5e-4,1e-3 --updates 1200
+    example:
+      deepnet compare quickstart/data --methods deepnorm,pre_ln --depths 6,18 --lrs 5e-4,1e-3 --updates 1200
     """
     from ..tools.compare import Grid, compare
 
@@ -59,18 +55,17 @@ def rates(flag: str, text: str) -> list[float]:
 
 
 def add(command) -> None:
-    """Registers `deepnet path`, `quickstart` and `compare`; command: as parser() gives it."""
-    command("path", path)
+    """Registers `deepnet quickstart` and `compare`; command: as parser() gives it."""
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
                      "between (default deepnorm,post_ln)")  # fmt: skip
     sub.add_argument("--depth", type=int, default=18, help="layers of encoder and of decoder (default 18)")
-    sub.add_argument("--updates", type=int, default=1200, help="default 1200")
-    sub.add_argument("--seed", type=int, default=1, help="default 1")
+    sub.add_argument("--updates", type=int, default=1200, help="updates of each training (default 1200)")
+    sub.add_argument("--seed", type=int, default=1, help="seed of data and trainings (default 1)")
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
 
     sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")
-    sub.add_argument("data", metavar="DATA", help="binarised data of one language pair, as of `deepnet prepare-text`")
+    sub.add_argument("data", metavar="DATA", help="binarised data of one language pair, as of `deepnet prepare text`")
     sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="as `deepnet methods` lists, or yours")
     sub.add_argument("--depths", default="6", metavar="N,N", help="layers of encoder and of decoder (default 6)")
     sub.add_argument("--lrs", "--lr", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")

@@ -84,7 +84,7 @@ def unknown(setting: str) -> str:
     hint = f"did you mean {near[0]}? " if near else ""
     model = MODELS[near[0]] if near else MODEL_NAME
     depth = f"{model} with its own {' and '.join(STACKS[model])} layers"
-    return f"{setting}: no such architecture; {hint}`deepnet archs` lists them, and any depth is {depth}"
+    return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
 REGISTRIES: list[Mapping[str, str]] = [MODELS]  # where model_of looks; fairseq's own joins when it is there

@@ -93,7 +93,7 @@ class Segmenter:
 def read(folder: Path) -> Segmenter:
     """That of the data in `folder`; UserError if it holds none."""
     path = folder / NAME
-    mend = "make the data with `deepnet prepare-lm`, or write their BPE there as docs/language_models.md says"
+    mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
     content = read_object(path, mend)
     kind = content.get("bpe")
     if not isinstance(kind, str) or kind not in KINDS:

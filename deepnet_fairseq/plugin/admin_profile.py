@@ -1,7 +1,7 @@
 """Read and write Admin's profiles (core/profile.py), and fill a model's omegas before its training.
 
-Two file formats are read: our own JSON, and the two columns of the authors' `profile.ratio.init`. A training takes its
-profile when the first batch is known and before there is an optimiser; `deepnet profile` takes one alone.
+A training takes its profile when the first batch is known and before there is an optimiser; `deepnet profile` takes one
+alone.
 """
 
 from __future__ import annotations
@@ -80,39 +80,20 @@ class Profile:
 
 
 def read_profile(path: str) -> Profile:
-    """Read a profile from a file of either format; raise a UserError, naming it, if it cannot be read."""
+    """Read a profile; raise a UserError, naming the file, if it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        return _from_json(text) if text.lstrip().startswith("{") else _from_columns(text)
+        values = parse(Path(path).read_text(encoding="utf-8"))
+        if values.pop("format", None) != FORMAT:
+            raise ValueError(f"no file of format {FORMAT!r}")
+        profile = Profile(**values)
+        profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
+        if not isinstance(profile.dropout, dict):
+            raise ValueError(f"dropout {profile.dropout!r}")
+        return profile
     except OSError as error:
         raise UserError(f"--admin-profile {path}: {error.strerror}; `deepnet profile` writes one") from error
     except WRONG_VALUES as error:
         raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
-
-
-def _from_json(text: str) -> Profile:
-    values = parse(text)
-    if values.pop("format", None) != FORMAT:
-        raise ValueError(f"no file of format {FORMAT!r}")
-    profile = Profile(**values)
-    profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
-    if not isinstance(profile.dropout, dict):
-        raise ValueError(f"dropout {profile.dropout!r}")
-    return profile
-
-
-def _from_columns(text: str) -> Profile:
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    indices, omegas = [int(index) for index, _ in rows], [positive(omega) for _, omega in rows]
-    if indices.count(1) != 2:
-        raise ValueError("its lines do not begin twice at 1, for an encoder and a decoder")
-    start = indices.index(1, 1)
-    N, M = start // 2, (len(rows) - start) // 3
-    if indices != [*range(1, 2 * N + 1), *range(1, 3 * M + 1)]:
-        raise ValueError("its lines are not numbered 1 to 2N and 1 to 3M")
-    names = [f"encoder.{l}.{s}" for l in range(1, N + 1) for s in ("self_attn", "ffn")]
-    names += [f"decoder.{l}.{s}" for l in range(1, M + 1) for s in ("self_attn", "encoder_attn", "ffn")]
-    return Profile(dict(zip(names, omegas, strict=True)), N, M)
 
 
 def positive(value) -> float:

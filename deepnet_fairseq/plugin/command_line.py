@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.file_io import PathManager
 
 from ..core import archs
 from ..core.modifiers import from_config
-from ..data.lines import read_lines, split_lines
+from ..data.lines import split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets, stuck
 from .admin_profile import check_source
@@ -37,8 +38,6 @@ UNSUPPORTED = {  # setting and value, which fail with our models -> why
     ("task", "multilingual_translation"): "trains a model for each pair; take translation_multi_simple_epoch",
     ("task", "translation_moe"): "has a --method of its own, which is not ours; take translation",
     ("criterion", "label_smoothed_cross_entropy_with_alignment"): "needs attention weights, which no training computes",
-    ("criterion", "label_smoothed_cross_entropy_with_ctc"): "is for speech; take label_smoothed_cross_entropy",
-    ("criterion", "ctc"): "is for speech; take label_smoothed_cross_entropy",
 }
 
 
@@ -59,12 +58,13 @@ def _print_one_line(kind, error, traceback) -> None:
 def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     """Parse the command line; a mistake ends in one line and status 2."""
     parser.error = functools.partial(_error, parser)
+    _add_for_help(parser, sys.argv[1:] if input_args is None else input_args)
     try:
         result = parse(parser, input_args, *args, **kwargs)
     except RuntimeError as error:
         if str(error):
             raise
-        parser.error("--arch: name an architecture; `deepnet archs` lists them")
+        parser.error("--arch: name an architecture; `deepnet methods --archs` lists them")
     except KeyError as error:
         if error.args != (None,):
             raise
@@ -78,6 +78,16 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     except UserError as error:
         parser.error(str(error))
     return result
+
+
+def _add_for_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """Add the flags of our models to the end of --help, which fairseq answers before it knows the architecture."""
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named.add_argument("--arch", "-a")
+    model = archs.MODELS.get(named.parse_known_args(words)[0].arch)
+    if model and {"-h", "--help"} & {*words}:
+        for title, fields in config.flag_groups(model).items():
+            gen_parser_from_dataclass(parser.add_argument_group(title), fields())
 
 
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
@@ -100,10 +110,6 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
-    for _ in read_lines(Path(args.bpe_codes)) if getattr(args, "bpe_codes", None) else ():  # are they text?
-        pass
-    if getattr(args, "replace_unk", None) is not None:  # an IndexError or a TypeError at the first <unk>
-        raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
@@ -117,8 +123,6 @@ def _check_training(args: argparse.Namespace) -> None:
     zero.check_settings(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
-    if getattr(args, "num_batch_buckets", 0):
-        raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
     if args.arch not in archs.PRESETS:
         return
     cfg = config.namespace(**vars(args))

@@ -26,12 +26,12 @@ from .checkpoints import epoch_weights
 class TrainingFlags:
     """Flags of every model that concern its training: probes, --stop-stuck and --epoch-weights."""
 
-    deepnet_probe: Optional[str] = flag(None, f"watch training, with commas between, or all: {', '.join(PROBES)}")
-    probe_interval: int = flag(10, "updates from one look of --deepnet-probe to the next")
-    probe_dir: str = flag(".", "folder of the probes' file: the run's")
-    stop_stuck: int = flag(0, "end after so many updates that teach no more than how often each word occurs; 0: never")
+    deepnet_probe: Optional[str] = flag(None, f"probes to record, with commas between, or all: {', '.join(PROBES)}")
+    probe_interval: int = flag(10, "updates between two records of --deepnet-probe")
+    probe_dir: str = flag(".", "folder of probes.jsonl, by default --save-dir")
+    stop_stuck: int = flag(0, "stop after N updates that predict no better than the words' frequencies; 0: never")
     epoch_weights: Optional[str] = flag(
-        None, "of epochs keep weights alone, weightsN.pt, and no checkpoint_best: last:N or A-B, those to be averaged"
+        None, "keep these epochs' weights (weightsN.pt) to average, and no checkpoint_best: last:N or A-B"
     )
 
 
@@ -67,7 +67,8 @@ def _field(one: dataclasses.Field) -> tuple:
     if choices:
         kind = ChoiceEnum(choices) if kind is str else Optional[ChoiceEnum(choices)]
     default = ELSEWHERE.get(one.name, one.default)
-    told = {} if str(default).startswith("${") else {"help": one.metadata["help"]}  # without: no flag, it is the task's
+    shown = one.metadata["help"] + (f" (default: {default})" if default else "")
+    told = {} if str(default).startswith("${") else {"help": shown}  # without: no flag, it is the task's
     return one.name, kind, field(default=default, metadata=told)
 
 
@@ -79,6 +80,21 @@ CONFIGS = {
     archs.LM: DeepLanguageModelConfig,
     archs.MASKED_LM: DeepMaskedLanguageModelConfig,
 }
+
+
+def flag_groups(model: str) -> dict[str, type]:
+    """Return the title of each group of a model's flags in --help, and a config class with its fields."""
+    kind = core_config.CONFIGS[model]
+    own, every = {one.name for one in dataclasses.fields(kind.__base__)}, dataclasses.fields(kind)
+    groups = {
+        "the model": [one for one in every if one.name in own],
+        "options of one method, and what goes with any": [one for one in every if one.name not in own],
+        "its training": [one for more in MORE[model] for one in dataclasses.fields(more)],
+    }
+    made = {
+        title: make_dataclass("Flags", map(_field, flags), bases=(FairseqDataclass,)) for title, flags in groups.items()
+    }
+    return {f"{model}: {title}": kind for title, kind in made.items()}
 
 
 def config_of(cfg) -> type:

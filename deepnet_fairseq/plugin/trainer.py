@@ -32,7 +32,6 @@ from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, t
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
 from .optimisers import half_precision, papers
-from .optimisers.moving_average import MovingAverage
 from .probing import probes_of
 from .task import with_mixin
 
@@ -120,11 +119,6 @@ class DeepTrainer(Trainer):
             self._optimizer.shard(self.data_parallel_process_group)
         self._lr_scheduler = lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, self._optimizer)
         self._lr_scheduler.step_update(0)
-
-    def _build_ema(self):
-        """Build the moving average of --store-ema."""
-        if self.cfg.ema.store_ema:
-            self._ema = MovingAverage(self._model, self.cfg.ema, self.device)
 
     # load
 

@@ -1,4 +1,4 @@
-"""`deepnet figures`: a function for each figure of a paper, from its runs to a Picture with the paper's points.
+"""`deepnet report --figures`: a function for each figure of a paper, from its runs to a Picture with its points.
 
 A function raises UserError, naming the run, where one lacks what the figure needs.
 """
@@ -351,7 +351,7 @@ def chosen(runs: Path, only: str | None) -> list[int | str]:
         words = [word.strip() for word in only.split(",")]
         for word in words:
             if word not in known:
-                raise UserError(f"--only {word}: no such figure; choose some of {','.join(known)}")
+                raise UserError(f"--figures {word}: no such figure; choose some of {','.join(known)}")
         return [known[word] for word in words]
     found = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
     if not found:

@@ -97,7 +97,7 @@ class ShortTraining:
     """What a check saw.
 
     layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
-    gave up, if so; seconds: without set-up.
+    gave up, if so; seconds: without set-up; longer: the flag with which a check sees the peak learning rate.
     """
 
     method: str
@@ -107,6 +107,7 @@ class ShortTraining:
     observed: list[Observed]
     failure: str | None
     seconds: float
+    longer: str = "--compress-warmup 20"
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -157,6 +158,7 @@ def train_briefly(
     if not observed:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
     cfg = config.namespace(**vars(args))
+    more = "more --seconds" if len(observed) < updates else f"--updates {2 * (warmup or 0)}"
     return ShortTraining(
         cfg.method,
         archs.depths(cfg),
@@ -165,6 +167,7 @@ def train_briefly(
         [replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
         failure,
         elapsed,
+        ShortTraining.longer if warmup is None else more,
     )
 
 
@@ -262,7 +265,7 @@ def _notes(short_training: ShortTraining) -> list[str]:
     if reached < 0.5 * peak:
         notes.append(
             f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
-            "--compress-warmup 20 goes there"
+            f"{short_training.longer} goes there"
         )
     if math.isfinite(short_training.observed[-1].loss) and (count := len(short_training.observed)) < 2 * LATEST:
         notes.append(f"{count} updates in the time given are too few for a verdict; give more --seconds")

@@ -126,7 +126,7 @@ class Grid:
         """As "de-en"; UserError for data that is none of one language pair."""
         found = sorted(self.data.glob("train.*-*.*.idx"))
         if len(self.dictionaries) != 2 or len(found) != 2:
-            raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare-text` makes such")
+            raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
         return found[0].name.split(".")[1]
 
     def name(self, cell: Cell) -> str:

@@ -227,7 +227,7 @@ finish() {  # finish figure N | table NAME: waits for what is queued; draws the 
     "finish_$1" "$2"
 }
 
-finish_figure() { deepnet figures "$out" --only "$1" --out "$out"; }
+finish_figure() { deepnet report "$out" --figures "$1" --out "$out"; }
 
 finish_table() {  # the table as text, and as a page beside the runs
     deepnet report "$out" --table "$1" --out "$out/$experiment.md"

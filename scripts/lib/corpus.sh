@@ -11,12 +11,12 @@ prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags
         corpus="$(sed -n 's/.*"recipe": "\([^"]*\)".*/\1/p' "${DATA%%:*}"/{../,../../}recipe.json 2>/dev/null | head -n 1 || true)"
         corpus="${corpus:-of DATA}"
     elif [ -n "$dry_run" ]; then
-        echo deepnet prepare "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
+        echo deepnet prepare corpus "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
     elif [ -f "$dest/recipe.json" ] && [ -d "$dest/bin" ]; then
         step "corpus $recipe, as it was prepared"  # with flags of the user's own, perhaps
     else
         step "corpus $recipe${smoke:+ in miniature}"
-        deepnet prepare "$recipe" "$dest" ${smoke:+--miniature} "$@"
+        deepnet prepare corpus "$recipe" "$dest" ${smoke:+--miniature} "$@"
     fi
     multilingual "$recipe"
     pieces=sentencepiece

@@ -75,10 +75,10 @@ text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT
     data_folder="$data"
     if [ -n "${DATA:-}" ]; then
         corpus="of DATA"
-        [ -f "$DATA/dict.txt" ] && [ -f "$DATA/train.idx" ] || fail "DATA=$DATA: holds no data of deepnet prepare-lm"
+        [ -f "$DATA/dict.txt" ] && [ -f "$DATA/train.idx" ] || fail "DATA=$DATA: holds no data of deepnet prepare lm"
     elif [ "${#texts[@]}" -eq 0 ]; then
         [ -n "$smoke" ] ||
-            fail "the paper's text is not public: DATA=DIR of deepnet prepare-lm, TEXT=\"TRAIN VALID TEST\", or SMOKE=1"
+            fail "the paper's text is not public: DATA=DIR of deepnet prepare lm, TEXT=\"TRAIN VALID TEST\", or SMOKE=1"
         corpus=generated
     elif [ "${#texts[@]}" -ne 3 ]; then
         fail "TEXT=${texts[*]}: name three files, TRAIN VALID TEST"
@@ -90,10 +90,10 @@ prepare_text() {  # prepare_text: what text has announced
     if [ -n "${DATA:-}" ]; then
         return
     elif [ "${#texts[@]}" -gt 0 ]; then
-        make_once "$data" deepnet prepare-lm "${texts[@]}" "$data" --bpe gpt2
+        make_once "$data" deepnet prepare lm "${texts[@]}" "$data" --bpe gpt2
     else
-        make_once "$plain" deepnet corpus "$plain" --nouns 60 --verbs 30
-        make_once "$data" deepnet prepare-lm "$plain/"{train,valid,test}.qab "$data" --vocab 500
+        make_once "$plain" deepnet prepare language "$plain" --nouns 60 --verbs 30
+        make_once "$data" deepnet prepare lm "$plain/"{train,valid,test}.qab "$data" --vocab 500
     fi
 }
 

@@ -7,18 +7,18 @@ begin_small() {  # begin_small EXPERIMENT "$@": as begin, whatever SMOKE says; n
     begin "$1" 1 "${@:2}"
     smoke="" corpus="the quickstart's" paper_corpus="the quickstart's"
     pair="$out/data/pair" text="$out/data/text" lm="$out/data/lm"
-    make_once "$text" deepnet corpus "$text" --nouns 60 --verbs 30
+    make_once "$text" deepnet prepare language "$text" --nouns 60 --verbs 30
 }
 
 small_translation() {  # small_translation UPDATES: sets what is trained, 20,000 pairs; the flags are the quickstart's
-    make_once "$pair" deepnet prepare-text qaa qab "$text/"{train,valid,test} "$pair" --vocab 1000
+    make_once "$pair" deepnet prepare text qaa qab "$text/"{train,valid,test} "$pair" --vocab 1000
     data="$pair" arch=deepnet_transformer_tiny task=()
     criterion=(--criterion label_smoothed_cross_entropy --label-smoothing 0.1)
     small_setting "$1" 200 --share-all-embeddings --max-tokens-valid 4000
 }
 
 small_language_model() {  # small_language_model UPDATES: the same of a language model of the target side
-    make_once "$lm" deepnet prepare-lm "$text/"{train,valid,test}.qab "$lm" --vocab 1000
+    make_once "$lm" deepnet prepare lm "$text/"{train,valid,test}.qab "$lm" --vocab 1000
     data="$lm" arch=deepnet_lm_tiny task=(--task language_modeling --tokens-per-sample 64)
     criterion=(--criterion cross_entropy)
     small_setting "$1" 100 --share-decoder-input-output-embed --max-tokens-valid 4096

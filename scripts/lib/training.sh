@@ -57,7 +57,7 @@ run_train() {  # run_train NAME FACTS FLAGS...
     fi
     [ ! -f "$run/trained" ] || return 0
     run_json "$facts" "${words[@]}" >"$run/run.json"
-    [ -f "$run/environment.json" ] || deepnet environment --gpus "$((gpus * nodes))" >"$run/environment.json"
+    [ -f "$run/environment.json" ] || deepnet path --environment --json --gpus "$((gpus * nodes))" >"$run/environment.json"
     echo "fairseq-train $(printf '%q ' "${words[@]}")" >"$run/command"
     run_profile "$run" "${words[@]}"
     train "$run" "${words[@]}"

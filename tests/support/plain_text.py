@@ -49,6 +49,6 @@ def a_texts(tmp_path_factory):
 
 
 def prepare(texts, dest, *flags):
-    """`deepnet prepare-lm` in this process; dest."""
-    cli.main(["prepare-lm", *map(str, texts), str(dest), "--workers", "1", *map(str, flags)])
+    """`deepnet prepare lm` in this process; dest."""
+    cli.main(["prepare", "lm", *map(str, texts), str(dest), "--workers", "1", *map(str, flags)])
     return dest

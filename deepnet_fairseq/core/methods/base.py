@@ -39,6 +39,22 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
 
+    @property
+    def values(self) -> str:
+        """The values that it takes, in words."""
+        return " / ".join(self.choices) or {bool: "flag", type(None): "text"}.get(type(self.default), "number")
+
+    def parse(self, text: str) -> bool | int | float | str:
+        """Return the value that a text stands for; ValueError for none."""
+        if isinstance(self.default, bool):
+            if text.lower() not in ("true", "false"):
+                raise ValueError("is true or false")
+            return text.lower() == "true"
+        try:
+            return type(self.default)(text) if isinstance(self.default, int | float) else text
+        except ValueError:
+            raise ValueError(f"is a {'whole ' if isinstance(self.default, int) else ''}number") from None
+
 
 class Method:
     """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
@@ -203,7 +219,7 @@ class Method:
         return 1.0
 
     def coefficients(self, stack: str) -> dict[str, float]:
-        """The numbers that this depth gives to `stack`, for `deepnet coefficients`; empty if there are none."""
+        """The numbers that this depth gives to `stack`, for `deepnet methods NAME`; empty if there are none."""
         return {}
 
     # the built model

@@ -7,7 +7,7 @@ layers is to hold at L. With m = L / L_base that asks of training, at the same w
     their learning rate                                     times m^(a - 1), which is 1 at a = 1
     embeddings, positions, last LayerNorm, projection       as at L_base, eps and all
     weight decay, widths of the initialisation              as at L_base: no other initialisation by depth beside it
-`deepnet coefficients --option base_depth=6` has the factors. fairseq's Adam has one eps for all parameters, and
+`deepnet methods complete_p --option base_depth=6` has the factors. fairseq's Adam has one eps for all parameters, and
 --adam-eps times m^(-a) is the nearest; the code too scaled the eps of all until January 2026 (found by
 arXiv:2512.22382). a = 1/2 is the rule that the paper compares with. The rules of width, muP, are no part of this.
 Ours: encoders and cross-attention, each stack by its own layers, of two branches or three.

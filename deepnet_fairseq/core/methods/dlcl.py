@@ -179,8 +179,8 @@ class DLCL(Method):
         "normalize_embedding": Option(False, "a LayerNorm on the embedding among the outputs"),
         "window": Option(0, "combine the last so many outputs; 0 for all"),
         "plain": Option(False, "DenseFormer: no LayerNorms in the combination, nothing before layer 1"),
-        "dilation": Option(1, "combine each so-manieth output back from the last"),
-        "period": Option(1, "combine behind each so-manieth layer"),
+        "dilation": Option(1, "combine every k-th earlier output"),
+        "period": Option(1, "combine after every p-th layer"),
     }
 
     def check(self):

@@ -23,6 +23,7 @@ from fairseq.logging import metrics
 from ...errors import UserError, behind
 from .. import divergence, stuck
 from ..distributed import agreement
+from ..opening import opening_line
 from . import atomic, exact_resume, reading, saving
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,11 @@ class Stopped(Exception):
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Lock the folder, resume from --restore-file or the newest whole checkpoint, and finish its epoch.
+    """Describe the run in the log, lock the folder, resume from the newest whole checkpoint, and finish its epoch.
 
     It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
     """
+    logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)
     trainer.over = None
     if cfg.restore_file == reading.DEFAULT:

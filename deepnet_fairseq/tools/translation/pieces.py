@@ -1,7 +1,7 @@
 """Cut text into the pieces that a translation model reads, and join those that it writes.
 
 A kind of pieces is a class with cut(line) -> pieces and join(pieces) -> line. Each cuts as the commands that
-prepared the data do: SentencePiece of `deepnet prepare-text`, Moses' tokens and subword-nmt's codes of the recipes.
+prepared the data do: SentencePiece of `deepnet prepare text`, Moses' tokens and subword-nmt's codes of the recipes.
 """
 
 from __future__ import annotations

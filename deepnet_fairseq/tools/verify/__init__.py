@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,64 +21,40 @@ from ...core.methods import METHODS, Method, get_method
 from ...core.slots import Site
 from ...errors import UserError
 from . import evidence, merges
-from .evidence import CLOSE, Kind, measure, profile_base, scales
-from .reading import read, read_names
+from .evidence import CLOSE, Kind, profile_base, scales
+from .reading import read
 from .report import Audit, Row
 from .sources import Factor, Found, recognised
 
 SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
-TOKENS = (2, 8)  # of the forward pass of a live module
 
 
 def verify(
     model: nn.Module | str | Path,
     method: str,
-    names: Path | None = None,
     inputs: tuple | None = None,
     options: dict[str, Any] | None = None,
+    rename: Callable[[str], str] = str,
 ) -> Audit:
     """Return the audit of a module, or of a file or folder of weights, against a method by its registered name.
 
-    names: a file that maps names of weights (docs/verify.md). inputs: what a live module is called with, once, in
-    evaluation mode, to measure its shortcuts; tokens are tried by default. Files run no code, and torch's generator is
-    left as it was. options: the method's that are not the default, of our own checkpoints those they were trained with.
-    UserError for a method, file or names that are unknown; whatever the module raises on its inputs.
+    inputs: what a live module is called with, once, in evaluation mode, to measure its shortcuts; without, they are
+    not examined. options: the method's that are not the default, of our own checkpoints those they were trained with.
+    rename: see sources.recognised. Files run no code, and torch's generator is left as it was. UserError for a method,
+    file or names that are unknown; whatever the module raises on its inputs.
     """
     get_method(method)
-    mapping = read_names(names) if names else []
     with torch.random.fork_rng(devices=()):
         if isinstance(model, nn.Module):
-            config = {"arch": getattr(model, "NAME", None)}  # of our models
-            found = recognised(model.state_dict(), config, None, mapping)
-            measured, why = _measure(model, found, inputs)
-            found.factors = measured + found.factors
-            result = audit(found, method, options)
-            result.unexamined += [why] if why else []
-            return result
+            found = recognised(model.state_dict(), {"arch": getattr(model, "NAME", None)}, None, rename)
+            if inputs is not None:
+                found.factors = merges.merges(model, found, inputs) + found.factors
+            return audit(found, method, options)
         weights, config, updates = read(Path(model))
         try:
-            return audit(recognised(weights, config, updates, mapping), method, options)
+            return audit(recognised(weights, config, updates, rename), method, options)
         except UserError as error:
             raise UserError(f"{model}: {error}") from error
-
-
-def _measure(model: nn.Module, found: Found, inputs: tuple | None) -> tuple[list[Factor], str]:
-    """Return the factors of a live module, and the reason if there are none."""
-    weight = found.matrices[0].weight
-    tokens = (torch.arange(math.prod(TOKENS)).view(TOKENS) % 7 + 3).to(weight.linear.weight.device)
-    drawn = torch.randn(*TOKENS, weight.site.dim, generator=torch.Generator().manual_seed(0))
-    vectors, raised = drawn.to(weight.linear.weight), ""
-    tries = [(tokens,), (tokens, tokens), (tokens, None, tokens), (vectors,), (vectors, vectors)]
-    for given in tries if inputs is None else [inputs]:
-        try:
-            factors = merges.merges(model, found, given)
-        except Exception as error:  # whatever somebody's forward raises
-            if inputs is not None:
-                raise
-            raised = raised or f"{type(error).__name__}: {error}".split("\n")[0][:100]
-        else:
-            return factors, "" if factors else "no residual merge was found in its forward pass"
-    return [], f"its shortcuts were not measured: give inputs=(...) for one call ({raised})"
 
 
 def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Audit:
@@ -88,16 +64,15 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
     for kind in held:
         for matrix in kind.matrices:
             if kind.sublayer not in method.sublayers(kind.stack):
-                raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; map it with --names")
+                raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; rename it")
     profile = _profile(found, method, held)
-    result = Audit(name, found.depths, profile, evidence.trained(found) or "")
+    result = Audit(name, found.depths, profile, evidence.trained(found))
     _judge_weights(result, found, method, held)
     if found.ours and (config := found.config.get("method")) not in (None, name):
         result.findings.append(f"its config says --method {config}")
     _note_unexamined(result, found, method, _judge_factors(result, found, method))
     if found.unknown and not found.ours:
-        more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
-        result.notes.append(f"not recognised: {', '.join(found.unknown[:5])}{more}; --names FILE maps them")
+        result.notes.append(f"not recognised: {', '.join(found.unknown)}; rename them (docs/verify.md)")
     return result
 
 
@@ -129,64 +104,35 @@ def _profile(found: Found, method: Method, held: list[Kind]) -> str:
     return max(method.init_profiles, key=fitting)  # of equals the first
 
 
-def _judge(result: Audit, kind: Kind, expected: list[float], misfit: str = "does not fit") -> bool:
-    """Add the row of a kind of weight; return whether it contradicts the method."""
-    fits = kind.fits(expected)
-    verdict = "fits" if fits else "trained, not judged" if result.trained else misfit
-    has, place = [m.std for m in kind.measured], ".".join(filter(None, (kind.sublayer, kind.role)))
-    row = Row(kind.stack, place, expected, has, kind.ratio(expected), kind.tolerance(kind.elements), verdict)
-    result.rows.append(row)
-    return not fits and not result.trained
-
-
 def _judge_weights(result: Audit, found: Found, method: Method, held: list[Kind]) -> None:
-    misfits: dict[str, list[Kind]] = {}
+    """Judge each kind of weight, and say of those that do not fit what they are instead."""
     matrices = [matrix.weight for kind in held for matrix in kind.matrices]
     silent = not found.ours and all(method.gain(weight.site, weight.role) == 1 for weight in matrices)
-    for kind in held:
-        expected = _expected(kind, result.profile, method)
-        if _judge(result, kind, expected, SILENT if silent else "does not fit"):
-            misfits.setdefault(kind.stack, []).append(kind)
-    _judge_embeddings(result, found, method)
+    misfits = [kind for kind in held if _misfits(result, kind, method, SILENT if silent else "does not fit")]
     if result.trained:
         result.notes.append("of a trained model deviations of weights and learned factors are not judged")
     candidates = list(evidence.explanations(found, method, result.profile)) if misfits else []
-    for stack, waiting in misfits.items():
-        told = evidence.explain(waiting, candidates)
-        said = [_finding(result, stack, covered, texts, method) for covered, texts in told]
-        if silent:
-            result.notes += [f"{result.method} has no initialisation: {text}" for text in said]
-        else:
-            result.findings += said
+    explained: dict[tuple[str, str], list[Kind]] = {}
+    for kind in misfits:
+        explained.setdefault((kind.stack, evidence.explain(kind, candidates)), []).append(kind)
+    place = result.notes if silent else result.findings
+    whose = f"{result.profile} gives, {result.method} has none" if silent else f"{result.method} gives"
+    for (stack, text), kinds in explained.items():
+        ratios = sorted(kind.ratio(_expected(kind, result.profile, method)) for kind in kinds)
+        low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
+        places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in kinds)
+        place.append(f"{stack} {places}: {low if low == high else f'{low} to {high}'} times what {whose}; {text}")
 
 
-def _judge_embeddings(result: Audit, found: Found, method: Method) -> None:
-    """Compare embeddings with N(0, 1/C) times the method's gain: in our models, in others where the method has one."""
-    first, seen = next(stack for stack, depth in found.depths.items() if depth), set()
-    for named, tensors in (("embedding", found.embeddings), ("output", found.projections)):
-        for name, tensor in tensors.items():
-            stack = next((stack for stack in found.depths if stack in name), first)
-            gain = method.embedding_gain(stack) if named == "embedding" else method.output_gain()
-            if tensor.data_ptr() in seen or (gain == 1 and not found.ours):
-                continue
-            seen.add(tensor.data_ptr())
-            rows = tensor[tensor.any(1)] if gain and tensor.any() else tensor  # that of padding is 0
-            kind, expected = Kind(stack, named, "", measured=[measure(rows)]), [gain * tensor.size(1) ** -0.5]
-            if _judge(result, kind, expected):
-                ratio = kind.ratio(expected)
-                result.findings.append(f"{name}: {ratio:.3g} times what {result.method} gives, {expected[0]:.3g}")
-
-
-def _finding(result: Audit, stack: str, covered: list[Kind], texts: list[str], method: Method) -> str:
-    """Say which weights do not fit, how far off they are, and what they fit."""
-    ratios = sorted(kind.ratio(_expected(kind, result.profile, method)) for kind in covered)
-    low, high = (f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1]))
-    places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in covered)
-    whose = result.profile if any(row.verdict == SILENT for row in result.rows) else result.method
-    said = f"{stack} {places}: {low if low == high else f'{low} to {high}'} times what {whose} gives"
-    if not texts:
-        return f"{said}; fits nothing that is known"
-    return f"{said}; {texts[0]}" + (f" (or: {'; '.join(texts[1:3])})" if texts[1:] else "")
+def _misfits(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
+    """Add the row of a kind of weight; return whether it contradicts the method."""
+    expected = _expected(kind, result.profile, method)
+    fits = kind.fits(expected)
+    verdict = "fits" if fits else "trained, not judged" if result.trained else misfit
+    has, place = [m.std for m in kind.measured], f"{kind.sublayer}.{kind.role}"
+    row = Row(kind.stack, place, expected, has, kind.ratio(expected), kind.tolerance(kind.elements), verdict)
+    result.rows.append(row)
+    return not fits and not result.trained
 
 
 def _sites(found: Found, method: Method, factor: Factor) -> Iterator[Site]:
@@ -239,13 +185,10 @@ def _wanted(found: Found, method: Method, factor: Factor, sites: list[Site]) -> 
 
 
 def _note_unexamined(result: Audit, found: Found, method: Method, judged: set[Site]) -> None:
-    """List shortcuts that could not be judged, and whether a model is fresh where nothing tells."""
+    """List shortcuts that could not be judged."""
     for stack, depth in found.depths.items():
         every = _sites(found, method, Factor(stack, None, None, None, None, ""))
         if where := Counter(site.sublayer for site in every if site not in judged):
             layers = ", ".join(f"{sublayer} in {n} of {depth} layers" for sublayer, n in where.items())
-            live = "" if found.measured else "; live modules are measured, docs/verify.md"
-            result.unexamined.append(f"shortcut of the {stack}'s {layers}{live}")
+            result.unexamined.append(f"shortcut of the {stack}'s {layers}; docs/verify.md measures it in Python")
     result.unexamined.append("LayerNorms, and what the method has in its slots")
-    if evidence.trained(found) is None:
-        result.unexamined.append("is it fresh or trained? It was taken for fresh; without LayerNorms nothing tells")

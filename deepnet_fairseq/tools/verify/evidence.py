@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
 SAMPLE = 2**20  # elements of a matrix that are looked at
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")
 DEPTHS = range(1, 201)  # that are tried for a gain that fits no other explanation
-SMALLEST = 1e-30  # in place of 0, to take the logarithm
 SMALL = 0.02  # std of BERT's and GPT-2's weights
 
 
@@ -100,17 +100,12 @@ def kinds(found: Found) -> list[Kind]:
     return [held[key] for key in sorted(held, key=forward)]
 
 
-def trained(found: Found) -> str | None:
-    """Return how it shows that a model has been trained; "" for a fresh one, None where nothing tells."""
+def trained(found: Found) -> str:
+    """Return how it shows that a model has been trained; "" for one that nothing tells from a fresh one."""
     if found.updates:
         return f"trained, {found.updates} updates"
-    gains = [gain for gain in found.gains if gain.numel() > 1]
-    spread = max((gain.float().std().item() for gain in gains), default=0.0)
-    if spread > 1e-6:
-        return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
-    if gains or found.updates is not None:
-        return ""
-    return None
+    spread = max((gain.float().std().item() for gain in found.gains if gain.numel() > 1), default=0.0)
+    return f"trained: gains of its LayerNorms are spread by {spread:.2g}" if spread > 1e-6 else ""
 
 
 @dataclass(frozen=True)
@@ -153,17 +148,14 @@ def _as_one(weight: Weight) -> float:
     return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
 
 
-def _bases(found: Found) -> list[Draw]:
+def _bases() -> list[Draw]:
     """Return the bases that are not the method's, likeliest first."""
-    small = found.config.get("initializer_range", SMALL)
-    scaled = small / math.sqrt(2 * sum(found.depths.values()))
     one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
         Draw(one, _as_one),
         *map(profile_base, ("xavier_normal", "xavier_legacy", "fairseq_head")),
         Draw("torch's default for a Linear", lambda w: torch_std(w.linear)),
-        Draw(f"N(0, {small:g}), as BERT's and GPT-2's", lambda w: small),
-        Draw(f"N(0, {small:g}/sqrt(2L)), GPT-2's for the last matrices", lambda w: scaled),
+        Draw(f"N(0, {SMALL:g}), as BERT's and GPT-2's", lambda w: SMALL),
     ]
 
 
@@ -194,7 +186,7 @@ def at_depth(method: Method, layers: int) -> Method:
 def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
     """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
-    others, gains = _bases(found), list(_gains(method))
+    others, gains = _bases(), list(_gains(method))
     for said, gain in gains:
         yield from (base.times(gain, said) for base in own)
     yield from (base.times(method.gain, base.said) for base in others)
@@ -208,26 +200,9 @@ def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
         yield from (base.times(at_depth(method, layers).gain, f"the gain of {layers} layers") for base in own)
 
 
-def explain(misfits: list[Kind], candidates: list[Draw]) -> list[tuple[list[Kind], list[str]]]:
-    """Return kinds of one stack that share an explanation, with what fits them, likeliest first; [] where nothing does.
-
-    Each turn takes the explanation of most kinds, of equals the first.
-    """
-    told: list[tuple[list[Kind], list[str]]] = []
-    waiting = list(misfits)
-    fitting = {c: [kind for kind in waiting if c.fits(kind)] for c in candidates}
-    while waiting:
-        best = max(candidates, key=lambda c: sum(kind in waiting for kind in fitting[c]))
-        covered = [kind for kind in fitting[best] if kind in waiting]
-        if not covered:
-            return [*told, (waiting, [])]
-        texts: dict[tuple, str] = {}  # by what is expected: what is the same in other words is said once
-        for c in (best, *(c for c in candidates if all(kind in fitting[c] for kind in covered))):
-            numbers = (math.log(c.std(matrix.weight) or SMALLEST) for kind in covered for matrix in kind.matrices)
-            texts.setdefault(tuple(round(number, 6) for number in numbers), c.said)
-        told.append((covered, list(texts.values())))
-        waiting = [kind for kind in waiting if kind not in covered]
-    return told
+def explain(kind: Kind, candidates: list[Draw]) -> str:
+    """Return the likeliest of the candidates that a kind of weight fits, in words."""
+    return next((draw.said for draw in candidates if draw.fits(kind)), "fits nothing that is known")
 
 
 def scales(method: Method, site: Site) -> tuple[float, float] | None:
@@ -255,17 +230,9 @@ def explain_factor(has: float, wanted: float, method: Method, found: Found, site
     if near(1):
         return "a plain shortcut"
 
-    def gives(other: Method) -> bool:
-        try:
-            a, b = scales(other, site) or (0, 1)
-        except (ArithmeticError, ValueError):  # as in Draw.times
-            return False
-        return b != 0 and near(a / b)
-
-    for layers in range(1, 1001):
-        if gives(at_depth(method, layers)):
-            return f"that is {layers} layers', this model has {found.depths[site.stack]}"
-    for name, other in METHODS.items():
-        if gives(other(*found.depths.values())):
-            return f"that is --method {name}'s"
-    return "its square: a root is missed" if near(wanted**2) else "fits nothing that is known"
+    for layers in DEPTHS:
+        with suppress(ArithmeticError, ValueError):  # as in Draw.times
+            a, b = scales(at_depth(method, layers), site) or (0, 1)
+            if b and near(a / b):
+                return f"that is {layers} layers', this model has {found.depths[site.stack]}"
+    return "fits nothing that is known"

@@ -1,14 +1,13 @@
 """Find the weights of branches in a state dict: names are mapped to sublayers and roles.
 
 A layer is the first number in a name; what stands before it gives the stack, what stands behind it the branch and role.
-ROLES has the names of fairseq, torchscale, torch, and Hugging Face's Marian and GPT-2. Others are given by a file of
-regular expressions (docs/verify.md).
+ROLES has the names of fairseq, torchscale, torch and Hugging Face's Marian; a function renames others (docs/verify.md).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,26 +18,22 @@ from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
 
 LAYER = re.compile(r"(?P<before>.*?)(?:^|\.)(?P<layer>\d+)\.(?P<rest>.+)")
-CROSS = re.compile(r"encoder_attn|multihead_attn|crossattention")
+CROSS = re.compile(r"encoder_attn|multihead_attn")
 ROLES = {  # the end of a name -> role, in attention and in feed-forward branches
     "attention": {
-        "qkv": r"in_proj(_weight)?|c_attn",
+        "qkv": r"in_proj(_weight)?",
         "q": r"q_proj(_weight)?",
         "k": r"k_proj(_weight)?",
         "v": r"v_proj(_weight)?",
-        "out": r"out_proj|c_proj",
+        "out": r"out_proj",
     },
-    "ffn": {"fc1": r"fc1|linear1|c_fc", "fc2": r"fc2|linear2|c_proj"},
+    "ffn": {"fc1": r"fc1|linear1", "fc2": r"fc2|linear2"},
 }
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)
-FACTOR = re.compile(
-    r"(?:.*\.)?(((deepnorm|residual|res|skip|shortcut|encoder|decoder)_)*(alpha|omega)"
-    r"|(residual|res|skip|shortcut)_(scale|factor|weight|multiplier))"
+FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|(residual|res|skip|shortcut)_(scale|factor|weight))")
+IGNORED = re.compile(
+    r".*(position|rel.*bias|version|_float_tensor|in_proj_bias|embed_tokens|shared|output_projection|lm_head).*"
 )
-EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|shared)")
-PROJECTION = re.compile(r"(?:.*\.)?(output_projection|lm_head)")
-IGNORED = re.compile(r".*(position|wpe|rel.*bias|version|_float_tensor|masked_bias|attn\.bias|in_proj_bias).*")
-PLAIN = re.compile(r"(transformer|roberta|bart)(_\w+)?")  # fairseq's own models, whose shortcuts have no factor
 
 
 @dataclass
@@ -73,17 +68,10 @@ class Found:
     matrices: list[Matrix] = field(default_factory=list)
     gains: list[Tensor] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
-    embeddings: dict[str, Tensor] = field(default_factory=dict)
-    projections: dict[str, Tensor] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     updates: int | None = None
     unknown: list[str] = field(default_factory=list)
     widths: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is a live module whose shortcuts were measured."""
-        return any(factor.b is not None for factor in self.factors)
 
     @property
     def ours(self) -> bool:
@@ -113,23 +101,23 @@ class _Entry:
 def recognised(
     weights: dict[str, Tensor],
     config: dict[str, Any],
-    updates: int | None,
-    names: list[tuple[str, re.Pattern]],
+    updates: int | None = None,
+    rename: Callable[[str], str] = str,
 ) -> Found:
     """Return the branches' weights, LayerNorm gains and factors of a state dict; UserError if no name is known.
 
-    names: as read_names returns them, tried before ROLES.
+    rename: the name, as fairseq has it, of a weight that others call otherwise.
     """
     entries, others = [], {}
     for name, tensor in weights.items():
-        entry = _by_names(name, tensor, names) or _by_habit(name, tensor)
+        entry = _entry(name, rename(name), tensor)
         if entry is None:
             others[name] = tensor
         else:
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
-        raise UserError(f"no branch's weights among its {len(weights)} tensors: {some} ..; map names with --names FILE")
+        raise UserError(f"no branch's weights among {len(weights)} tensors ({some}); rename them (docs/verify.md)")
     found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
         entry.stack = entry.stack or "decoder"
@@ -138,7 +126,6 @@ def recognised(
     _fill(found, entries)
     for name, tensor in others.items():
         _elsewhere(found, name, tensor)
-    _read_config(found)
     return found
 
 
@@ -150,38 +137,14 @@ def _number(found: Found, stack: str, entries: list[_Entry]) -> None:
     first = min(*numbers, 1)
     found.depths[stack] = max(numbers) - first + 1
     if len(numbers) < found.depths[stack]:
-        raise UserError(
-            f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; map names with --names FILE"
-        )
+        raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename its weights")
     for entry in entries:
         entry.layer += 1 - first
 
 
-def _read_config(found: Found) -> None:
-    """Add the factors that the config names, and those of architectures that have none."""
-    for key, value in found.config.items():
-        if type(value) in (int, float) and FACTOR.fullmatch(str(key)):
-            stack = next((stack for stack in found.depths if stack in key), "decoder")
-            found.factors.append(Factor(stack, None, None, float(value), None, f"{key} of the config"))
-    named = str(found.config.get("arch") or found.config.get("_name") or "")
-    if PLAIN.fullmatch(named) or found.config.get("deepnorm") is False:
-        source = f"{named or 'deepnorm false'} of the config"
-        found.factors += [Factor(stack, None, None, 1.0, None, source) for stack, n in found.depths.items() if n]
-
-
-def _by_names(name: str, tensor: Tensor, names: list[tuple[str, re.Pattern]]) -> _Entry | None:
-    for role, pattern in names:
-        if match := pattern.fullmatch(name):
-            *place, last = role.split(".")
-            stack = place[0] if place and place[0] not in BRANCHES else _stack(name)
-            kind = place[-1] if place and place[-1] in BRANCHES else last
-            return _Entry(name, tensor, stack, int(match["layer"]), kind, last)
-    return None
-
-
-def _by_habit(name: str, tensor: Tensor) -> _Entry | None:
-    match = LAYER.fullmatch(name)
-    if match is None or not tensor.is_floating_point() or IGNORED.fullmatch(name):
+def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
+    match = LAYER.fullmatch(known_as)
+    if match is None or not tensor.is_floating_point() or IGNORED.fullmatch(known_as):
         return None
     stack, layer, rest = _stack(match["before"]), int(match["layer"]), match["rest"]
     bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)
@@ -237,13 +200,6 @@ def _width(entries: list[_Entry]) -> int:
 
 def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
     tensor, role = entry.tensor, entry.role
-    if tensor.dim() != 2:
-        shape = tuple(tensor.shape)
-        raise UserError(f"{entry.name}: of shape {shape}, no matrix {entry.kind}.{role}; map it otherwise")
-    rows, columns = tensor.shape
-    inwards = rows == width != columns if role in ("fc1", "qkv") else columns == width != rows and role == "fc2"
-    if inwards:  # GPT-2's Conv1D keeps (in, out)
-        tensor = tensor.t()
     parts = list(zip("qkv", tensor.chunk(3))) if role == "qkv" else [(role, tensor)]
     site = Site(entry.stack, entry.layer, entry.kind, width, 1)
     for part, weight in parts:
@@ -252,15 +208,10 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
 
 
 def _elsewhere(found: Found, name: str, tensor: Tensor) -> None:
-    """Take a tensor that is not in a layer, or unknown there."""
-    bare = re.sub(r"\.(weight|bias)$", "", name)
-    if not tensor.is_floating_point() or IGNORED.fullmatch(name) or NORM.fullmatch(bare):
+    """Take a factor that is not in a layer, or note a name that is unknown."""
+    if not tensor.is_floating_point() or IGNORED.fullmatch(name) or NORM.fullmatch(name):
         return
-    if tensor.dim() == 2 and EMBEDDING.fullmatch(bare):
-        found.embeddings[name] = tensor
-    elif tensor.dim() == 2 and PROJECTION.fullmatch(bare):
-        found.projections[name] = tensor
-    elif tensor.numel() == 1 and FACTOR.fullmatch(name):
+    if tensor.numel() == 1 and FACTOR.fullmatch(name):
         found.factors.append(Factor(_stack(name) or "decoder", None, None, tensor.item(), None, name))
     elif tensor.numel() > 1 and not name.endswith("bias"):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
