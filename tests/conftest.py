@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 import torch
@@ -32,6 +33,22 @@ def pytest_configure(config) -> None:
     """Register a stranger's methods before test files are collected, whose parameters are the registry."""
     if config.getoption("--methods-from"):
         import_user_dir(config.getoption("--methods-from"))
+
+
+missing: list[str] = []  # tests that were skipped because a library is not installed
+
+
+def pytest_runtest_logreport(report) -> None:
+    """Remember what a missing library has skipped."""
+    if report.skipped and "could not import" in str(report.longrepr):
+        missing.append(report.nodeid)
+
+
+def pytest_sessionfinish(session) -> None:
+    """Let a run with ALL_LIBRARIES=1, as CI's, fail if a library was missing: nothing else would say so."""
+    if missing and os.environ.get("ALL_LIBRARIES"):
+        print(f"\nskipped, for a library is missing: {', '.join(missing)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(items) -> None:
