@@ -1,4 +1,4 @@
-"""Every kind of corpus and schedule resumed exactly: killed at three random updates, to the bit of one left alone."""
+"""Every kind of corpus resumed exactly: killed at three random updates, to the bit of one left alone."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The trainings of results/thousand_layers: the task, the plan, the runner that is killed and held, the page."""
+"""The trainings of results/thousand_layers: the task, the plan, the runner, the page."""
 
 import importlib.util
 import json
