@@ -67,7 +67,7 @@ def test_a_new_method_keeps_what_every_method_keeps(extended):
     environment = os.environ | {"PYTHONPATH": str(extended)}
     done = subprocess.run([sys.executable, *words], cwd=extended, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 40, done.stdout[-500:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 30, done.stdout[-500:]
 
 
 def test_default_profiles_are_the_documented_ones():
