@@ -21,6 +21,7 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--encoder-normalize-before",): None,
     ("--init-profile", "fairseq_head"): None,
     ("--dropout", "1.5"): None,
+    ("--method", "admin", "--admin-profile", "nowhere.json"): "--admin-profile nowhere.json",
     ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
     ("--encoder-leyers", "3"): "--encoder-leyers",
     ("--restore-file", "nowhere.pt"): None,

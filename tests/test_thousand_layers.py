@@ -163,17 +163,6 @@ def test_runner_trains_the_plan_once(tmp_path):
     assert "to come" not in after and "0.0 predicted for the named cells that are left" in after
 
 
-def test_the_study_s_plan_names_each_cell_once():
-    """design.md's cells and hours are those of plan.toml; every record is of one of them."""
-    cells = module("cells")
-    records = cells.Records.read(STUDY / "records.jsonl", STUDY / "no runs")
-    named = cells.cells_of(cells.read_plan(STUDY / "plan.toml"), records)
-    names = [cell.name for cell in named]
-    assert len(set(names)) == len(names)
-    assert records.over.keys() <= set(names)
-    assert next(cell for cell in named if cell.layers == 100 and cell.method == "post_ln").lr == 7.1e-4
-
-
 def test_the_page_s_tables_are_those_of_the_records():
     """results/thousand_layers/render.py writes them."""
     done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)
