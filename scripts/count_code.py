@@ -19,7 +19,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {  # lines of code at most
     "core": 3000, "plugin": 2990, "data": 2600, "study": 1515, "tools": 3600, "cli": 700,
-    "package and scripts": 15190, "benchmarks": 1000, "tests": 12800,
+    "package and scripts": 15190, "benchmarks": 1000, "tests": 12500,
 }  # fmt: skip
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -10,7 +10,7 @@ from deepnet_fairseq.errors import user_error_line
 
 from .conftest import TRAIN_FLAGS
 from .support import sentiment
-from .support.helpers import USER_DIR, assert_refused, run
+from .support.helpers import ROOT, USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {  # flags -> what is named; the first one of them where it is None
@@ -21,6 +21,7 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--encoder-normalize-before",): None,
     ("--init-profile", "fairseq_head"): None,
     ("--dropout", "1.5"): None,
+    ("--method", "admin", "--admin-profile", "nowhere.json"): "--admin-profile nowhere.json",
     ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
     ("--encoder-leyers", "3"): "--encoder-leyers",
     ("--restore-file", "nowhere.pt"): None,
@@ -28,8 +29,14 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--warmup-updates", "0"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--task", "multilingual_translation"): "--task",
+    ("--num-batch-buckets", "4"): "--num-batch-buckets",
     ("--decoder-embed-dim", "32"): "--share-all-embeddings",
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
+}
+NO_TEXT = f"{ROOT}/tests/golden/checkpoints/fp32/checkpoint_last.pt"
+OF_GENERATION = {  # flags -> what is named
+    ("--replace-unk",): "--replace-unk",
+    ("--bpe", "subword_nmt", "--bpe-codes", NO_TEXT): f"{NO_TEXT}, line 2: not UTF-8",
 }
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
@@ -65,6 +72,11 @@ def line_of(capsys, *words, parser=options.get_training_parser) -> str:
 @pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
 def test_flags(flags, data, capsys):
     assert (MISTAKES[flags] or " ".join(flags)) in line_of(capsys, data, *TRAIN_FLAGS, *ARCH, *flags)
+
+
+@pytest.mark.parametrize("flags", OF_GENERATION, ids=["replace_unk", "bpe_codes"])
+def test_flags_of_generation(flags, data, capsys):
+    assert OF_GENERATION[flags] in line_of(capsys, data, *flags, parser=options.get_generation_parser)
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,9 @@ def test_tables_of_methods():
     assert set(held.strip().splitlines()) <= set(methods_page().splitlines())
 
 
-EDITS = [  # beside those of the page: a plan more
-    r"""sed -i 's/^TRAININGS += \[/&(LM, "--method hyper_connections --checkpoint-every 1"),/' tests/test_plan.py""",
-]
-
-
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A copy of package and tests with the file of docs/adding_a_method.md in it, and hyper-connections'."""
+    """A copy of package and tests with the file of docs/adding_a_method.md in it."""
     folder = tmp_path_factory.mktemp("extended")
     for name in ("deepnet_fairseq", "benchmarks", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -47,8 +42,7 @@ def extended(tmp_path_factory):
         (folder / name).symlink_to(ROOT / name)
     written = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", EXAMPLE, re.DOTALL | re.MULTILINE)
     (folder / written[1]).write_text(written[2])
-    shutil.copy(ROOT / "tests" / "support" / "hyper_connections.py", (folder / written[1]).parent)
-    for edit in (*re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE), *EDITS):
+    for edit in re.findall(r"^sed -i .* tests/\w+\.py$", EXAMPLE, re.MULTILINE):
         subprocess.run(edit, shell=True, cwd=folder, check=True)
     return folder
 
@@ -66,14 +60,14 @@ def test_example_of_a_new_method_is_found(extended):
 
 @pytest.mark.smoke
 def test_a_new_method_keeps_what_every_method_keeps(extended):
-    """All tests that go by the registry, of these two methods: a file is enough, whatever the width of its stream."""
+    """All tests that go by the registry, of this method: a file is enough."""
     words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     words += ["-m", "not slow and not gpu and not peers"]
-    words += ["-k", "(layer_scale or hyper_connections or by_name) and not documented"]
+    words += ["-k", "(layer_scale or by_name) and not documented"]
     environment = os.environ | {"PYTHONPATH": str(extended)}
     done = subprocess.run([sys.executable, *words], cwd=extended, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 40, done.stdout[-500:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 30, done.stdout[-500:]
 
 
 def test_default_profiles_are_the_documented_ones():

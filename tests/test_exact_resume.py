@@ -31,6 +31,7 @@ MORE = {
     f"--bf16 {EMA} --ema-fp32 --max-update 24": [("update", 3), ("validation", 5)],
     "--optimizer deepnet_adam --max-update 24": [("update", 23)],
     f"{EMA} --ema-update-freq 3 --max-update 14": [("update", 11)],
+    f"--update-freq 2,1 {EMA} --ema-fp32 --max-update 14": [("update", 4), ("update", 5)],  # another an epoch
     "--save-interval-updates 0 --max-epoch 3": [("end", 10), ("update", 1), ("end", 10)],  # the end of an epoch
     "--max-update 12": [("end", 12)],  # when it was over
     f"{PLATEAU} --max-update 42": [("update", 35)],

@@ -252,6 +252,9 @@ WRONG = {  # script and setting: what is said
     ("table1_wmt17", "METHODS", "deepnrom"): "--method deepnrom: unknown",
     ("table1_wmt17", "DATA", "/nowhere"): "DATA=/nowhere: no such folder",
     ("opus100", "DEPTHS", 7): "DEPTHS: 7 is no even number of layers",
+    ("normformer_lm", "PARTS", "clm glue"): "PARTS: glue is none of clm, ablation, mlm",
+    ("normformer_lm", "SEEDS", 1): "the paper's text is not public: DATA=DIR of deepnet prepare lm",
+    ("normformer_lm", "TEXT", "train valid"): "/valid: name three files, TRAIN VALID TEST",
 }
 
 

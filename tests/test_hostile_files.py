@@ -20,11 +20,7 @@ from deepnet_fairseq.study.logs import READ, curve, short
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
 
-from .conftest import TRAIN_FLAGS
 from .support.broken import DEEP, check_line
-from .support.helpers import run
-from .support.lives import TINY
-from .test_bad_input import assert_one_line
 
 bounded = settings(max_examples=30, derandomize=True, deadline=timedelta(seconds=10), database=None)
 FLOATS = st.floats(allow_subnormal=False)
@@ -73,18 +69,6 @@ def test_own_formats(name, tmp_path):
         with pytest.raises(UserError) as caught:
             PARSERS[name][0](path)
         check_line(caught.value, str(path), "not a " if name == "profile.json" else "")
-
-
-OTHERS = as_json(PROFILE, omega={"encoder.7.ffn": 1.5})
-
-
-@pytest.mark.parametrize("make", [str, lambda path: path.write_bytes(OTHERS)], ids=["none", "others"])
-def test_training_with_a_profile(make, data, tmp_path):
-    path = tmp_path / "profile.json"
-    make(path)
-    admin = ("--method", "admin", "--admin-profile", path, "--save-dir", tmp_path / "save")
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *TINY, *admin, check=False)
-    assert_one_line(done, f"--admin-profile {path}")
 
 
 def whole_run(path):

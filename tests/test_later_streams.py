@@ -7,15 +7,14 @@ import math
 import pytest
 import torch
 
-from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
+from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.initialisation import branch_weights
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.methods.mhc import Write, sinkhorn
 from deepnet_fairseq.core.slots import BRANCHES, Site
-from deepnet_fairseq.errors import UserError
 
 from .support import observing
-from .support.single_stacks import EVERY, awake, batch, inputs, loss_of, scores, small
+from .support.single_stacks import EVERY, awake, batch, inputs, scores, small
 
 
 def gradients(model, loss) -> dict[str, torch.Tensor]:
@@ -49,15 +48,6 @@ def test_denseformer(dilation, period):
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
     assert not any(isinstance(norm, torch.nn.LayerNorm) for norm in decoder.mixer.norms)
-
-
-def test_denseformer_begins_as_pre_ln():
-    """A_ll = 1 and A_lj = 0: the same loss at first."""
-    for kind in (LM, MASKED_LM):
-        model = small(kind, 3, method="dlcl", dlcl_plain=True, dlcl_init="last", init_profile="fairseq_head")
-        plain = small(kind, 3, method="pre_ln")
-        plain.load_state_dict(model.state_dict(), strict=False)
-        assert torch.allclose(loss_of(model), loss_of(plain), atol=1e-6)
 
 
 def branch(layer, sublayer, inside):
@@ -233,18 +223,3 @@ def test_mhc_begins_as_pre_ln(kind):
     model, plain = (small(kind, 3, method=method) for method in ("mhc", "pre_ln"))
     plain.load_state_dict(model.state_dict(), strict=False)
     assert torch.allclose(scores(model, *inputs(kind)), scores(plain, *inputs(kind)), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "method, option, value, said",
-    [
-        ("dlcl", "dilation", 0, "at least 1"),
-        ("dlcl", "period", -1, "at least 1"),
-        ("resi_dual", "scale", 0.0, "above 0"),
-        ("resi_dual", "scale", float("nan"), "above 0"),
-        ("mhc", "streams", 0, "at least 1"),
-    ],
-)
-def test_options_without_sense_are_refused_in_one_line(method, option, value, said):
-    with pytest.raises(UserError, match=f"^--{method.replace('_', '-')}-{option} {value}: .*{said}"):
-        METHODS[method](2, 2, **{option: value})

@@ -1,6 +1,7 @@
 """However its processes are started, a training is one training; when one is lost the others say so and end."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -147,12 +148,19 @@ def gone(pids: list[int], seconds: float) -> bool:
 
 
 def test_all_take_the_checkpoint_before(expected, data, tmp_path):
-    """When the last is gone: from the same update, and with the same numbers."""
+    """When the last is damaged: from the same update, and with the same numbers. When all are, nothing is changed."""
     words = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3", "--save-dir", tmp_path)
     ranks.train(2, tmp_path / "log", data, *words, "--max-update", "4")
     os.truncate(tmp_path / "checkpoint_last.pt", 3000)
     rows = ranks.train(2, tmp_path / "again", data, *words, "--max-update", "4")
     assert [row["num_updates"] for row in rows] == ["4"] and [float(rows[0]["loss"])] == logged(expected[-1:])
+    said = (tmp_path / "again").read_text()
+    assert re.search(rf"checkpoint_last\.pt: truncated or damaged .*; resuming from {tmp_path}/checkpoint", said)
+    for path in tmp_path.glob("*.pt"):
+        os.truncate(path, 1000)
+    ranks.train(2, tmp_path / "none", data, *words, "--max-update", "5", check=False)
+    assert "holds no other checkpoint that is whole; nothing was changed" in (tmp_path / "none").read_text()
+    assert {path.stat().st_size for path in tmp_path.glob("*.pt")} == {1000}
 
 
 def test_a_process_that_never_comes(data, tmp_path):

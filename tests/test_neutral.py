@@ -80,6 +80,8 @@ PAIRS = {  # method, options, what makes it neutral, the method that it is then
     "rezero, a = 1": ("rezero", {}, with_gates_open, "t_fixup"),
     "ds_init": ("ds_init", {}, unchanged, "post_ln"),
     "post_ln_init": ("post_ln_init", {}, unchanged, "post_ln"),
+    "gpas at first": ("gpas", {}, unchanged, "pre_ln"),
+    "denseformer at first": ("dlcl", {"dlcl_plain": True, "dlcl_init": "last"}, unchanged, "pre_ln"),
     "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
 }  # fmt: skip
 CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .support.experiments import COMMANDS, dry_run, script, values
+from .support.experiments import dry_run, values
 from .test_experiment_scripts import batch
 from .test_scripts import needs_venv
 
@@ -113,16 +113,3 @@ def test_rows_can_be_narrowed(tmp_path):
         ("deepnorm", "1e-3", "3", 2**19), ("deepnorm", "2e-3", "3", 2**19), ("post_ln", "2e-4", "3", 2**19),
     ]  # fmt: skip
     assert len({flags["--save-dir"] for flags in rows}) == 3
-
-
-@pytest.mark.parametrize(
-    "setting, message",
-    [
-        ({"PARTS": "clm glue"}, "PARTS: glue is none of clm, ablation, mlm"),
-        ({}, 'the paper\'s text is not public: DATA=DIR of deepnet prepare lm, TEXT="TRAIN VALID TEST", or SMOKE=1'),
-        ({"TEXT": "train valid"}, "/valid: name three files, TRAIN VALID TEST"),
-    ],
-)
-def test_wrong_settings(setting, message):
-    done = script("normformer_lm", COMMANDS, check=False, **setting)
-    assert done.returncode == 1 and message in done.stderr.splitlines()[-1]

@@ -115,6 +115,7 @@ TRAININGS += [
     (MT, "--method rezero --bf16 --update-freq 2"),
     (MT, "--length 400 --optimizer deepnet_adam"),
     (LM, f"{LARGE} --criterion {PLAIN}"),
+    (LM, "--method mhc --checkpoint-every 3"),
     (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
     (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
 ]

@@ -86,11 +86,6 @@ def profile():
     return profile_of(EVERY[0])
 
 
-def test_written_equals_read(profile, tmp_path):
-    profile.write(tmp_path / "json")
-    assert read_profile(str(tmp_path / "json")) == profile
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_profile_of_a_stack_alone(kind, tmp_path):
     """Written and read it fits its model; another file, or branches of another model, are refused."""

@@ -63,6 +63,9 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         curve({}, "train_inner", path)
 
 
+GRADIENT = {"gradient_l1": {"decoder.1.ffn.fc2": 1.0}}
+
+
 @pytest.mark.parametrize(
     "figure, facts, message",
     [
@@ -74,6 +77,9 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         ("depth", {"log": "nothing here\n"}, "train.log: no training progress in it"),
         (6, {"decoder_layers": 6}, "18L-6L; this figure compares N-N models"),
         (7, {"panel": "depth"}, "panel 'depth': must be one of lr, batch, size"),
+        ("normformer3", {"probes": {0: {"learned_scale": {}}}}, "no run with gradient_l1; record one with"),
+        ("normformer3", {"probes": {0: GRADIENT}}, "no run with learned_scale"),
+        ("normformer3", {"probes": {1500: GRADIENT}}, "has no gradient_l1 in the first 1,000 updates"),
         (8, {"method": "nothing"}, "method 'nothing' is unknown"),
         (8, {"encoder_layers": "6"}, "encoder_layers '6': must be a number of layers"),
     ],

@@ -1,4 +1,4 @@
-"""Trainings that are told to stop, run out of disk, or find damaged checkpoints; their statuses and what they say."""
+"""Trainings that are told to stop or run out of disk; their statuses and what they say."""
 
 from __future__ import annotations
 
@@ -63,26 +63,6 @@ def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
     assert end.endswith(f"the last save failed: {save}/checkpoint_2_12.pt: {failed}; {start}")
     assert "Traceback" not in log.read_text()
     assert live(log, *command, "--max-update", "12") == 0 and reading.updates(save / LAST) == 12
-
-
-def test_damaged_last_checkpoint_is_passed_over(data, tmp_path):
-    log, save = tmp_path / "log", tmp_path / "run"
-    command = (data, *RUN, "--save-dir", save)
-    assert live(log, *command, "--max-update", "8", "--keep-interval-updates", "1") == 0
-    (save / "checkpoint_1_8.pt").unlink()
-    with open(save / LAST, "r+b") as file:
-        file.seek(20_000)
-        file.write(b"\xff" * 8)
-    assert live(log, *command, "--max-update", "9") == 0
-    (line,) = said(log)
-    assert line.startswith(f"{save / LAST}: truncated or damaged (the checksum of ")
-    assert line.endswith(f"is another); resuming from {save}/checkpoint_previous.pt")
-    assert reading.updates(save / LAST) == 9
-    for path in save.glob("*.pt"):
-        os.truncate(path, 1000)
-    assert live(tmp_path / "none", *command, "--max-update", "10") == 1
-    assert "holds no other checkpoint that is whole; nothing was changed" in said(tmp_path / "none")[-1]
-    assert {path.stat().st_size for path in save.glob("*.pt")} == {1000}
 
 
 def test_second_signal_ends_at_once():

@@ -2,14 +2,13 @@
 
 import json
 import random
-import signal
 import subprocess
 import time
 
 import pytest
 import torch
 
-from .support.experiments import script, start, until
+from .support.experiments import script, start
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
@@ -138,16 +137,3 @@ def test_a_rate_that_diverges_is_a_result(language_models):
     assert "diverged at update" in printed and losses(kept)["valid"] == pytest.approx(last_valid_loss(kept), abs=2e-3)
     page = (out / "normformer_mlm.md").read_text()
     assert f"{2 ** losses(kept)['valid']:.2f}" in page and kept.name in page and lost.name in page
-
-
-@pytest.mark.smoke
-def test_a_killed_language_model_ends_in_the_same_row(language_models, tmp_path):
-    out, *_ = language_models
-    setting = LM_ROW | {"DATA": out / "data/text", "OUT": tmp_path}
-    process = start("normformer_lm", *LM_SHORT, **setting)
-    until(lambda: process.poll() is not None or list((tmp_path / LM_RUN).glob("checkpoint*.pt")))
-    process.send_signal(signal.SIGKILL)  # its training lives on, and is waited for
-    assert process.wait() == -signal.SIGKILL
-    script("normformer_lm", *LM_SHORT, timeout=1200, **setting)
-    assert losses(tmp_path / LM_RUN) == losses(out / LM_RUN)
-    assert (tmp_path / "normformer_clm.md").exists() and not list(tmp_path.rglob("*.part"))

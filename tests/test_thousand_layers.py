@@ -1,4 +1,4 @@
-"""The trainings of results/thousand_layers: the task, the plan, the runner that is killed and held, the page."""
+"""The trainings of results/thousand_layers: the task, the plan, the runner, the page."""
 
 import importlib.util
 import json
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -164,74 +163,10 @@ def test_runner_trains_the_plan_once(tmp_path):
     assert "to come" not in after and "0.0 predicted for the named cells that are left" in after
 
 
-@pytest.mark.smoke
-def test_runner_is_held_by_a_file_and_killed_at_any_moment(tmp_path):
-    """PAUSE stops the training; a killed runner takes its training along, and the next one resumes it."""
-    (tmp_path / "plan.toml").write_text(PLAN.format(layers=18, updates=70))
-    command = runner(tmp_path, tmp_path / "plan.toml")
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    until(lambda: list(tmp_path.glob("runs/*/state.pt")))
-    (tmp_path / "PAUSE").touch()
-    log = next(tmp_path.glob("runs/*lr0.002*/train.log"))
-    time.sleep(2)
-    held = log.read_text()
-    time.sleep(2)
-    assert log.read_text() == held
-    first.kill()
-    first.wait()
-    trainings = ["pgrep", "-f", f"symbols.py {tmp_path}"]
-    until(lambda: subprocess.run(trainings, stdout=subprocess.DEVNULL).returncode)  # not one is left
-    (tmp_path / "PAUSE").unlink()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert log.read_text().startswith(held) and "resumed after update 50" in log.read_text()
-    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert len(records) == 3 and records[0]["attempts"] == 2
-
-
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        ("", "has no [[group]]"),
-        ("[[group", "plan.toml: "),
-        (PLAN.format(layers=2, updates=9).replace('after = "one"', 'after = "none"'), 'there is no group "none"'),
-    ],
-)
-def test_a_plan_that_is_none_is_refused_in_a_line(plan, said, tmp_path):
-    (tmp_path / "plan.toml").write_text(plan)
-    done = subprocess.run(runner(tmp_path, tmp_path / "plan.toml"), capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("run.py: error: ") and said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_study_s_plan_names_each_cell_once():
-    """design.md's cells and hours are those of plan.toml; every record is of one of them."""
-    cells = module("cells")
-    records = cells.Records.read(STUDY / "records.jsonl", STUDY / "no runs")
-    named = cells.cells_of(cells.read_plan(STUDY / "plan.toml"), records)
-    names = [cell.name for cell in named]
-    assert len(set(names)) == len(names)
-    assert records.over.keys() <= set(names)
-    assert next(cell for cell in named if cell.layers == 100 and cell.method == "post_ln").lr == 7.1e-4
-
-
 def test_the_page_s_tables_are_those_of_the_records():
     """results/thousand_layers/render.py writes them."""
     done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_losses_are_read_from_a_log_of_several_attempts(tmp_path):
-    texts = module("texts")
-    lines = [
-        '2026 | INFO | train_inner | {"loss": "9", "nll_loss": "8.5", "num_updates": "25"}',
-        '2026 | INFO | train_inner | {"loss": "7", "nll_loss": "6.5", "num_updates": "50"}',
-        '2026 | INFO | valid | {"valid_nll_loss": "7.25", "valid_num_updates": "50"}',
-        "2026 | INFO | fairseq_cli.train | killed and resumed",
-        '2026 | INFO | train_inner | {"loss": "6", "num_updates": "50"}',
-    ]
-    (tmp_path / "train.log").write_text("\n".join(lines))
-    found = texts.curves(tmp_path / "train.log")
-    assert found == {"final_loss": 7.25, "train_loss": [(25, 8.5), (50, 6.0)], "valid_loss": [(50, 7.25)]}
 
 
 @needs_venv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 
 import pytest
@@ -15,13 +16,15 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.tools.verify import audit, verify
+from deepnet_fairseq.tools.verify import verify
 from deepnet_fairseq.tools.verify.reading import read
 from deepnet_fairseq.tools.verify.sources import recognised
 
-from .support.helpers import assert_refused
+from .support.helpers import ROOT, assert_refused
 from .support.single_stacks import sizes
 from .test_verify import C, F, decoder_of, drawn, xavier
+
+PAGE = ROOT / "docs" / "verify.md"
 
 
 def save_file(state: dict, path) -> None:
@@ -41,13 +44,18 @@ def statuses(*words) -> tuple:
     return 0
 
 
-def test_safetensors(tmp_path, capsys):
-    save_file(right() | {"decoder.alpha": torch.tensor(8**0.25)}, tmp_path / "model.safetensors")
-    assert statuses(tmp_path / "model.safetensors", "--method", "deepnorm") == 0
-    printed = capsys.readouterr().out
-    assert "layers: decoder 4; fresh" in printed and "1.6818 (decoder.alpha)" in printed
-    assert printed.endswith("\nwhat was examined fits --method deepnorm\n")
-    assert statuses(tmp_path / "model.safetensors", "--method", "sub_ln", "--json") == 3
+def test_a_hugging_face_folder(tmp_path, capsys):
+    """Its safetensors alone, with alpha as a buffer; the folder, whose config says alpha."""
+    file = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "marian", "deepnorm_alpha": 8**0.25, "k": 3}))
+    alpha = torch.tensor(8**0.25)
+    for model, buffers, source in (file, {"decoder.alpha": alpha}, "decoder"), (tmp_path, {}, "config.json.deepnorm"):
+        save_file(right() | buffers, file)
+        assert statuses(model, "--method", "deepnorm") == 0
+        printed = capsys.readouterr().out
+        assert "layers: decoder 4; fresh" in printed and re.search(rf"1\.6818 \({source}.alpha\)", printed)
+        assert printed.endswith("\nwhat was examined fits --method deepnorm\n")
+    assert statuses(tmp_path, "--method", "sub_ln", "--json") == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"] and len(found["rows"]) == 6 and found["findings"]
 
@@ -114,31 +122,31 @@ def test_cross_attention_is_told_from_self_attention():
         assert found.matrices[0].weight.site.sublayer == "encoder_attn"
 
 
-NAMES = {"mix.to_query": "self_attn.q_proj", "mix.final": "self_attn.out_proj", "contract": "fc2"}
-
-
-def renamed(name: str) -> str:
-    """fairseq's name of a weight of a stranger's."""
-    for theirs, fairseqs in NAMES.items():
-        name = name.replace(theirs, fairseqs)
-    return name.replace("standardise", "layer_norm")
-
-
-def test_names_of_ones_own():
+def test_names_of_ones_own(tmp_path, capsys):
+    """By the file of docs/verify.md; the weights that it does not rename are listed."""
     torch.manual_seed(0)
     state = {}
     for layer in range(4):
-        state[f"net.{layer}.mix.to_query.weight"] = xavier(C, C)
-        state[f"net.{layer}.mix.final.weight"] = xavier(C, C, 32**-0.25)
-        state[f"net.{layer}.contract.weight"] = xavier(C, F, 32**0.25)
-        state |= {f"net.{layer}.standardise{n}.weight": torch.ones(C) for n in (1, 2)}
-        state[f"net.{layer}.strange.weight"] = drawn(C, C, 1.0)
-    with pytest.raises(UserError, match="rename them"):
-        recognised(state, {})
-    result = audit(recognised(state, {}, rename=renamed), "deepnorm")
-    (finding,) = result.findings
-    assert "decoder ffn.fc2: 5.6" in finding and "the published constant inverted" in finding
-    assert any("not recognised: net.N.strange.weight" in note for note in result.notes)
+        state[f"net.{layer}.mix.to_query.W"] = xavier(C, C)
+        state[f"net.{layer}.mix.final.W"] = xavier(C, C, 32**-0.25)
+        state[f"net.{layer}.contract.W"] = xavier(C, F, 32**0.25)
+        state |= {f"net.{layer}.standardise{n}.W": torch.ones(C) for n in (1, 2)}
+        state[f"net.{layer}.strange.W"] = drawn(C, C, 1.0)
+    torch.save(state, tmp_path / "model.pt")
+    words = ("verify", str(tmp_path / "model.pt"), "--method", "deepnorm")
+    assert_refused("rename them by --names FILE", *words)
+    (tmp_path / "names.toml").write_text(re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[1])
+    assert statuses(*words[1:], "--names", tmp_path / "names.toml") == 3
+    printed = capsys.readouterr().out
+    assert "decoder ffn.fc2: 5.6" in printed and "the published constant inverted" in printed
+    assert printed.count("does not fit:") == 1 and "not recognised: net.N.strange.W;" in printed
+
+
+@pytest.mark.parametrize("text", ["a = ", "a.b = 'c'", "a = 3", "'(' = 'a'", r"'a' = '\1'", r"'a' = '\g<b>'"])
+def test_files_of_names_that_are_none(tmp_path, text):
+    (tmp_path / "names.toml").write_text(text)
+    words = ("verify", "model.pt", "--method", "deepnorm", "--names", str(tmp_path / "names.toml"))
+    assert_refused("docs/verify.md has an example", *words)
 
 
 class Loud(nn.Module):
@@ -161,7 +169,7 @@ def damaged(tmp_path) -> dict[str, str]:
     return {
         "code.pt": "refused", "script.pt": "TorchScript", "tensor.pt": "not weights by name",
         "numbers.pt": "holds no weights", "cut.pt": "truncated, damaged", "absent.pt": "no such file",
-        "folder": "is no ordinary file",
+        "folder": "holds no model.safetensors",
     }  # fmt: skip
 
 

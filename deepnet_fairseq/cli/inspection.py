@@ -46,17 +46,19 @@ def verify(args) -> Shown:
     """Check anybody's model against a method's formulas.
 
     Compared are the deviation of each kind of weight at the start, and the factors of the shortcuts. MODEL is a
-    checkpoint of ours, fairseq's or torchscale's, a .safetensors file, or a saved state dict. Code in it is
-    not run. The status is 3 where something does not fit; then the audit says what it is instead. A live module is
-    audited from Python, docs/verify.md.
+    checkpoint of ours, fairseq's or torchscale's, a .safetensors file, a Hugging Face folder with one, or a saved
+    state dict. Code in it is not run. The status is 3 where something does not fit; then the audit says what it is
+    instead. A live module is audited from Python, docs/verify.md.
 
     example:
       deepnet verify checkpoints/checkpoint_last.pt --method deepnorm
     """
     from ..core.methods import get_method
     from ..tools.verify import verify
+    from ..tools.verify.reading import read_names
 
-    audit = verify(args.model, args.method, options=options_of(get_method(args.method), args.option))
+    rename = read_names(Path(args.names)) if args.names else str
+    audit = verify(args.model, args.method, options=options_of(get_method(args.method), args.option), rename=rename)
     return Shown(audit.text(), audit.as_dict(), 0 if audit.fits else 3)
 
 
@@ -83,9 +85,10 @@ def add(command) -> None:
     sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
 
     sub = command("verify", verify)
-    sub.add_argument("model", metavar="MODEL", help="file of weights")
+    sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
     sub.add_argument("--method", required=True, metavar="NAME", help="method whose formulas to compare with")
     sub.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method")
+    sub.add_argument("--names", metavar="FILE", help="TOML that renames weights as fairseq's, docs/verify.md")
 
     sub = command("path", path)
     sub.add_argument("--environment", action="store_true", help="print commit, versions and hardware instead")

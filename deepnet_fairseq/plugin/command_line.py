@@ -17,7 +17,7 @@ from fairseq.file_io import PathManager
 
 from ..core import archs
 from ..core.modifiers import from_config
-from ..data.lines import split_lines
+from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets, stuck
 from .admin_profile import check_source
@@ -110,6 +110,11 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path)
+    if (codes := getattr(args, "bpe_codes", None)) and "://" not in codes:
+        for _ in read_lines(Path(codes)):  # a UserError unless they are text
+            pass
+    if getattr(args, "replace_unk", None) is not None:  # an IndexError or a TypeError at the first <unk>
+        raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
@@ -120,6 +125,8 @@ def _check_training(args: argparse.Namespace) -> None:
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
+    if getattr(args, "num_batch_buckets", 0):
+        raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
     zero.check_settings(lambda _, name: getattr(args, name, None))
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))

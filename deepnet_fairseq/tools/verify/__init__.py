@@ -40,8 +40,8 @@ def verify(
 
     inputs: what a live module is called with, once, in evaluation mode, to measure its shortcuts; without, they are
     not examined. options: the method's that are not the default, of our own checkpoints those they were trained with.
-    rename: see sources.recognised. Files run no code, and torch's generator is left as it was. UserError for a method,
-    file or names that are unknown; whatever the module raises on its inputs.
+    rename: see sources.recognised; reading.read_names makes one of a file. Files run no code, and torch's generator is
+    left as it was. UserError for a method, file or names that are unknown; whatever the module raises on its inputs.
     """
     get_method(method)
     with torch.random.fork_rng(devices=()):
@@ -64,7 +64,9 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
     for kind in held:
         for matrix in kind.matrices:
             if kind.sublayer not in method.sublayers(kind.stack):
-                raise UserError(f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; rename it")
+                raise UserError(
+                    f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; rename it by --names FILE"
+                )
     profile = _profile(found, method, held)
     result = Audit(name, found.depths, profile, evidence.trained(found))
     _judge_weights(result, found, method, held)
@@ -72,7 +74,7 @@ def audit(found: Found, name: str, options: dict[str, Any] | None = None) -> Aud
         result.findings.append(f"its config says --method {config}")
     _note_unexamined(result, found, method, _judge_factors(result, found, method))
     if found.unknown and not found.ours:
-        result.notes.append(f"not recognised: {', '.join(found.unknown)}; rename them (docs/verify.md)")
+        result.notes.append(f"not recognised: {', '.join(found.unknown)}; rename by --names FILE")
     return result
 
 

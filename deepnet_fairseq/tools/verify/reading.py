@@ -1,9 +1,12 @@
-"""Read checkpoints, saved state dicts and safetensors for `deepnet verify`, without running code in them."""
+"""Read checkpoints, saved state dicts, safetensors and files of names for `deepnet verify`; no code in them is run."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,23 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...files import read_object
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep their weights
+SHORTCUT = re.compile(r"((deepnorm|residual|encoder|decoder)_)*alpha|(residual|skip|shortcut)_(scale|factor|weight)")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
-    """Return weights by name, config and number of updates (None: unknown) of a file.
+    """Return weights by name, config and number of updates (None: unknown) of a file or a Hugging Face folder.
 
     UserError, naming the file, for one that holds no weights.
     """
     from ...plugin.checkpoints.reading import allow_plain_data, explained
 
     if not path.exists():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return _folder(path), {}, None
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -43,3 +50,39 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
     updates = last.get("num_updates") if isinstance(last, dict) else None
     return weights, said if isinstance(said, dict) else {}, updates if isinstance(updates, int) else None
+
+
+def _folder(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a Hugging Face folder, with its config's factors of shortcuts as if they were buffers."""
+    weights, config = path / "model.safetensors", path / "config.json"
+    if not weights.is_file():
+        raise UserError(f"{path}: holds no {weights.name}; name the file of weights itself")
+    said = read_object(config, "download it again, or remove it") if config.exists() else {}
+    numbers = {name: value for name, value in said.items() if type(value) in (int, float) and SHORTCUT.fullmatch(name)}
+    return read(weights)[0] | {f"{config.name}.{name}": torch.tensor(float(value)) for name, value in numbers.items()}
+
+
+def read_names(path: Path) -> Callable[[str], str]:
+    """Return the renaming of weights that a TOML file gives: regular expressions, and what stands in their place.
+
+    They are replaced wherever they occur in a name, in the file's order. UserError, naming the file, for any other.
+    """
+    if not path.is_file():
+        raise UserError(f"--names {path}: no such file")
+    try:
+        rules = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
+    for pattern, name in rules.items():
+        try:
+            re.sub(pattern, name, "")
+        except (re.error, IndexError, TypeError) as error:
+            said = f"{pattern} = {name!r}: {error}; docs/verify.md has an example"
+            raise UserError(f"--names {path}: {said}") from error
+
+    def rename(name: str) -> str:
+        for pattern, fairseqs in rules.items():
+            name = re.sub(pattern, fairseqs, name)
+        return name
+
+    return rename

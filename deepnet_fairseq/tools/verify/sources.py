@@ -1,7 +1,7 @@
 """Find the weights of branches in a state dict: names are mapped to sublayers and roles.
 
 A layer is the first number in a name; what stands before it gives the stack, what stands behind it the branch and role.
-ROLES has the names of fairseq, torchscale, torch and Hugging Face's Marian; a function renames others (docs/verify.md).
+ROLES has the names of fairseq, torchscale, torch and Hugging Face's Marian; others are renamed (docs/verify.md).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def recognised(
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
-        raise UserError(f"no branch's weights among {len(weights)} tensors ({some}); rename them (docs/verify.md)")
+        raise UserError(f"no branch's weights in {len(weights)} tensors ({some}); rename them by --names FILE")
     found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
         entry.stack = entry.stack or "decoder"
@@ -137,7 +137,7 @@ def _number(found: Found, stack: str, entries: list[_Entry]) -> None:
     first = min(*numbers, 1)
     found.depths[stack] = max(numbers) - first + 1
     if len(numbers) < found.depths[stack]:
-        raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename its weights")
+        raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
     for entry in entries:
         entry.layer += 1 - first
 
@@ -209,10 +209,10 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
 
 def _elsewhere(found: Found, name: str, tensor: Tensor) -> None:
     """Take a factor that is not in a layer, or note a name that is unknown."""
-    if not tensor.is_floating_point() or IGNORED.fullmatch(name) or NORM.fullmatch(name):
+    if not tensor.is_floating_point() or IGNORED.fullmatch(name):
         return
-    if tensor.numel() == 1 and FACTOR.fullmatch(name):
+    if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
         found.factors.append(Factor(_stack(name) or "decoder", None, None, tensor.item(), None, name))
-    elif tensor.numel() > 1 and not name.endswith("bias"):
+    elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
         found.unknown += [general] if general not in found.unknown else []
