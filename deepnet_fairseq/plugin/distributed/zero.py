@@ -23,5 +23,5 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def left_alone(trainer) -> bool:
-    """Return whether an error is being handled while the state lies with processes that know nothing of it."""
+    """Return whether an error is being handled while other processes, unaware of it, hold parts of the state."""
     return sys.exc_info()[1] is not None and getattr(trainer.optimizer.optimizer, "is_shared", False)
