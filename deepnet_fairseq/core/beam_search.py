@@ -32,8 +32,8 @@ def beam_search(
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side.
     Prompts of one length are searched together, so that no prompt depends on the others or on its padding.
     max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). UserError for beams or a length below 1, for a prompt longer than the decoder has
-    positions, and for a masked language model.
+    have ended (fairseq's rule). Raises a UserError for beams or a length below 1, for a prompt longer than the decoder
+    has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
         raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")

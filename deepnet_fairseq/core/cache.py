@@ -140,7 +140,7 @@ class DecoderCache:
     def reorder(self, new_order: Tensor) -> None:
         """Let row i continue row new_order[i] of the last step; new_order (rows,) may drop or repeat rows.
 
-        ValueError where beams share a source and the rows of one sentence would come from several.
+        Raises a ValueError where beams share a source and the rows of one sentence would come from several.
         """
         if self.past is None:
             return

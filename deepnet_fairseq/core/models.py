@@ -322,8 +322,8 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. UserError, with the nearest name, for an architecture or a field that
-    does not exist, and, naming the flag, for fields that no model can be built from.
+    generator; the model is in training mode. Raises a UserError, with the nearest name, for an architecture or a field
+    that does not exist, and, naming the flag, for fields that no model can be built from.
     """
     config.check_names(arch, fields)
     cfg = config.namespace(arch, **fields)
@@ -359,7 +359,7 @@ def _size(arch: str, vocab: int, fields: frozenset) -> int:
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
     """Count the parameters of an architecture with one embedding matrix of `vocab` rows.
 
-    They are extrapolated from stacks of one and two layers. UserError for an architecture that does not exist.
+    They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
     """
     config.check_names(arch, ())
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]

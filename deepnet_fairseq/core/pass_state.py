@@ -15,8 +15,8 @@ def pass_state() -> State:
     """Return the dictionary of a stack's running forward pass; each pass, and each decoding step, has its own.
 
     A slot stores data for later layers under a key of its own: a tensor, or a list or dictionary of tensors.
-    When layers are recomputed, the dictionary is restored to its state before the first of them. RuntimeError outside a
-    pass.
+    When layers are recomputed, the dictionary is restored to its state before the first of them. Raises a RuntimeError
+    outside a pass.
     """
     try:
         return _RUNNING.get()

@@ -299,7 +299,7 @@ class Decoder(Stack):
     def cache(self, tokens: Tensor, encoder_out: dict | None, incremental_state: dict | None) -> DecoderCache | None:
         """Return the cache in fairseq's incremental_state, made at the first step; None without incremental_state.
 
-        ValueError if tokens (B, T) are not one more than those that the cache holds.
+        Raises a ValueError if tokens (B, T) are not one more than those that the cache holds.
         """
         if incremental_state is None:
             return None

@@ -60,8 +60,8 @@ class Method:
     """One stabilisation method at one depth: the module in each slot, and the gain of each weight's initialisation.
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
-    `options`, which become attributes. KeyError for an option that the class does not have; UserError, naming the
-    flag, for a value that is none of its choices, or that `check` refuses.
+    `options`, which become attributes. Raises a KeyError for an option that the class does not have; UserError, naming
+    the flag, for a value that is none of its choices, or that `check` refuses.
 
     A subclass sets equation and paper, as tables print them, and under @register gets its name.
     """

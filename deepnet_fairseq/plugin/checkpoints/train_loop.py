@@ -41,7 +41,8 @@ class Stopped(Exception):
 def load_checkpoint(original, cfg, trainer, **kwargs):
     """Describe the run in the log, lock the folder, resume from the newest whole checkpoint, and finish its epoch.
 
-    It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
+    It is the first call that fairseq-train's main makes with its Trainer. Raises a UserError if another training has
+    the folder.
     """
     logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)

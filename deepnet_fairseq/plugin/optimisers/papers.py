@@ -108,7 +108,7 @@ class TFixupScheduleConfig(FairseqDataclass):
 class TFixupSchedule(FairseqLRScheduler):
     """Inverse square root decay without warm-up; t counts updates from 0.
 
-    UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
+    Raises a UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
     """
 
     def __init__(self, cfg, optimizer):

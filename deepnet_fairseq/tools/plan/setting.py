@@ -64,7 +64,7 @@ class Setting:
     the half precisions, then without a master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the
     model's; mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are
     recomputed together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or
-    "cuda". UserError, naming the flag, for values out of range and for flags that do not go together.
+    "cuda". Raises a UserError, naming the flag, for values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
