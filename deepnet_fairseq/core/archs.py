@@ -87,7 +87,7 @@ def unknown(setting: str) -> str:
     return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
-REGISTRIES: list[Mapping[str, str]] = [MODELS]  # where model_of looks; fairseq's own joins when it is there
+REGISTRIES: list[Mapping[str, str]] = [MODELS]  # searched by model_of; the plugin adds fairseq's own
 
 
 def _arch_of(cfg: Any) -> str:

@@ -21,7 +21,7 @@ SHARE = 0.75  # share of a cache's sentences that must be alive; below it, finis
 
 
 class Sentences(NamedTuple):
-    """The sentences of an encoder's output, each once, whatever beam search has repeated.
+    """Sentences of an encoder's output, each once, however often beam search has repeated them.
 
     states (S, B, C); padding (B, S), True at padding; rows (R,): which sentence each row of the decoder's batch reads,
     None where it reads its own.
@@ -82,7 +82,7 @@ class DecoderCache:
 
     Where b ends, nothing moves: the batch is then a and c, which lie at places 0 and 2, and the row of b is computed in
     vain, until fewer than SHARE of the sentences are alive or the room is used up. Then one copy keeps those that are
-    alive, and of their prefixes what a beam still looks at.
+    alive, and the parts of their prefixes that a beam still reads.
 
     prefixes: attention -> keys and values of the target, (P, capacity, h, d) for P sentences, of which `used` are
     filled, k a step; sources: attention -> those of the source, (P, S, h, d); past (B, k, used), bool; places (B,):

@@ -134,7 +134,7 @@ class Layer(nn.Module):
         name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
         inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
         """
-        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without
+        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without bypass
         before, outer, residual = self.before.get(name), self.outer.get(name), self.residual[name]
 
         h = norm(x) if self.norm_place[name] == "pre" else x
@@ -176,7 +176,7 @@ class CausalLayer(Layer):
         return self.branch("ffn", y, self.feed_forward, entry=x)
 
     def look_back(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
-        """Apply self-attention to what precedes each token; arguments as in forward."""
+        """Apply self-attention to each token and those before it; arguments as in forward."""
         return self.self_attn(x, mask=mask, causal=mask is None and cache is None, cache=cache)
 
 

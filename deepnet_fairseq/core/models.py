@@ -138,7 +138,7 @@ class EncoderDecoder(DeepModel):
     NAME = archs.MODEL_NAME
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
-        nn.Module.__init__(self)  # whatever shell is around this
+        nn.Module.__init__(self)  # not fairseq's, which the plugin's subclass also inherits
         self.encoder, self.decoder = encoder, decoder
 
     @classmethod

@@ -89,8 +89,8 @@ class _Unfilled(nn.Linear):
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Make an nn.Linear whose values are undefined until initialisation.initialize or a checkpoint fills them.
 
-    Its class is nn.Linear itself, for quantisers look for exactly that. Drawing values twice would take half the time
-    in which a deep model is built, and use up random numbers.
+    Its class is nn.Linear itself, because quantisers look for exactly that. Drawing values twice would take half the
+    time in which a deep model is built, and use up random numbers.
     """
     module: nn.Linear = _Unfilled(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear

@@ -114,7 +114,7 @@ class Stack(nn.Module):
         return recomputed(group, x, state) if again and torch.is_grad_enabled() else group(x, state)
 
     def begin(self, x: Tensor, state: State) -> Tensor:
-        """Turn embeddings x (B, T, C) into what the first layer reads, (B, T, W)."""
+        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W)."""
         with running(state):
             return self.mix(x if self.beginning is None else self.beginning(x), state)
 

@@ -40,7 +40,7 @@ def import_user_module(original: Callable[..., None], *args: Any) -> None:
     attach_to_programs()
 
 
-PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): what is called in its place
+PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the handler called in its place
     # argparse prints a page for a wrong flag; fairseq takes --bf16 as a request for a TPU
     (options, "parse_args_and_arch"): command_line.parse_or_explain,
     # the first call of fairseq-train's main: from here on its Trainer is ours, in whatever way it was started
@@ -86,7 +86,7 @@ CALLED: dict[Callable[[], None], str] = {  # plugin.silence() comes before, and 
 
 
 def apply() -> None:
-    """Change what is listed above; a second call changes nothing."""
+    """Make the changes listed above; a second call changes nothing."""
     for call in CALLED:
         call()
     hydra._internal.utils.CompactHydraException = ONE_LINE

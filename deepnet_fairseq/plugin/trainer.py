@@ -221,7 +221,7 @@ class DeepTrainer(Trainer):
     def valid_step(self, sample, raise_oom=False):
         """Validate a batch; raise Stopped if a signal came.
 
-        raise_oom: it is the batch's second try, of this process alone, in which nobody may ask the others.
+        raise_oom: marks the batch's second try, by this process alone, in which no collective may be called.
         """
         if not raise_oom:
             train_loop.stop_if_told(self)
@@ -321,7 +321,7 @@ def batches(trainer: DeepTrainer) -> Iterator[list]:
 
 
 def step(trainer: DeepTrainer, samples: list) -> dict | None:
-    """Make one update, and return what it logs; None if it overflowed and only the loss scale changed."""
+    """Make one update, and return its log; None if it overflowed and only the loss scale changed."""
     fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
     level = fairseq.level
     fairseq.setLevel(logging.CRITICAL)

@@ -59,7 +59,7 @@ class Curve:
 
 
 def curve(log: dict, tag: str, where: object) -> Curve:
-    """Return the losses of training or validation, where a resumed run replaces what it repeats.
+    """Return the losses of training or validation; a resumed run's replace those that it repeats.
 
     log: see short(); empty if there is none. tag: a key of READ. where: names the log in errors. Raises a UserError if
     there is no log or no such row in it, or if a row is broken.

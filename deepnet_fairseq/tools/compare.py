@@ -435,7 +435,7 @@ def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
-    """Train what is left, draw `plot`; return the table, or JSON.
+    """Train the remaining cells, draw `plot`; return the table, or JSON.
 
     Raises a UserError, before anything is trained, for an invalid grid, data or picture.
     """

@@ -21,7 +21,7 @@ class LearnedScale(Probe):
     These are LayerNorm's gains, and factors on heads, shortcuts and branches. Addresses: "decoder.3.ffn.inner.median"
     the gain of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its
     method calls c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by
-    its name. A matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come; that
+    its name. A matrix is taken row by row without its zeros, which are DLCL's weights of layers still to come; that
     of an nn.Linear is no factor. A method that learns no factors gives none. In the log: medians, their mean over
     layers, as "decoder.ffn.inner".
     """

@@ -1,4 +1,4 @@
-"""`--epoch-weights`: keep what an average of checkpoints reads, and no more.
+"""`--epoch-weights`: keep only the weights that an average of checkpoints reads.
 
 fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
 precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch

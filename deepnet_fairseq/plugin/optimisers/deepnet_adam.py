@@ -262,7 +262,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         return [entry[WEIGHT] for _, entry in sorted(self.optimizer.gathered.items())]
 
     def load_float32_weights(self, weights: list[Tensor]) -> None:
-        """Take over what float32_weights returned."""
+        """Load the weights that float32_weights returned."""
         shard = self.optimizer.shard
         _copy(self.weights, weights if shard is None else [weights[number] for number in shard.own])
 

@@ -181,7 +181,7 @@ def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
 
 
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
-    """Average parts of equal weight, whatever their number of sentences; None for a group that none of them has."""
+    """Average parts with equal weight, regardless of their sentences; None for a group that none of them has."""
 
     def mean(key: str) -> float | None:
         values = [part[key] for part in parts if part.get(key) is not None]

@@ -78,7 +78,7 @@ def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNa
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
-    """Return the updates that `epochs` of a corpus of so many target tokens take; batches count as full."""
+    """Return the updates in `epochs` of a corpus of `corpus_tokens` target tokens; batches count as full."""
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 

@@ -124,7 +124,7 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
 
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
-    """Format the plan of rows that are trained in this order, so many at a time: a line each, and sums."""
+    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line each, and sums."""
     left, setting = [row for row in rows if not row.done], rows[0].option.setting
     hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
     most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])

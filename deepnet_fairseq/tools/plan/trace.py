@@ -178,7 +178,7 @@ def trace(setting: Setting) -> list[Stage]:
 
 
 def _run(setting: Setting, layers: int) -> Run:
-    """Return the run of so many layers a stack, the same for all depths."""
+    """Return the cached run with at most `layers` layers a stack, which serves all depths."""
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
     key += (setting.length, setting.criterion, setting.mask_prob, setting.device, layers)
