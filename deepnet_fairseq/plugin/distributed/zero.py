@@ -10,7 +10,7 @@ from ..optimisers import deepnet_adam
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """Raise a UserError for settings that forbid sharding; setting(section, key) returns a value of fairseq's config."""
+    """Raise a UserError for settings that forbid sharding; setting(section, key) returns one of fairseq's config."""
     if setting("distributed_training", "ddp_backend") == "fully_sharded":
         raise UserError("--ddp-backend fully_sharded: not supported; use --zero-sharding os")
     optimizer = setting("optimizer", "_name") or setting("", "optimizer")
