@@ -4,11 +4,13 @@ import json
 import shutil
 
 import pytest
+import torch
 from fairseq import checkpoint_utils
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from .golden.training import CHECKPOINTS, GOLDEN, KINDS, RESUMED, train, translate
+from .golden.training import CHECKPOINTS, DATA, GOLDEN, KINDS, RESUMED, train, translate
 
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 
@@ -32,6 +34,22 @@ def test_checkpoint_translates_as_then(kind):
     for number, hypothesis in wanted.items():
         (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(found[number])
         assert now_tokens == tokens and now_score == pytest.approx(score, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_checkpoint_and_its_average_export(kind, tmp_path):
+    """Of every kind, tags of languages and averages among them; fairseq's own model translates as then."""
+    mean, plain = tmp_path / "mean.pt", tmp_path / "checkpoint_last.pt"
+    data = DATA / ("many" if kind == "multilingual" else "pair")
+    for words in (
+        ("average", CHECKPOINTS / kind / "checkpoint_last.pt", "--out", mean),
+        ("export", mean, "--to", "transformer", "--out", plain),
+        ("export", mean, "--to", "ctranslate2", "--out", tmp_path / "ct2", "--data", data, "--subwords", "none"),
+    ):
+        main([str(word) for word in words])
+    assert torch.load(plain)["cfg"]["model"]["_name"] == "transformer" and (tmp_path / "ct2" / "model.bin").is_file()
+    tokens = {number: numbers(hypothesis)[1] for number, hypothesis in translate(kind, tmp_path).items()}
+    assert tokens == {number: numbers(wanted)[1] for number, wanted in EXPECTED[kind]["translations"].items()}
 
 
 def test_a_checkpoint_in_shards_is_refused():

@@ -28,9 +28,9 @@ SMALLER = [  # pattern, what stands in its place
     (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
     (r"^scripts/test.sh$", "scripts/test.sh tests/test_links.py"),
     (r"--vocab 10000$", "--vocab 150"),
-    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)_100_100", TWO_LAYERS),
+    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)_18_18", TWO_LAYERS),
     (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
-    (r"--max-tokens 4096 --max-update 100000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
+    (r"--max-tokens 4000 --max-update 8000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
     (r"(?<=--nproc-per-node )8", "2"),
     (r"(?<=--distributed-world-size )8", "2"),
     (r" --fp16$", ""),

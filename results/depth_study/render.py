@@ -20,7 +20,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "README.md", HERE.parents[1] / "README.md")
+PAGES = (HERE / "README.md",)
 MARKED = re.compile(r"(<!-- report (\w+) -->\n).*?(<!-- /report \2 -->\n)", re.DOTALL)
 SHORT, LONG = 500, 3000  # updates; a tenth of them is warm-up
 GUESSING = 8.917  # held-out bits a token of the tokens' frequencies, where a record does not say it

@@ -67,6 +67,8 @@ def load(
     for flag in ("beam", "max_tokens", "threads"):
         if (number := getattr(settings, flag)) is not None and number < 1:
             raise UserError(f"--{flag.replace('_', '-')} {number}: must be at least 1")
+    if not path.exists():
+        raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
         from .checkpoint import load_checkpoint
 
